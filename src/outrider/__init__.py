@@ -1,0 +1,74 @@
+"""Outrider: large autoregressive models generate faster, without changing what they say."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.decoding.decoder import Decoder
+    from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform
+    from outrider.errors import OutriderError
+    from outrider.hf import transformers_generate
+    from outrider.llm import LLM, Chunk, Output, load
+    from outrider.sampling import Sampling
+    from outrider.trace import Stats, Trace, summarise
+    from outrider.types import Draft, Drafter, DraftSession
+
+__version__ = "0.1.0"
+
+# Names are imported when first used: `import outrider` loads neither torch nor transformers.
+_HOMES = {
+    "load": "llm",
+    "LLM": "llm",
+    "Output": "llm",
+    "Chunk": "llm",
+    "transformers_generate": "hf",
+    "Decoder": "decoding.decoder",
+    "Sampling": "sampling",
+    "Draft": "types",
+    "Drafter": "types",
+    "DraftSession": "types",
+    "Copying": "drafters",
+    "Fallback": "drafters",
+    "ModelDrafter": "drafters",
+    "Ngram": "drafters",
+    "NgramTable": "drafters",
+    "Nothing": "drafters",
+    "Uniform": "drafters",
+    "Trace": "trace",
+    "Stats": "trace",
+    "summarise": "trace",
+    "OutriderError": "errors",
+}
+
+__all__ = [
+    "LLM",
+    "Chunk",
+    "Copying",
+    "Decoder",
+    "Draft",
+    "DraftSession",
+    "Drafter",
+    "Fallback",
+    "ModelDrafter",
+    "Ngram",
+    "NgramTable",
+    "Nothing",
+    "Output",
+    "OutriderError",
+    "Sampling",
+    "Stats",
+    "Trace",
+    "Uniform",
+    "__version__",
+    "load",
+    "summarise",
+    "transformers_generate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"outrider.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'outrider' has no attribute {name!r}")

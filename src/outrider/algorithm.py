@@ -1,0 +1,77 @@
+"""Speculative decoding on one screen, beside Algorithm 1 of Leviathan et al. 2023 and Algorithm 2 of Chen et al.
+
+Paper -> code: M_p target, M_q drafter, x_i draft.tokens, q_i draft.probs, p_i p, n verdict.accepted,
+t verdict.token.  Shapes: B rows, G = gamma, V vocabulary.  The acceptance rule itself, with r_i and p',
+is ``verification/coupling.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.noise import Noise
+from outrider.sampling import Sampling, draw, standardise
+from outrider.trace import Stopwatch
+from outrider.types import Draft, DraftSession, Session, Verdict, Verifier
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one target run decided, still on the device: read it once, where tokens are emitted."""
+
+    emitted: Tensor  # [B, G+1]: n guesses from M_q, then t from M_p
+    count: Tensor  # [B]: how many of them count, n + 1
+    draft: Draft
+    overlap: Tensor  # [B, G]: sum-min(p, q) of each guess
+    healthy: Tensor  # [B]: the logits behind the emitted tokens were numbers
+
+
+def speculative_step(
+    target: Session,
+    drafter: DraftSession,
+    verify: Verifier,
+    sampling: Sampling,
+    noise: Noise,
+    gamma: int,
+    watch: Stopwatch,
+) -> Step:
+    """SpeculativeDecodingStep for a batch of rows: between 1 and gamma+1 tokens each, from one target run."""
+    at = target.context.positions(gamma + 1)  # [B, G+1] absolute positions
+    draft = drafter.propose(gamma, sampling, verify.noise_for_draft(noise), at)  # x_1..x_G from M_q
+    at = at[:, : draft.tokens.shape[1] + 1]  # a drafter may have fewer guesses than asked for
+    watch.lap("draft")
+    logits = target.score(draft.tokens)  # [B, G+1, V]: M_p on every prefix, one run
+    watch.lap("target")
+    p = standardise(logits, sampling, target.context, draft.tokens)
+    verdict = verify(p, draft, noise, at)  # n accepted, t from the adjusted distribution
+    emitted, count = splice(draft.tokens, verdict)
+    step = Step(emitted, count, draft, draft.overlap(p), _healthy(logits, count))
+    target.commit(emitted, count)
+    drafter.commit(emitted, count)
+    watch.lap("accept")
+    return step
+
+
+def splice(guesses: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
+    """n guesses, then t: -> tokens [B, G+1] and how many of them count [B]."""
+    padded = torch.nn.functional.pad(guesses, (0, 1))
+    return padded.scatter(1, verdict.accepted[:, None], verdict.token[:, None]), verdict.accepted + 1
+
+
+def autoregressive_step(target: Session, sampling: Sampling, noise: Noise) -> Tensor:
+    """Plain decoding, the loop that speculation must equal: one token per row [B] from one target run."""
+    at = target.context.positions(1)
+    nothing = at[:, :0]
+    p = standardise(target.score(nothing), sampling, target.context, nothing)
+    token = draw(p, noise.race("token", at, p.shape[-1]))  # [B, 1]
+    target.commit(token, torch.ones_like(token[:, 0]))
+    return token[:, 0]
+
+
+def _healthy(logits: Tensor, count: Tensor) -> Tensor:
+    """amax carries a NaN through, so one pass finds NaN, +inf and rows of only -inf -> [B] bool."""
+    used = torch.arange(logits.shape[1], device=count.device) < count[:, None]  # [B, G+1]
+    return (logits.amax(-1).isfinite() | ~used).all(-1)

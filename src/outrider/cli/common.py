@@ -1,0 +1,40 @@
+"""Options that several commands share, and the two consoles: answers on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from outrider.errors import BadOption
+
+DEFAULT_TARGET = "smollm2-135m"
+
+answers = Console(soft_wrap=True, highlight=False)
+notes = Console(stderr=True, soft_wrap=True, highlight=False)
+
+Target = Annotated[
+    str, typer.Option("--target", "-t", help="Model: a short name, a directory, a .gguf file or a hub id.")
+]
+Draft = Annotated[
+    str,
+    typer.Option("--draft", "-d", help="auto, copy, ngram, uniform, none, or a model named like a target."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Width = Annotated[int, typer.Option(help="Tokens of every target run; gamma can be up to width - 1.")]
+Gamma = Annotated[int | None, typer.Option(help="Guesses per target run; 0 to width - 1.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate at most.")]
+Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def read_prompt(prompt: str | None) -> str:
+    """The argument, or standard input where it is '-' or missing and something is piped in."""
+    if prompt not in (None, "-"):
+        return str(prompt)
+    if prompt is None and sys.stdin.isatty():
+        raise BadOption("no prompt: give it as an argument, or '-' to read it from standard input")
+    return sys.stdin.read().rstrip("\n")

@@ -1,0 +1,109 @@
+"""``outrider demo``: one prompt, plain and speculative decoding side by side."""
+
+from __future__ import annotations
+
+import json
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+
+from outrider.cli import common
+from outrider.cli.common import answers, notes
+
+PROMPT = """Correct the spelling in this text and change nothing else:
+
+The lighthouse keeper climbed the stairs every evning, lit the lamp, and wrote the wether into his book. \
+In forty years he had never mised a night. The ships never knew his name, but every captain knew his light, \
+and every captain was gratefull for it."""
+
+
+def demo(
+    prompt: Annotated[str, typer.Argument(help="What to ask.")] = PROMPT,
+    target: common.Target = common.DEFAULT_TARGET,
+    draft: common.Draft = "auto",
+    max_new_tokens: common.MaxNewTokens = 96,
+    gamma: common.Gamma = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; above it, Gumbel coupling.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each, alternating.")] = 3,
+    device: common.Device = "auto",
+    dtype: common.Dtype = "auto",
+    as_json: common.Json = False,
+) -> None:
+    """Show what speculation does: same text, fewer target runs."""
+    import outrider
+    from outrider.cli.generate import check_options
+
+    options = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "coupling": "gumbel",
+        "gamma": gamma,
+    }
+    check_options(options, prompt)
+    with notes.status(f"loading {target}"):
+        llm = outrider.load(target, draft, device, dtype)
+        plain = outrider.LLM(llm.target, outrider.Nothing(), width=llm.width)
+    has_template = bool(getattr(llm.tokenizer, "chat_template", None))
+    asked: Any = llm.chat_prompt([{"role": "user", "content": prompt}]) if has_template else prompt
+    runs: dict[str, list[Any]] = {"plain": [], "speculative": []}
+    engines = {"plain": plain, "speculative": llm}
+    for engine in engines.values():  # first calls pay for warming up: not what is compared
+        engine.generate(asked, **{**options, "max_new_tokens": 4, "gamma": None})
+    for number in range(repeats):
+        for name, engine in engines.items():
+            with notes.status(f"{name} decoding, run {number + 1} of {repeats}"):
+                runs[name].append(engine.generate(asked, **options))
+    _report(prompt, runs, llm, as_json)
+
+
+def _report(prompt: str, runs: dict[str, list[Any]], llm: Any, as_json: bool) -> None:
+    from outrider.cli.render import print_trace
+
+    one, two = runs["plain"][0], runs["speculative"][0]
+    same = all(output.tokens == one.tokens for outputs in runs.values() for output in outputs)
+    speeds = {name: [o.stats.tokens_per_second for o in outputs] for name, outputs in runs.items()}
+    if as_json:
+        report = {"identical": same, "tokens_per_second": speeds}
+        answers.out(json.dumps({**report, "plain": one.to_json(), "speculative": two.to_json()}))
+    else:
+        answers.print("[bold]Prompt[/bold]")
+        answers.out(prompt, highlight=False)
+        answers.print("\n[bold]Text[/bold]")
+        answers.out(two.text, highlight=False)
+        answers.print("\n[bold]Trace of speculative decoding[/bold] (one line per target run)")
+        print_trace(answers, two.trace, llm.show)
+        answers.print()
+        answers.print(_comparison(one, two, speeds, same))
+        answers.print(_verdict(speeds))
+    if not same:
+        raise typer.Exit(1)
+
+
+def _comparison(plain: Any, speculative: Any, speeds: dict[str, list[float]], same: bool) -> Any:
+    from rich.table import Table
+
+    table = Table(title="The two texts are " + ("identical" if same else "DIFFERENT: please report this"))
+    for column in ("", "plain", "speculative"):
+        table.add_column(column, justify="right" if column else "left")
+    a, b = plain.stats, speculative.stats
+    table.add_row("drafter", a.drafter, b.drafter)
+    table.add_row("tokens", str(a.tokens), str(b.tokens))
+    table.add_row("target runs", str(a.runs), str(b.runs))
+    table.add_row("tokens per target run", f"{a.tokens_per_run:.2f}", f"{b.tokens_per_run:.2f}")
+    medians = [f"{median(values):.1f}" for values in speeds.values()]
+    table.add_row(f"tokens per second, median of {len(speeds['plain'])}", *medians)
+    table.add_row("acceptance rate alpha", "-", f"{b.alpha:.2f}")
+    return table
+
+
+def _verdict(speeds: dict[str, list[float]]) -> str:
+    """Say plainly whether it paid."""
+    gain = median(speeds["speculative"]) / median(speeds["plain"])
+    ratios = [b / a for a, b in zip(speeds["plain"], speeds["speculative"], strict=True)]
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} pairs of runs"
+    if gain > 1.02:
+        return f"Speculation made this prompt {gain:.2f} times as fast here ({spread})."
+    return f"Speculation did not pay on this prompt: {gain:.2f} times the speed of plain decoding ({spread})."

@@ -1,0 +1,69 @@
+"""How results look in a terminal: the coloured trace of Figure 1, and statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from outrider.trace import Stats, Trace
+
+Decode = Callable[[Sequence[int]], str]
+
+ACCEPTED, REJECTED, CORRECTED, BONUS = "green", "red strike", "blue", "cyan"
+
+
+def trace_lines(trace: Trace, decode: Decode) -> list[Text]:
+    """One line per target run: guesses kept, the guess that was not, and the target's own token."""
+    lines = []
+    for record in trace.records:
+        line = Text()
+        for token in record.drafted[: min(record.accepted, record.emitted)]:
+            line.append(_shown(decode([token])), ACCEPTED)
+        rejected = record.drafted[record.accepted :]
+        if record.emitted > record.accepted:  # the text did not end among the guesses
+            line.append(_shown(decode(rejected[:1])) if rejected else "", REJECTED)
+            line.append(_shown(decode([record.token])), CORRECTED if rejected else BONUS)
+        lines.append(line)
+    return lines
+
+
+def _shown(text: str) -> str:
+    return text.replace("\n", "⏎")
+
+
+def print_trace(console: Console, trace: Trace, decode: Decode, most: int = 40) -> None:
+    lines = trace_lines(trace, decode)
+    legend = Text.assemble(
+        ("accepted guess", ACCEPTED), "  ", ("rejected guess", REJECTED), "  ",
+        ("the target's correction", CORRECTED), "  ", ("the target's own token, all guesses kept", BONUS),
+    )  # fmt: skip
+    console.print(legend)
+    for number, line in enumerate(lines[:most], 1):
+        console.print(Text(f"{number:3d}  ", "dim") + line, soft_wrap=True)
+    if len(lines) > most:
+        console.print(f"     ... and {len(lines) - most} more target runs", style="dim")
+
+
+def stats_table(stats: Stats) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    low, high = stats.alpha_interval
+    rows = [
+        ("drafter", stats.drafter + ("" if stats.exact else "  (inexact)")),
+        ("tokens", f"{stats.tokens} in {stats.runs} target runs"),
+        ("tokens per target run", f"{stats.tokens_per_run:.2f}"),
+        ("tokens per second", f"{stats.tokens_per_second:.1f}"),
+        (
+            "acceptance rate alpha",
+            f"{stats.alpha:.3f} expected, {stats.alpha_counted:.3f} counted [{low:.2f}, {high:.2f}]",
+        ),
+        ("guesses", f"{stats.drafted} drafted, {stats.accepted} accepted, {stats.wasted} wasted"),
+        ("seconds", ", ".join(f"{k} {v:.2f}" for k, v in stats.seconds.items())),
+    ]
+    if stats.drafter_error:
+        rows.append(("drafter failed", stats.drafter_error))
+    for name, value in rows:
+        table.add_row(f"[dim]{name}[/dim]", value.replace("[", "\\["))
+    return table

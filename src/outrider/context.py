@@ -1,0 +1,76 @@
+"""The tokens of a batch of rows on the device: what is committed, and the guesses just beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+
+import torch
+from torch import Tensor
+
+
+class Context:
+    """Committed tokens per row, in a buffer of fixed capacity.
+
+    Positions from ``lengths`` on are scratch: guesses being scored stand there until something is committed
+    over them. An empty slot holds one token 0 so that every shape is valid.
+    """
+
+    def __init__(self, rows: int, capacity: int, device: torch.device) -> None:
+        self.tokens = torch.zeros((rows, capacity), dtype=torch.int64, device=device)  # [B, C]
+        self.lengths = torch.ones(rows, dtype=torch.int64, device=device)  # [B]
+        self.prompt_lengths = torch.ones(rows, dtype=torch.int64, device=device)  # [B]
+        self.active = torch.zeros(rows, dtype=torch.bool, device=device)  # [B]
+
+    @property
+    def rows(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def capacity(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.device
+
+    def admit(self, row: int, prompt: Sequence[int]) -> None:
+        self.tokens[row].zero_()
+        self.tokens[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64, device=self.device)
+        self.lengths[row] = len(prompt)
+        self.prompt_lengths[row] = len(prompt)
+        self.active[row] = True
+
+    def release(self, row: int) -> None:
+        self.active[row] = False
+
+    def positions(self, count: int, offset: int = 0) -> Tensor:
+        """Absolute positions of the next ``count`` tokens -> [B, count]."""
+        return self.lengths[:, None] + torch.arange(offset, offset + count, device=self.device)
+
+    def write_scratch(self, tokens: Tensor, offset: int = 0) -> None:
+        """Put guesses [B, K] behind the committed tokens without committing them."""
+        self.tokens.scatter_(1, self.positions(tokens.shape[1], offset), tokens)
+
+    def read(self, start: Tensor, count: int) -> Tensor:
+        """``count`` tokens of each row from position start [B] on -> [B, count]."""
+        return self.tokens.gather(1, start[:, None] + torch.arange(count, device=self.device))
+
+    def ahead(self, guesses: Tensor) -> Context:
+        """The context as it would be if guesses [B, K] were true: what penalties and processors must see."""
+        view = copy(self)
+        if guesses.shape[1]:
+            view.write_scratch(guesses)
+            view.lengths = self.lengths + guesses.shape[1]
+        return view
+
+    def append(self, tokens: Tensor, count: Tensor) -> Tensor:
+        """Commit the first count [B] of tokens [B, K]; idle rows take none. Returns what was really added."""
+        count = count * self.active
+        self.write_scratch(tokens)  # the surplus beyond count is scratch, overwritten by the next guesses
+        self.lengths = self.lengths + count
+        return count
+
+    def select(self, rows: Tensor) -> None:
+        for name in ("tokens", "lengths", "prompt_lengths", "active"):
+            setattr(self, name, getattr(self, name).index_select(0, rows))

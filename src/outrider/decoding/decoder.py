@@ -1,0 +1,196 @@
+"""The loop: requests go into row slots, every target run moves all rows on, tokens come out as accepted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.algorithm import Step, speculative_step
+from outrider.decoding.guard import Guarded
+from outrider.decoding.stopping import Row, Stopping
+from outrider.errors import NumericalError, PromptError, require
+from outrider.noise import Noise, Silence
+from outrider.sampling import Sampling
+from outrider.trace import Record, Stopwatch, Trace
+from outrider.types import Drafter, LanguageModel, Shape, Source, Verifier
+
+WIDTH = 9
+"""Default W: tokens per row in every target run, so gamma can be anything up to 8."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sequence to generate."""
+
+    prompt: tuple[int, ...]
+    stopping: Stopping
+    seed: int = 0
+    source: Source | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a target run added to one request."""
+
+    index: int  # of the request
+    tokens: tuple[int, ...]
+    accepted: int  # how many of them were guesses
+    row: Row  # everything so far
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Target, drafter, rule and shapes. ``stream`` generates."""
+
+    target: LanguageModel
+    drafter: Drafter
+    verifier: Verifier
+    sampling: Sampling
+    gamma: int
+    width: int = WIDTH
+    slots: int | None = None  # row slots; None: as many as there are requests, at most 8
+    exact: bool = True  # constant shapes, hence the same bits with and without speculation
+
+    def __post_init__(self) -> None:
+        require(self.width >= 1, f"width must be at least 1, got {self.width}")
+        require(self.gamma >= 0, f"gamma must be 0 (no guesses) or more, got {self.gamma}")
+        require(
+            self.gamma < self.width,
+            f"gamma {self.gamma} needs a width of {self.gamma + 1}, this model was loaded with {self.width}; "
+            f"load it with width={self.gamma + 1}",
+        )
+        require(self.slots is None or self.slots >= 1, f"slots must be at least 1, got {self.slots}")
+
+    def stream(self, requests: Sequence[Request], trace: Trace, names: Sequence[int] | None = None) -> Iterator[Event]:
+        """Events in the order they happen. A row depends on its own request and the shapes, never on others.
+
+        ``names`` are the numbers the requests go by in events and trace; 0, 1, 2... if not given.
+        """
+        names = range(len(requests)) if names is None else names
+        groups: dict[Shape, list[int]] = {}
+        for index, request in enumerate(requests):
+            groups.setdefault(self._shape(request), []).append(index)
+        slots = self.slots or min(len(requests), 8)
+        for shape, members in groups.items():
+            yield from _Batch(self, shape, slots, trace).run([(names[i], requests[i]) for i in members])
+
+    def _shape(self, request: Request) -> Shape:
+        """The shapes a request runs in follow from it alone: that is what keeps its bits its own."""
+        require(len(request.prompt) > 0, "the prompt is empty; give at least one token", PromptError)
+        limit = self.target.max_length
+        length = len(request.prompt)
+        if limit is not None and length >= limit:
+            raise PromptError(f"the prompt has {length} tokens, the model's limit is {limit}; shorten it")
+        outside = [t for t in request.prompt if not 0 <= t < self.target.vocab_size]
+        require(
+            not outside,
+            f"prompt token {outside[:1]} is outside the vocabulary of {self.target.vocab_size}",
+            PromptError,
+        )
+        longest = length + request.stopping.max_new_tokens
+        needed = (longest if limit is None else min(longest, limit)) + 2 * self.width
+        return Shape(
+            capacity=bucket(needed),
+            width=self.width,
+            source_capacity=bucket(len(request.source), least=64) if request.source is not None else 0,
+            fixed=self.exact,
+        )
+
+
+def bucket(size: int, least: int = 256) -> int:
+    """The next power of two, so that few different shapes occur."""
+    return max(least, 1 << (size - 1).bit_length())
+
+
+class _Batch:
+    """A fixed number of row slots on one target session and one draft session."""
+
+    def __init__(self, decoder: Decoder, shape: Shape, slots: int, trace: Trace) -> None:
+        self.decoder, self.trace = decoder, trace
+        target = decoder.target
+        self.watch = Stopwatch(trace.seconds)
+        self.target = target.start(slots, shape)
+        self.drafter = Guarded(lambda: decoder.drafter.start(slots, shape, target), slots, target.device)
+        self.seeds = torch.zeros(slots, dtype=torch.int64, device=target.device)
+        self.rows: list[tuple[int, Row] | None] = [None] * slots
+
+    def run(self, requests: Sequence[tuple[int, Request]]) -> Iterator[Event]:
+        waiting = deque(requests)
+        while waiting or any(self.rows):
+            for slot, row in enumerate(self.rows):
+                if row is None and waiting:
+                    self._admit(slot, *waiting.popleft())
+            step = self._step()
+            yield from self._emit(step)
+            self.watch.lap("host")
+        self.trace.drafter_error = self.drafter.error
+
+    def _admit(self, slot: int, index: int, request: Request) -> None:
+        self.watch.lap("host")
+        self.target.admit(slot, request.prompt, request.source)
+        self.drafter.admit(slot, request.prompt, request.source)
+        self.seeds[slot] = request.seed
+        self.rows[slot] = (index, request.stopping.start(request.prompt))
+        self.watch.lap("prefill")
+
+    def _step(self) -> Step:
+        decoder = self.decoder
+        noise = Silence(self.seeds) if decoder.sampling.greedy else Noise(self.seeds)
+        gamma = decoder.gamma if self.drafter.session is not None else 0
+        self.trace.runs += 1
+        return speculative_step(self.target, self.drafter, decoder.verifier, decoder.sampling, noise, gamma, self.watch)
+
+    def _emit(self, step: Step) -> Iterator[Event]:
+        host = _read(step)
+        for slot, entry in enumerate(self.rows):
+            if entry is None:
+                continue
+            index, row = entry
+            emitted, drafted, overlap, healthy = host.row(slot)
+            if not healthy:
+                raise NumericalError(
+                    f"the model returned NaN or infinite logits after {len(row.prompt) + len(row.tokens)} tokens; "
+                    "try dtype='float32', or check the model's weights"
+                )
+            position = len(row.prompt) + len(row.tokens)
+            taken = row.push(emitted)
+            accepted = len(emitted) - 1
+            self.trace.records.append(
+                Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(overlap), len(taken))
+            )
+            yield Event(index, tuple(taken), min(accepted, len(taken)), row)
+            if row.finish_reason is not None:
+                self.rows[slot] = None
+                self.target.release(slot)
+                self.drafter.release(slot)
+
+
+@dataclass(frozen=True)
+class _HostStep:
+    """A step on the host: one transfer for everything."""
+
+    table: list[list[float]]
+    guesses: int
+
+    def row(self, slot: int) -> tuple[list[int], list[int], list[float], bool]:
+        values, g = self.table[slot], self.guesses
+        count, drafted, healthy = (int(v) for v in values[:3])
+        emitted = [int(v) for v in values[3 : 3 + count]]
+        guesses = [int(v) for v in values[4 + g : 4 + g + drafted]]
+        return emitted, guesses, values[4 + 2 * g : 4 + 2 * g + drafted], bool(healthy)
+
+
+def _read(step: Step) -> _HostStep:
+    """Tokens are far below 2**53, so float64 carries integers and probabilities alike, unharmed."""
+
+    def wide(tensor: Tensor) -> Tensor:
+        return tensor.to(torch.float64)
+
+    drafted = step.draft.proposed.sum(-1)
+    head = torch.stack([wide(step.count), wide(drafted), wide(step.healthy)], 1)
+    parts = [head, wide(step.emitted), wide(step.draft.tokens), wide(step.overlap)]
+    return _HostStep(torch.cat(parts, 1).tolist(), step.draft.tokens.shape[1])

@@ -1,0 +1,87 @@
+"""When a row ends, and what of the last run's tokens still counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """The rules of one request. ``decode`` is needed for stop strings only."""
+
+    max_new_tokens: int
+    eos: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+    criteria: tuple[Callable[..., Any], ...] = ()  # transformers StoppingCriteria: (ids [1, T], scores) -> [1] bool
+    decode: Decode | None = None
+
+    def start(self, prompt: Sequence[int]) -> Row:
+        return Row(self, list(prompt))
+
+
+@dataclass
+class Row:
+    """What a request has produced so far, and whether it is done."""
+
+    rules: Stopping
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    cut: int | None = None  # characters of the text before the stop string
+
+    def push(self, tokens: Sequence[int]) -> list[int]:
+        """Take tokens one by one until a rule ends the row -> those that count."""
+        taken: list[int] = []
+        for token in tokens:
+            if self.finish_reason is not None:
+                break
+            taken.append(token)
+            self.tokens.append(token)
+            self.finish_reason = self._reason(token)
+        return taken
+
+    def _reason(self, token: int) -> str | None:
+        rules = self.rules
+        if token in rules.eos:
+            return "eos"
+        if rules.stop and self._found_stop():
+            return "stop"
+        if rules.criteria:
+            ids = torch.tensor([self.prompt + self.tokens])
+            if any(bool(torch.as_tensor(rule(ids, None)).all()) for rule in rules.criteria):
+                return "criteria"
+        return "length" if len(self.tokens) >= rules.max_new_tokens else None
+
+    def _found_stop(self) -> bool:
+        """A stop string may begin in one run and end in the next: the text is what is searched, not tokens."""
+        assert self.rules.decode is not None
+        text = self.rules.decode(self.tokens)
+        places = [text.find(stop) for stop in self.rules.stop]
+        hits = [place for place in places if place >= 0]
+        self.cut = min(hits) if hits else None
+        return bool(hits)
+
+    def text(self, decode: Decode) -> str:
+        """The text so far, without a stop string or an end-of-sequence token."""
+        whole = decode(self.tokens)
+        return whole if self.cut is None else whole[: self.cut]
+
+    def printable(self, decode: Decode) -> str:
+        """The part of the text that later tokens cannot change: for streaming."""
+        text = self.text(decode)
+        if self.finish_reason is not None:
+            return text
+        text = text.rstrip("\ufffd")  # bytes of an unfinished character
+        keep = max((_overlap(text, stop) for stop in self.rules.stop), default=0)
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that could become ``stop``."""
+    return next((k for k in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:k])), 0)

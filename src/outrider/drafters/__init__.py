@@ -1,0 +1,22 @@
+"""Drafters: everything that can guess ahead. A new one is one file and one class; see docs/adding-a-drafter.md."""
+
+from outrider.drafters.copying import Copying
+from outrider.drafters.fallback import Fallback
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.ngram import Ngram, NgramTable
+from outrider.drafters.nothing import Nothing
+from outrider.drafters.uniform import Uniform
+from outrider.types import Drafter
+
+__all__ = ["Copying", "Fallback", "ModelDrafter", "Ngram", "NgramTable", "Nothing", "Uniform", "built_in"]
+
+
+def built_in() -> dict[str, Drafter]:
+    """The drafters that need no model, by the names ``draft=`` takes."""
+    return {
+        "copy": Copying(),
+        "ngram": Ngram(),
+        "uniform": Uniform(),
+        "none": Nothing(),
+        "auto": Fallback(Copying(), Ngram()),
+    }

@@ -1,0 +1,66 @@
+"""What most drafting sessions share: a context of their own and nothing else to keep in step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.context import Context
+from outrider.noise import Noise
+from outrider.sampling import Sampling, draw, standardise
+from outrider.types import Draft, LanguageModel, Shape, Source
+
+
+class ContextSession:
+    """A drafting session that needs only the tokens so far. Subclasses write ``propose``."""
+
+    def __init__(self, rows: int, shape: Shape, target: LanguageModel) -> None:
+        self.context = Context(rows, shape.capacity, target.device)
+        self.vocab_size = target.vocab_size
+
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        self.context.admit(row, prompt)
+
+    def release(self, row: int) -> None:
+        self.context.release(row)
+
+    def commit(self, tokens: Tensor, count: Tensor) -> None:
+        self.context.append(tokens, count)
+
+    def select(self, rows: Tensor) -> None:
+        self.context.select(rows)
+
+
+class TableSession(ContextSession):
+    """Drafts token by token from distributions that a table gives: subclasses write ``weights``.
+
+    The weights go through the same ``standardise`` and ``draw`` as any model's logits.
+    """
+
+    def weights(self, guesses: Tensor) -> Tensor:
+        """Relative frequencies of the next token after the context and guesses [B, k] -> [B, V].
+
+        A row of zeros means nothing is known; the row then proposes nothing further.
+        """
+        raise NotImplementedError
+
+    def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        rows = self.context.rows
+        if gamma == 0:
+            return Draft.empty(rows, self.context.device)
+        tokens = at.new_zeros((rows, 0))
+        probs, proposed = [], []
+        going = self.context.active
+        for k in range(gamma):
+            weights = self.weights(tokens)  # [B, V]
+            going = going & (weights.amax(-1) > 0)
+            # Where nothing is known any distribution will do: it is marked as not proposed.
+            logits = torch.where(going[:, None], weights.log(), torch.zeros_like(weights))
+            q = standardise(logits[:, None], sampling, self.context.ahead(tokens), tokens[:, :0])[:, 0]
+            x = draw(q, noise.race("token", at[:, k : k + 1], q.shape[-1])[:, 0])
+            tokens = torch.cat([tokens, x[:, None]], 1)
+            probs.append(q)
+            proposed.append(going)
+        return Draft(tokens, torch.stack(probs, 1), torch.stack(proposed, 1))

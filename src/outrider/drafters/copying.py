@@ -1,0 +1,94 @@
+"""Guesses that the text goes on as it did the last time: copying after the longest suffix match.
+
+Leviathan section 3.6 names it for summaries and chats. For an encoder-decoder model the *source* is searched
+as well. All rows are matched at once with a handful of tensor operations, on the device, at no host cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.base import ContextSession
+from outrider.errors import require
+from outrider.noise import Noise
+from outrider.sampling import Sampling
+from outrider.types import Draft, DraftSession, LanguageModel, Shape, Source
+
+
+@dataclass(frozen=True)
+class Copying:
+    """Proposes what followed the latest among the longest earlier matches of the last tokens.
+
+    A match must be at least ``shortest`` tokens long; beyond ``longest`` tokens, longer is no better.
+    """
+
+    shortest: int = 2
+    longest: int = 8
+    name: str = "copy"
+
+    def __post_init__(self) -> None:
+        require(self.shortest >= 1, f"shortest must be at least 1, got {self.shortest}")
+        require(self.longest >= self.shortest, f"longest must be at least shortest, got {self.longest}")
+
+    def start(self, rows: int, shape: Shape, target: LanguageModel) -> DraftSession:
+        return _CopyingSession(self, rows, shape, target)
+
+
+class _CopyingSession(ContextSession):
+    def __init__(self, drafter: Copying, rows: int, shape: Shape, target: LanguageModel) -> None:
+        super().__init__(rows, shape, target)
+        self.drafter = drafter
+        self.sources = torch.full(
+            (rows, shape.source_capacity), -1, dtype=torch.int64, device=self.context.device
+        )  # [B, S]; -1 matches no token
+
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        super().admit(row, prompt)
+        self.sources[row] = -1
+        if source is not None and not isinstance(source, Tensor):  # an encoder's output has no tokens to copy
+            self.sources[row, : len(source)] = torch.tensor(source, device=self.sources.device)
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        self.sources = self.sources.index_select(0, rows)
+
+    def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        text = self._searchable()  # [B, T]
+        score = self._match_lengths(text) * (text.shape[1] + 1)
+        score = score + torch.arange(text.shape[1], device=text.device) * (score > 0)  # latest among the longest
+        best = score.amax(1)  # [B]
+        found = (best >= self.drafter.shortest * (text.shape[1] + 1)) & self.context.active
+        place = score.argmax(1)[:, None] + 1 + torch.arange(gamma, device=text.device)  # [B, G]
+        tokens = text.gather(1, place.clamp(max=text.shape[1] - 1))
+        real = (tokens >= 0) & (place < text.shape[1]) & found[:, None]
+        proposed = real.to(torch.int64).cumprod(1).bool()
+        return Draft(tokens.clamp(min=0, max=self.vocab_size - 1), None, proposed)
+
+    def _searchable(self) -> Tensor:
+        """Source, a wall, then the committed text; -1 beyond its end -> [B, T]."""
+        place = torch.arange(self.context.capacity, device=self.context.device)
+        text = torch.where(place < self.context.lengths[:, None], self.context.tokens, -1)
+        if not self.sources.shape[1]:
+            return text
+        wall = torch.full_like(text[:, :1], -1)
+        return torch.cat([self.sources, wall, text], 1)
+
+    def _match_lengths(self, text: Tensor) -> Tensor:
+        """How many tokens ending at each place equal the last tokens of the row -> [B, T].
+
+        Zero for the end of the text itself, which would match trivially, and where nothing follows.
+        """
+        length = torch.zeros_like(text)
+        running = torch.ones_like(text, dtype=torch.bool)
+        for back in range(self.drafter.longest):
+            last = self.context.tokens.gather(1, (self.context.lengths - 1 - back).clamp(min=0)[:, None])
+            last = torch.where((self.context.lengths > back)[:, None], last, -2)  # -2 matches nothing
+            shifted = torch.nn.functional.pad(text, (back, 0), value=-1)[:, : text.shape[1]]
+            running = running & (shifted == last)
+            length = length + running
+        followed = torch.nn.functional.pad(text[:, 1:], (0, 1), value=-1) >= 0
+        return length * followed

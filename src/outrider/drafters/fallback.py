@@ -1,0 +1,65 @@
+"""One drafter where it has something to say, another where it has not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.noise import Noise
+from outrider.sampling import Sampling
+from outrider.types import Draft, Drafter, DraftSession, LanguageModel, Shape, Source
+
+
+class Fallback:
+    """``first`` decides row by row whether it drafts (its first guess is proposed); else ``second`` does."""
+
+    def __init__(self, first: Drafter, second: Drafter) -> None:
+        self.first, self.second = first, second
+        self.name = f"{first.name}+{second.name}"
+
+    def start(self, rows: int, shape: Shape, target: LanguageModel) -> DraftSession:
+        first = self.first.start(rows, shape, target)
+        return _FallbackSession(first, self.second.start(rows, shape, target), target.vocab_size)
+
+
+class _FallbackSession:
+    def __init__(self, first: DraftSession, second: DraftSession, vocab_size: int) -> None:
+        self.sessions = (first, second)
+        self.vocab_size = vocab_size
+
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        for session in self.sessions:
+            session.admit(row, prompt, source)
+
+    def release(self, row: int) -> None:
+        for session in self.sessions:
+            session.release(row)
+
+    def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        first, second = (session.propose(gamma, sampling, noise, at) for session in self.sessions)
+        if gamma == 0:
+            return first
+        use_first = first.proposed[:, :1]  # [B, 1]
+        probs = None
+        if first.probs is not None or second.probs is not None:
+            probs = torch.where(use_first[..., None], self._dense(first), self._dense(second))
+        return Draft(
+            torch.where(use_first, first.tokens, second.tokens),
+            probs,
+            torch.where(use_first, first.proposed, second.proposed),
+        )
+
+    def _dense(self, draft: Draft) -> Tensor:
+        if draft.probs is not None:
+            return draft.probs
+        return torch.nn.functional.one_hot(draft.tokens, self.vocab_size).to(torch.float32)
+
+    def commit(self, tokens: Tensor, count: Tensor) -> None:
+        for session in self.sessions:
+            session.commit(tokens, count)
+
+    def select(self, rows: Tensor) -> None:
+        for session in self.sessions:
+            session.select(rows)

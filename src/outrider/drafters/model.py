@@ -1,0 +1,69 @@
+"""Another language model as the drafter: the papers' M_q."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from outrider.noise import Noise
+from outrider.sampling import Sampling, draw, standardise
+from outrider.types import Draft, DraftSession, LanguageModel, Shape, Source
+
+
+class ModelDrafter:
+    """Drafts by running a smaller model token by token, with the same sampling options as the target.
+
+    Vocabularies may differ in padding rows: tokens the target does not have are never drafted, and tokens
+    the draft does not have get probability zero.
+    """
+
+    def __init__(self, model: LanguageModel, name: str = "model") -> None:
+        self.model, self.name = model, name
+
+    def start(self, rows: int, shape: Shape, target: LanguageModel) -> DraftSession:
+        # A draft's bits need not be the same at every width, so its runs are as narrow as they can be.
+        return _ModelSession(self.model, rows, replace(shape, width=1, fixed=False), target)
+
+
+class _ModelSession:
+    def __init__(self, model: LanguageModel, rows: int, shape: Shape, target: LanguageModel) -> None:
+        self.session = model.start(rows, shape)
+        self.vocab_size = target.vocab_size
+
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        self.session.admit(row, prompt, source)
+
+    def release(self, row: int) -> None:
+        self.session.release(row)
+
+    def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        context = self.session.context
+        tokens = at.new_zeros((context.rows, 0))
+        if gamma == 0:
+            return Draft.empty(context.rows, context.device)
+        logits = self.session.score(tokens)[:, -1]  # [B, V]
+        probs = []
+        for k in range(gamma):
+            q = self._standardise(logits, sampling, tokens)
+            x = draw(q, noise.race("token", at[:, k : k + 1], q.shape[-1])[:, 0])[:, None]  # [B, 1]
+            tokens = torch.cat([tokens, x], 1)
+            probs.append(q)
+            if k + 1 < gamma:
+                logits = self.session.extend(x)[:, -1]
+        proposed = context.active[:, None].expand(-1, gamma)
+        return Draft(tokens, torch.stack(probs, 1), proposed)
+
+    def _standardise(self, logits: Tensor, sampling: Sampling, tokens: Tensor) -> Tensor:
+        missing = self.vocab_size - logits.shape[-1]
+        logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits
+        block = logits[:, None, : self.vocab_size]
+        return standardise(block, sampling, self.session.context.ahead(tokens), tokens[:, :0])[:, 0]
+
+    def commit(self, tokens: Tensor, count: Tensor) -> None:
+        self.session.commit(tokens, count, follows=False)
+
+    def select(self, rows: Tensor) -> None:
+        self.session.select(rows)

@@ -1,0 +1,27 @@
+"""No guesses: plain decoding through the same step."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from outrider.drafters.base import ContextSession
+from outrider.noise import Noise
+from outrider.sampling import Sampling
+from outrider.types import Draft, DraftSession, LanguageModel, Shape
+
+
+class Nothing:
+    """Proposes nothing, so every target run gives one token."""
+
+    name = "none"
+
+    def start(self, rows: int, shape: Shape, target: LanguageModel) -> DraftSession:
+        return _NothingSession(rows, shape, target)
+
+
+class _NothingSession(ContextSession):
+    def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        return Draft.empty(self.context.rows, self.context.device)
+
+    def commit(self, tokens: Tensor, count: Tensor) -> None:
+        """Nothing to remember."""

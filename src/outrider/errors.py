@@ -1,0 +1,59 @@
+"""Every error Outrider raises on purpose, so that one ``except OutriderError`` catches them all.
+
+    OutriderError
+    ├── BadOption            an option has a value it cannot have, or cannot be honoured
+    │   └── PromptError      the prompt itself: empty, too long, not text
+    ├── ModelError           a model cannot be found, read or fetched
+    │   ├── ModelNotFound
+    │   ├── ModelCorrupt
+    │   └── PullFailed
+    ├── TokenizerMismatch    target and draft do not speak the same tokens
+    └── NumericalError       a model returned logits that are not numbers
+
+A message is one line: the parameter, the rule, the value received, the remedy.
+"""
+
+
+class OutriderError(Exception):
+    """Base class; the command line prints its message and exits with code 2."""
+
+
+class BadOption(OutriderError, ValueError):
+    """An option outside its range, unknown, or impossible to honour here."""
+
+
+class PromptError(BadOption):
+    """A prompt that cannot be continued."""
+
+
+class ModelError(OutriderError):
+    """A model that cannot be used."""
+
+
+class ModelNotFound(ModelError, FileNotFoundError):
+    """No model under that name, path or hub id."""
+
+    # FileNotFoundError would render the message as an errno pair.
+    __str__ = Exception.__str__
+
+
+class ModelCorrupt(ModelError):
+    """Model files that are truncated, damaged or not safetensors."""
+
+
+class PullFailed(ModelError):
+    """A download or conversion that did not finish; nothing half-made is left behind."""
+
+
+class TokenizerMismatch(OutriderError):
+    """Target and draft map the same text to different tokens."""
+
+
+class NumericalError(OutriderError):
+    """Logits with NaN or infinity where a probability was needed."""
+
+
+def require(condition: bool, message: str, kind: type[OutriderError] = BadOption) -> None:
+    """Raise ``kind(message)`` unless ``condition`` holds: for checking what users pass in."""
+    if not condition:
+        raise kind(message)

@@ -1,0 +1,129 @@
+"""The transformers door: an existing script changes one line.
+
+    model.generate(**inputs, custom_generate=outrider.transformers_generate, draft="copy")
+
+transformers prepares inputs, processors and criteria as always; the decoding loop is Outrider's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+
+from outrider.decoding.decoder import WIDTH, Decoder, Request
+from outrider.decoding.stopping import Stopping
+from outrider.drafters import ModelDrafter, built_in
+from outrider.errors import BadOption, require
+from outrider.models.huggingface import HuggingFaceModel
+from outrider.options import COUPLINGS
+from outrider.sampling import Sampling
+from outrider.trace import Trace
+from outrider.types import Drafter
+from outrider.verification.coupling import maximal_coupling
+from outrider.verification.matching import gumbel_coupling
+
+_REFUSED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+def transformers_generate(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
+    generation_config: GenerationConfig | None = None,
+    draft: Any = "auto",
+    gamma: int | None = None,
+    coupling: str = "maximal",
+    seed: int | None = None,
+    width: int = WIDTH,
+    streamer: Any = None,
+    **model_kwargs: Any,
+) -> Any:
+    """For ``custom_generate=``. draft: a built-in drafter's name, a transformers model, or a Drafter."""
+    config = generation_config if generation_config is not None else model.generation_config
+    _check(config, coupling)
+    target = HuggingFaceModel(model)
+    drafter = _drafter(draft)
+    sampled = bool(config.do_sample)
+    decoder = Decoder(
+        target,
+        drafter,
+        gumbel_coupling if coupling == "gumbel" or not sampled else maximal_coupling,
+        Sampling(temperature=1.0 if sampled else 0.0, processors=tuple(logits_processor or ())),
+        min(getattr(drafter, "gamma", width - 1), width - 1) if gamma is None else gamma,
+        width,
+    )
+    # Without a seed of its own, a script's torch.manual_seed decides, as it does for transformers.
+    first_seed = int(torch.randint(2**62, (1,))) if seed is None else seed
+    requests = _requests(target, config, input_ids, stopping_criteria, model_kwargs, first_seed)
+    if streamer is not None:
+        require(len(requests) == 1, f"a streamer takes one prompt at a time, got {len(requests)}")
+        streamer.put(input_ids.cpu())
+    rows: dict[int, Any] = {}
+    for event in decoder.stream(requests, Trace(drafter.name, coupling)):
+        rows[event.index] = event.row
+        if streamer is not None:
+            streamer.put(torch.tensor(event.tokens))
+    if streamer is not None:
+        streamer.end()
+    sequences = _padded(input_ids, [rows[i].tokens for i in range(len(requests))], config)
+    if not config.return_dict_in_generate:
+        return sequences
+    return (GenerateEncoderDecoderOutput if target.encoder_decoder else GenerateDecoderOnlyOutput)(sequences=sequences)
+
+
+def _check(config: GenerationConfig, coupling: str) -> None:
+    require(coupling in COUPLINGS, f"coupling must be one of {', '.join(COUPLINGS)}, got {coupling!r}")
+    beams = config.num_beams or 1
+    require(beams == 1, f"num_beams={beams} is not supported with custom_generate; use num_beams=1")
+    asked = [name for name in _REFUSED if getattr(config, name, None)]
+    require(not asked, f"{', '.join(asked)} cannot be returned by speculative decoding; leave it out")
+
+
+def _drafter(draft: Any) -> Drafter:
+    known = built_in()
+    if draft is None or (isinstance(draft, str) and draft in known):
+        return known[draft or "none"]
+    if isinstance(draft, PreTrainedModel):
+        return ModelDrafter(HuggingFaceModel(draft), name=type(draft).__name__)
+    if isinstance(draft, Drafter):
+        return draft
+    raise BadOption(f"draft must be one of {', '.join(known)}, a transformers model or a Drafter; got {draft!r}")
+
+
+def _requests(
+    target: HuggingFaceModel,
+    config: GenerationConfig,
+    ids: Tensor,
+    criteria: Any,
+    kwargs: dict[str, Any],
+    seed: int,
+) -> list[Request]:
+    mask = kwargs.get("attention_mask")
+    ends = config.eos_token_id
+    ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    requests = []
+    for row in range(ids.shape[0]):
+        prompt, source = ids[row], None
+        if target.encoder_decoder:
+            source = kwargs["encoder_outputs"].last_hidden_state[row]
+            source = source if mask is None else source[mask[row].bool()]
+        elif mask is not None:
+            prompt = prompt[mask[row, : len(prompt)].bool()]  # padding on the left goes
+        # transformers counts padding into max_length, so every row may add the same number of tokens.
+        rules = Stopping(config.max_length - ids.shape[1], frozenset(ends), criteria=tuple(criteria or ()))
+        requests.append(Request(tuple(prompt.tolist()), rules, seed + row, source))
+    return requests
+
+
+def _padded(ids: Tensor, new: list[list[int]], config: GenerationConfig) -> Tensor:
+    pad = config.pad_token_id
+    ends = config.eos_token_id
+    pad = pad if pad is not None else (ends if isinstance(ends, int) else ends[0] if ends else 0)
+    longest = max(len(tokens) for tokens in new)
+    rows = [tokens + [pad] * (longest - len(tokens)) for tokens in new]
+    return torch.cat([ids, torch.tensor(rows, dtype=ids.dtype, device=ids.device)], 1)

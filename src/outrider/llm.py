@@ -1,0 +1,243 @@
+"""The front door: ``llm = outrider.load(...)``, then ``llm.generate``, ``llm.stream``, ``llm.chat``."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
+from outrider.decoding.stopping import Row, Stopping
+from outrider.drafters import ModelDrafter, built_in
+from outrider.errors import BadOption, PromptError, require
+from outrider.models import generation, loading
+from outrider.options import Options
+from outrider.trace import Stats, Trace, summarise
+from outrider.types import Drafter, Verifier
+from outrider.verification.coupling import maximal_coupling
+from outrider.verification.matching import gumbel_coupling
+
+Prompt = str | Sequence[int]
+
+VERIFIERS = {"maximal": maximal_coupling, "gumbel": gumbel_coupling}
+
+
+@dataclass(frozen=True)
+class Output:
+    """One finished generation."""
+
+    text: str
+    tokens: list[int]  # the new ones
+    finish_reason: str  # eos, stop, length or criteria
+    prompt_tokens: int
+    trace: Trace
+
+    @cached_property
+    def stats(self) -> Stats:
+        return summarise(self.trace)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": self.prompt_tokens,
+            "stats": self.stats.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one target run added to one prompt's text."""
+
+    index: int  # of the prompt
+    text: str
+    tokens: tuple[int, ...]
+    accepted: int  # how many of the tokens were guesses
+    finish_reason: str | None
+    trace: Trace  # so far, of the whole call
+
+
+def load(
+    target: str,
+    draft: str | Drafter | None = "auto",
+    device: str = "auto",
+    dtype: str = "auto",
+    *,
+    width: int = WIDTH,
+    slots: int | None = None,
+    exact: bool = True,
+    trust_remote_code: bool = False,
+) -> LLM:
+    """Load a target and a drafter.
+
+    target: a short name (smollm2-135m), a directory, a .gguf file or a hub id.
+    draft: "auto", "copy", "ngram", "uniform", None or "none", a model named like a target, or a Drafter.
+    width: W, the tokens of every target run; gamma can be up to width - 1.
+    slots: rows that run together; None means as many as there are prompts, at most 8.
+    exact: constant shapes, so that speculation on or off gives the same text to the bit.
+    """
+    require(isinstance(target, str), f"target must be a model's name, got {target!r}")
+    loaded = loading.load(target, device, dtype, trust_remote_code)
+    drafter = _drafter(draft, loaded, dtype, trust_remote_code)
+    return LLM(loaded, drafter, width=width, slots=slots, exact=exact)
+
+
+def _drafter(draft: str | Drafter | None, target: loading.Loaded, dtype: str, trust: bool) -> Drafter:
+    if not isinstance(draft, str) and draft is not None:
+        require(isinstance(draft, Drafter), f"draft must be a name or have `name` and `start`, got {draft!r}")
+        return draft
+    known = built_in()
+    if draft is None or draft in known:
+        return known[draft or "none"]
+    loaded = loading.load(draft, str(target.model.device), dtype, trust)
+    loading.check_same_tokens(target, loaded)
+    return ModelDrafter(loaded.model, name=draft)
+
+
+class LLM:
+    """A target with a drafter, ready to generate."""
+
+    def __init__(
+        self,
+        target: loading.Loaded,
+        drafter: Drafter,
+        *,
+        width: int = WIDTH,
+        slots: int | None = None,
+        exact: bool = True,
+    ) -> None:
+        self.target, self.drafter = target, drafter
+        self.tokenizer = target.tokenizer
+        self.width, self.slots, self.exact = width, slots, exact
+        require(
+            isinstance(width, int) and width >= 1,
+            f"width must be a whole number of at least 1, got {width!r}",
+        )
+
+    def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Any:
+        """Generate from a text, token ids, or a list of either -> Output, or a list of them. Options: Options."""
+        prompts, single = self._prompts(prompt)
+        trace, rows = self._trace(options), {}
+        for event in self._events(prompts, Options.parse(options), trace):
+            rows[event.index] = event.row
+        outputs = [self._output(rows[i], trace.for_row(i)) for i in range(len(prompts))]
+        return outputs[0] if single else outputs
+
+    def stream(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Iterator[Chunk]:
+        """Like generate, but yields text as soon as it is accepted and can no longer change."""
+        prompts, _ = self._prompts(prompt)
+        parsed, trace = Options.parse(options), self._trace(options)
+        shown = [0] * len(prompts)
+        for event in self._events(prompts, parsed, trace):
+            text = event.row.printable(self.decode)
+            new, shown[event.index] = text[shown[event.index] :], len(text)
+            yield Chunk(event.index, new, event.tokens, event.accepted, event.row.finish_reason, trace)
+
+    def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Output:
+        """Answer a conversation [{"role": ..., "content": ...}, ...] by the tokenizer's chat template."""
+        output: Output = self.generate(self.chat_prompt(messages), **options)
+        return output
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The token ids of a conversation, ready to be answered."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise BadOption(f"{self.target.name} has no chat template; use generate(prompt) instead")
+        require(len(messages) > 0, "messages is empty; give at least one", PromptError)
+        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def show(self, tokens: Sequence[int]) -> str:
+        """The text of tokens with special ones visible, for traces."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def decoder(self, options: Options, prompt_length: int = 1) -> Decoder:
+        """The decoder a call with these options runs on."""
+        defaults = self._defaults
+        gamma = options.gamma
+        if gamma is None:
+            gamma = min(getattr(self.drafter, "gamma", self.width - 1), self.width - 1)
+        total = prompt_length + options.max_new_tokens
+        return Decoder(
+            self.target.model,
+            self.drafter,
+            self._verifier(options),
+            options.sampling(defaults.repetition_penalty, defaults.constraints(prompt_length, total)),
+            gamma,
+            self.width,
+            self.slots,
+            self.exact,
+        )
+
+    @cached_property
+    def _defaults(self) -> generation.Defaults:
+        return generation.defaults(self.target.model)
+
+    def _verifier(self, options: Options) -> Verifier:
+        # At temperature 0 both couplings keep exactly the target's choices; matching needs no residual.
+        return gumbel_coupling if options.temperature == 0 else VERIFIERS[options.coupling]
+
+    def _trace(self, options: Mapping[str, Any]) -> Trace:
+        return Trace(self.drafter.name, options.get("coupling", "maximal"), exact=True)
+
+    def _events(self, prompts: list[list[int]], options: Options, trace: Trace) -> Iterator[Event]:
+        """Requests in groups that share every rule; one group unless the model's own rules count positions."""
+        requests = self._requests(prompts, options)
+        groups: dict[int, list[int]] = {}
+        counts_positions = bool(self._defaults.constraints(1, 2))
+        for index, request in enumerate(requests):
+            groups.setdefault(len(request.prompt) if counts_positions else 1, []).append(index)
+        for length, members in groups.items():
+            yield from self.decoder(options, length).stream([requests[i] for i in members], trace, members)
+
+    def _requests(self, prompts: list[list[int]], options: Options) -> list[Request]:
+        model, start = self.target.model, self._defaults.decoder_start
+        seeds = options.seeds(prompts, fresh=secrets.randbits(62))
+        requests = []
+        for prompt, seed in zip(prompts, seeds, strict=True):
+            require(len(prompt) > 0, "the prompt is empty; give at least one token", PromptError)
+            first = [start] if model.encoder_decoder and start is not None else prompt
+            room = options.max_new_tokens if model.max_length is None else max(1, model.max_length - len(first))
+            stopping = Stopping(
+                max_new_tokens=min(options.max_new_tokens, room),
+                eos=self._ends(options),
+                stop=options.stop_strings,
+                criteria=tuple(options.stopping_criteria),
+                decode=self.decode,
+            )
+            requests.append(Request(tuple(first), stopping, seed, tuple(prompt) if model.encoder_decoder else None))
+        return requests
+
+    def _ends(self, options: Options) -> frozenset[int]:
+        if options.eos is None:
+            return self._defaults.eos
+        return frozenset([options.eos] if isinstance(options.eos, int) else options.eos)
+
+    def _prompts(self, prompt: Any) -> tuple[list[list[int]], bool]:
+        """Texts and token ids, one or many -> lists of ids, and whether a single one was meant."""
+        if hasattr(prompt, "tolist"):
+            prompt = prompt.tolist()
+        single = isinstance(prompt, str) or (len(prompt) > 0 and all(isinstance(t, int) for t in prompt))
+        prompts = [prompt] if single else list(prompt)
+        require(len(prompts) > 0, "no prompt was given; pass a text, token ids, or a list of them", PromptError)
+        return [self._ids(p) for p in prompts], single
+
+    def _ids(self, prompt: Any) -> list[int]:
+        if isinstance(prompt, str):
+            require(prompt != "", "the prompt is empty; give it some text", PromptError)
+            return list(self.tokenizer.encode(prompt))
+        ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+        require(
+            all(isinstance(t, int) for t in ids),
+            f"a prompt is a text or token ids, got {prompt!r}",
+            PromptError,
+        )
+        return ids
+
+    def _output(self, row: Row, trace: Trace) -> Output:
+        return Output(row.text(self.decode), row.tokens, row.finish_reason or "length", len(row.prompt), trace)

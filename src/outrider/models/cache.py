@@ -1,0 +1,112 @@
+"""Key/value buffers of fixed capacity with a write position per row.
+
+The only file that touches transformers' cache classes. A run writes its keys and values at absolute
+positions and attends over the whole buffer; the mask hides what is stale, so a rollback is nothing but a
+smaller length, and every shape stays constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, EncoderDecoderCache
+
+LayerShape = tuple[int, int, int]
+"""(key/value heads, key dimension, value dimension) of one layer."""
+
+
+class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's buffers [B, H, C, D], written at ``positions`` [B, w] which the cache shares."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, place: _Place) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.place = place
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Buffers exist from the start."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        rows, positions = self.place.rows, self.place.positions
+        # [B, H, C, D] indexed by (row, :, position) takes [B, w, H, D].
+        self.keys[rows, :, positions] = key_states.transpose(1, 2).to(self.keys.dtype)
+        self.values[rows, :, positions] = value_states.transpose(1, 2).to(self.values.dtype)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.keys.shape[2], 0
+
+    def get_seq_length(self) -> Any:
+        """A column of start positions [B, 1]: models that count positions from here get them per row."""
+        return self.place.positions[:, :1]
+
+    def get_max_length(self) -> int:
+        return int(self.keys.shape[2])
+
+
+class _Place:
+    """Where the current run writes, shared by all layers of a cache."""
+
+    def __init__(self) -> None:
+        self.rows = torch.zeros((1, 1), dtype=torch.int64)
+        self.positions = torch.zeros((1, 1), dtype=torch.int64)
+
+
+class RaggedCache(Cache):  # type: ignore[misc]
+    """A transformers cache over ragged rows. ``at(positions)`` before each run says where it writes."""
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self.place = _Place()
+        super().__init__(layers=[RaggedLayer(k, v, self.place) for k, v in layers])
+
+    @staticmethod
+    def allocate(
+        shapes: Sequence[LayerShape], rows: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> RaggedCache:
+        def buffer(heads: int, size: int) -> Tensor:
+            return torch.zeros((rows, heads, capacity, size), dtype=dtype, device=device)
+
+        return RaggedCache([(buffer(h, dk), buffer(h, dv)) for h, dk, dv in shapes])
+
+    def at(self, positions: Tensor) -> RaggedCache:
+        self.place.positions = positions
+        self.place.rows = torch.arange(positions.shape[0], device=positions.device)[:, None]
+        return self
+
+    def row(self, row: int) -> RaggedCache:
+        """A view of one row's buffers: what is written there is written here."""
+        return RaggedCache([(k[row : row + 1], v[row : row + 1]) for k, v in self.buffers()])
+
+    def select(self, rows: Tensor) -> RaggedCache:
+        return RaggedCache([(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.buffers()])
+
+    def buffers(self) -> list[tuple[Tensor, Tensor]]:
+        return [(layer.keys, layer.values) for layer in self.layers]
+
+
+def with_cross_attention(own: RaggedCache, cross: RaggedCache) -> EncoderDecoderCache:
+    """Decoder cache plus finished keys and values of the encoder's output."""
+    cache = EncoderDecoderCache(own, cross)
+    cache.is_updated = dict.fromkeys(range(len(cross.layers)), True)
+    return cache
+
+
+def fresh_dynamic(encoder_decoder: bool) -> Cache:
+    """An ordinary growing cache, to look at what a model puts into one."""
+    return EncoderDecoderCache(DynamicCache(), DynamicCache()) if encoder_decoder else DynamicCache()
+
+
+def contents(cache: Cache) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values a growing cache holds, layer by layer."""
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def layer_shapes(cache: Cache) -> list[LayerShape]:
+    return [(k.shape[1], k.shape[3], v.shape[3]) for k, v in contents(cache)]

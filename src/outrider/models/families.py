@@ -1,0 +1,79 @@
+"""What differs between transformers' model families when rows have their own positions.
+
+Most families need nothing: they take position ids and a four-dimensional mask. The few that compute positions
+inside are given per-row versions of that one computation, set on the instance; no model code is copied.
+"""
+
+from __future__ import annotations
+
+from inspect import signature
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def adapt(model: Any) -> None:
+    """Make a model's own position arithmetic accept a column of per-row offsets. Idempotent."""
+    for module in model.modules():
+        if getattr(module, "has_relative_attention_bias", False) and hasattr(module, "compute_bias"):
+            module.compute_bias = MethodType(_ragged_relative_bias, module)
+        if hasattr(module, "build_alibi_tensor"):
+            module.build_alibi_tensor = MethodType(_ragged_alibi, module)
+        if isinstance(module, nn.Embedding) and "position_ids" in signature(type(module).forward).parameters:
+            module.forward = MethodType(_ragged_learned_positions, module)  # type: ignore[method-assign]
+
+
+def _ragged_relative_bias(
+    self: Any, query_length: int, key_length: int, device: Any = None, past_seen_tokens: int | Tensor = 0
+) -> Tensor:
+    """T5's binned relative positions, with a start per row: -> [B or 1, heads, queries, keys]."""
+    device = self.relative_attention_bias.weight.device if device is None else device
+    start = past_seen_tokens if isinstance(past_seen_tokens, Tensor) else torch.tensor([[past_seen_tokens]])
+    query = start.to(device)[:, :, None] + torch.arange(query_length, device=device)[None, :, None]
+    key = torch.arange(key_length, device=device)[None, None, :]
+    bucket = self._relative_position_bucket(
+        key - query,
+        bidirectional=not self.is_decoder,
+        num_buckets=self.relative_attention_num_buckets,
+        max_distance=self.relative_attention_max_distance,
+    )
+    return self.relative_attention_bias(bucket).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+
+
+def _ragged_alibi(self: Any, attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+    """BLOOM's slopes times key position: rows start at position 0, so all share it -> [B * heads, 1, keys]."""
+    rows, keys = attention_mask.shape[0], attention_mask.shape[-1]
+    ones = torch.ones((rows, keys), dtype=torch.int64, device=attention_mask.device)
+    return type(self).build_alibi_tensor(self, ones, num_heads, dtype)  # type: ignore[no-any-return]
+
+
+def _ragged_learned_positions(self: Any, *args: Any, position_ids: Tensor | None = None, **kwargs: Any) -> Tensor:
+    """BART, Marian and OPT look positions up in a table: a row of positions per sequence -> [B, w, size].
+
+    Padding may stand past the end of the table; its result is never used.
+    """
+    if position_ids is None or position_ids.dim() != 2:
+        return type(self).forward(self, *args, position_ids=position_ids, **kwargs)  # type: ignore[no-any-return]
+    index = position_ids + getattr(self, "offset", 0)
+    return nn.functional.embedding(index.clamp(max=self.num_embeddings - 1), self.weight)
+
+
+def sliding_windows(config: Any) -> dict[str, int | None] | int | None:
+    """How far back attention looks: None (all), one window for all layers, or one per named layer type."""
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    if types:
+        known = {"full_attention": None, "sliding_attention": window}
+        return {name: known[name] for name in known if name in types} if set(types) <= set(known) else None
+    return window
+
+
+def supported(config: Any) -> str | None:
+    """None, or why this model cannot be run with per-row positions."""
+    types = set(getattr(config, "layer_types", None) or ())
+    unknown = types - {"full_attention", "sliding_attention"}
+    if unknown:
+        return f"its layers of type {sorted(unknown)} keep a state that cannot be rolled back"
+    return None

@@ -1,0 +1,162 @@
+"""Any transformers causal or encoder-decoder model as a LanguageModel, through its own forward."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from outrider.errors import ModelError, require
+from outrider.models import families
+from outrider.models.cache import RaggedCache, contents, fresh_dynamic, layer_shapes, with_cross_attention
+from outrider.models.session import BufferedSession
+from outrider.types import Shape, Source
+
+
+class HuggingFaceModel:
+    """A transformers model, unchanged, with the facts sessions need about it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.config = model.config.get_text_config(decoder=True)
+        reason = families.supported(self.config)
+        require(reason is None, f"{type(model).__name__} cannot be used: {reason}", ModelError)
+        families.adapt(model)
+        self.encoder_decoder = bool(model.config.is_encoder_decoder)
+        self.vocab_size = self._output_size()
+        self.device = model.device
+        self.dtype = model.dtype
+        self.accepts = frozenset(inspect.signature(model.forward).parameters)
+        self.positions_limit: int | None = getattr(self.config, "max_position_embeddings", None)
+        self.windows = families.sliding_windows(self.config)
+        self.own_shapes, self.cross_shapes = self._probe()
+
+    @property
+    def max_length(self) -> int | None:
+        return self.positions_limit
+
+    def start(self, rows: int, shape: Shape) -> HuggingFaceSession:
+        return HuggingFaceSession(self, rows, shape)
+
+    def _output_size(self) -> int:
+        head = self.model.get_output_embeddings()
+        return int(head.weight.shape[0] if head is not None else self.config.vocab_size)
+
+    @torch.no_grad()
+    def _probe(self) -> tuple[list[Any], list[Any]]:
+        """Run one token and look at what the model puts into a cache: heads and sizes of every layer."""
+        cache = fresh_dynamic(self.encoder_decoder)
+        one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+        if self.encoder_decoder:
+            self.model(input_ids=one, decoder_input_ids=one, past_key_values=cache, use_cache=True)
+            return layer_shapes(cache.self_attention_cache), layer_shapes(cache.cross_attention_cache)
+        self.model(input_ids=one, past_key_values=cache, use_cache=True)
+        return layer_shapes(cache), []
+
+
+class HuggingFaceSession(BufferedSession):
+    """Rows on a transformers model, with key/value buffers of fixed capacity."""
+
+    def __init__(self, model: HuggingFaceModel, rows: int, shape: Shape) -> None:
+        super().__init__(rows, shape, model.vocab_size, model.device)
+        self.model = model
+        self.cache = self._allocate(model.own_shapes, shape.capacity)
+        if model.encoder_decoder:
+            self.cross = self._allocate(model.cross_shapes, shape.source_capacity)
+            self.source_lengths = torch.ones(rows, dtype=torch.int64, device=model.device)
+        self._slots = torch.arange(shape.capacity, device=model.device)  # [C]
+
+    def _allocate(self, shapes: list[Any], capacity: int) -> RaggedCache:
+        return RaggedCache.allocate(shapes, self.context.rows, capacity, self.model.dtype, self.model.device)
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        self.cache = self.cache.select(rows)
+        if self.model.encoder_decoder:
+            self.cross = self.cross.select(rows)
+            self.source_lengths = self.source_lengths.index_select(0, rows)
+
+    @torch.no_grad()
+    def _feed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        arguments = self._arguments(self.cache, tokens, positions)
+        if self.model.encoder_decoder:
+            arguments |= self._cross_arguments(arguments, self.cross, self.source_lengths)
+        return self.model.model(**arguments).logits  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def _prefill(self, row: int, tokens: Tensor, positions: Tensor) -> None:
+        arguments = self._arguments(self.cache.row(row), tokens, positions)
+        if self.model.encoder_decoder:
+            arguments |= self._cross_arguments(arguments, self.cross.row(row), self.source_lengths[row : row + 1])
+        if "logits_to_keep" in self.model.accepts:
+            arguments["logits_to_keep"] = 1
+        self.model.model(**arguments)
+
+    def _arguments(self, cache: RaggedCache, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
+        prefix = "decoder_" if self.model.encoder_decoder else ""
+        arguments = {
+            f"{prefix}input_ids": tokens,
+            f"{prefix}attention_mask": self._mask(positions),
+            "past_key_values": cache.at(positions),
+            "use_cache": True,
+        }
+        if "position_ids" in self.model.accepts:
+            # Padding may stand past the last position the model knows; its result is never used.
+            limit = self.model.positions_limit
+            arguments["position_ids"] = positions if limit is None else positions.clamp(max=limit - 1)
+        return arguments
+
+    def _mask(self, positions: Tensor) -> Tensor | dict[str, Tensor]:
+        windows = self.model.windows
+        if isinstance(windows, dict):
+            return {name: self._additive(positions, window) for name, window in windows.items()}
+        return self._additive(positions, windows)
+
+    def _additive(self, positions: Tensor, window: int | None) -> Tensor:
+        """[B, 1, w, C]: 0 where a position may look, the lowest number elsewhere.
+
+        Never -inf, so that a padding row with nothing to look at gives garbage rather than NaN.
+        """
+        query = positions[:, None, :, None]
+        visible = self._slots <= query
+        if window is not None:
+            visible = visible & (self._slots > query - window)
+        return self._hide(~visible)
+
+    def _hide(self, hidden: Tensor) -> Tensor:
+        dtype = self.model.dtype
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, torch.finfo(dtype).min)
+
+    def _cross_arguments(self, arguments: dict[str, Any], cross: RaggedCache, lengths: Tensor) -> dict[str, Any]:
+        """The encoder ran when the row was admitted; the decoder only needs its finished keys and values."""
+        rows, capacity = lengths.shape[0], self.shape.source_capacity
+        beyond = torch.arange(capacity, device=lengths.device) >= lengths[:, None]
+        stand_in = torch.zeros((rows, capacity, 1), dtype=self.model.dtype, device=lengths.device)
+        return {
+            "encoder_outputs": BaseModelOutput(last_hidden_state=stand_in),
+            "attention_mask": self._hide(beyond)[:, None, None, :],
+            "past_key_values": with_cross_attention(arguments["past_key_values"], cross),
+        }
+
+    @torch.no_grad()
+    def _encode(self, row: int, source: Source) -> None:
+        """Run the encoder over one row's source, alone, and keep the decoder's keys and values of it."""
+        if not self.model.encoder_decoder:
+            super()._encode(row, source)
+        if isinstance(source, Tensor):
+            read: dict[str, Any] = {"encoder_outputs": BaseModelOutput(last_hidden_state=source[None])}
+        else:
+            read = {"input_ids": torch.tensor([list(source)], dtype=torch.int64, device=self.model.device)}
+        cache = fresh_dynamic(encoder_decoder=True)
+        first = self.context.tokens[row : row + 1, :1]
+        self.model.model(**read, decoder_input_ids=first, past_key_values=cache, use_cache=True)
+        for (key, value), (k, v) in zip(self.cross.buffers(), contents(cache.cross_attention_cache), strict=True):
+            key[row].zero_()
+            value[row].zero_()
+            key[row, :, : k.shape[2]] = k[0]
+            value[row, :, : v.shape[2]] = v[0]
+        self.source_lengths[row] = len(source)

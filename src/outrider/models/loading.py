@@ -1,0 +1,118 @@
+"""From a name to a model and its tokenizer: short names, directories, .gguf files, hub ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from outrider.errors import BadOption, ModelCorrupt, ModelError, ModelNotFound, TokenizerMismatch
+from outrider.models import hub
+from outrider.models.huggingface import HuggingFaceModel
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model with its tokenizer, and the name it was asked for by."""
+
+    name: str
+    model: HuggingFaceModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def load(name: str, device: str = "auto", dtype: str = "auto", trust_remote_code: bool = False) -> Loaded:
+    """Load by short name, directory, .gguf file or hub id; safetensors weights only."""
+    where = torch.device(choose_device(device))
+    place = hub.resolve(name)
+    common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(place, **common)
+        tokenizer = AutoTokenizer.from_pretrained(place, **common)
+        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        model: PreTrainedModel = kind.from_pretrained(
+            place, dtype=choose_dtype(dtype, config, where), use_safetensors=True, **common
+        )
+    except Exception as error:
+        raise _explained(name, place, error) from error
+    return Loaded(name, HuggingFaceModel(model.to(where)), tokenizer)
+
+
+def _explained(name: str, place: Path | str, error: Exception) -> ModelError:
+    """Turn what transformers raises into one line with a remedy."""
+    reason = " ".join(str(error).split())[:300]
+    if isinstance(place, str):
+        return ModelNotFound(
+            f"model {name!r} is not a known short name, a directory or a .gguf file, and the hub gave no such model "
+            f"({type(error).__name__}: {reason}); see `outrider models list`"
+        )
+    if "safetensors" in reason.lower() or "header" in reason.lower() or isinstance(error, EOFError):
+        return ModelCorrupt(f"the weights in {place} cannot be read ({reason}); fetch or convert the model again")
+    return ModelError(f"the model in {place} cannot be loaded ({type(error).__name__}: {reason})")
+
+
+def choose_device(device: str) -> str:
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadOption(f"device {device!r} is not usable here ({reason}); use 'auto' or 'cpu'") from error
+    return device
+
+
+def choose_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
+    """What the checkpoint was saved in where the device is fast at it, float32 otherwise."""
+    if dtype != "auto":
+        if dtype not in DTYPES:
+            raise BadOption(f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
+        return DTYPES[dtype]
+    saved = getattr(config, "dtype", None) or torch.float32
+    if device.type == "cpu" and not (saved == torch.bfloat16 and cpu_is_fast_at_bfloat16()):
+        return torch.float32
+    return saved if isinstance(saved, torch.dtype) else torch.float32
+
+
+def cpu_is_fast_at_bfloat16() -> bool:
+    """AMX or AVX512-BF16; elsewhere bfloat16 on a CPU is emulated."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return "amx_bf16" in flags or "avx512_bf16" in flags
+
+
+def check_same_tokens(target: Loaded, draft: Loaded) -> None:
+    """The same text must mean the same tokens to both; rows of padding in a vocabulary do not matter."""
+    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    differing = [t for t in ours.keys() & theirs.keys() if ours[t] != theirs[t]]
+    by_id = {v: k for k, v in ours.items()}
+    differing += [t for t, i in theirs.items() if by_id.get(i, t) != t]
+    sample = "Speculation, on or off: 12,345 tokens (naïve)\n\tdef f(x): return x"
+    if differing or target.tokenizer.encode(sample) != draft.tokenizer.encode(sample):
+        raise TokenizerMismatch(
+            f"draft {draft.name!r} does not share the tokenizer of target {target.name!r} "
+            f"({len(differing)} tokens differ, vocabularies of {len(theirs)} and {len(ours)}); "
+            "choose a draft of the same family, or draft='copy'"
+        )
+    if draft.model.encoder_decoder != target.model.encoder_decoder:
+        raise BadOption(
+            f"draft {draft.name!r} and target {target.name!r} must both be decoder-only or both encoder-decoder"
+        )

@@ -1,0 +1,116 @@
+"""The bookkeeping every session shares: what is committed, what is cached, what must be run next.
+
+A model behind it only has to answer ``_feed``: run these tokens at these positions. Rollback, the off-by-one
+after full acceptance and constant shapes are decided here, once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.context import Context
+from outrider.errors import BadOption
+from outrider.types import Shape, Source
+
+
+class BufferedSession(ABC):
+    """Rows on a model with position-addressed memory.
+
+    ``cached`` [B] counts the leading tokens whose keys and values are in memory and true. At least one token
+    is always pending, because running it is what gives the next logits. ``behind`` bounds the pending tokens
+    of any row, known on the host, so that no step has to ask the device.
+    """
+
+    def __init__(self, rows: int, shape: Shape, vocab_size: int, device: torch.device) -> None:
+        self.context = Context(rows, shape.capacity, device)
+        self.shape = shape
+        self.vocab_size = vocab_size
+        self.cached = torch.zeros(rows, dtype=torch.int64, device=device)  # [B]
+        self.behind = 1
+        self._scored = False  # something was run since the last commit
+        self.guessed = 0  # guesses run since the last commit; they stand as scratch in the context
+
+    @abstractmethod
+    def _feed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Run tokens [B, w] at positions [B, w], remembering them -> logits [B, w, V]."""
+
+    @abstractmethod
+    def _prefill(self, row: int, tokens: Tensor, positions: Tensor) -> None:
+        """Run tokens [1, chunk] of one row alone, remembering them."""
+
+    def _encode(self, row: int, source: Source) -> None:
+        raise BadOption("source is for encoder-decoder models only; this model continues its prompt")
+
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        self.context.admit(row, prompt)
+        if source is not None:
+            self._encode(row, source)
+        chunk = self.shape.chunk
+        for start in range(0, len(prompt) - 1, chunk):
+            positions = torch.arange(start, start + chunk, device=self.context.device)[None]
+            self._prefill(row, self.context.tokens[row : row + 1, start : start + chunk], positions)
+        self.cached[row] = len(prompt) - 1
+
+    def release(self, row: int) -> None:
+        self.context.release(row)
+
+    def score(self, tail: Tensor) -> Tensor:
+        guesses = tail.shape[1]
+        self._catch_up(guesses)
+        self.context.write_scratch(tail)
+        width = self.shape.width if self.shape.fixed else self.behind + guesses
+        logits = self._run(self.cached, width)
+        self.guessed = guesses
+        if self.behind == 1:
+            return logits[:, : guesses + 1]
+        # Rows differ in what was pending: take the logits from the last committed token on.
+        first = self.context.lengths - 1 - self.cached
+        index = first[:, None] + torch.arange(guesses + 1, device=first.device)
+        return logits.gather(1, index[..., None].expand(-1, -1, logits.shape[-1]))
+
+    def extend(self, tokens: Tensor) -> Tensor:
+        self.context.write_scratch(tokens, offset=self.guessed)
+        logits = self._run(self.context.lengths + self.guessed, tokens.shape[1])
+        self.guessed += tokens.shape[1]
+        return logits
+
+    def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None:
+        width = tokens.shape[1]
+        # A guess that stands where a committed token goes, and equals it, need not be run again.
+        same = self.context.read(self.context.lengths, width) == tokens
+        place = torch.arange(width, device=tokens.device)
+        same &= (place < count[:, None]) & (place < self.guessed)
+        agree = same.to(torch.int64).cumprod(-1).sum(-1)  # [B]
+        ran = self.guessed if self._scored else -1  # -1: nothing was run, all pending tokens still are
+        old_lengths = self.context.lengths
+        self.context.append(tokens, count)
+        if ran >= 0:
+            self.cached = torch.minimum(old_lengths + agree, self.context.lengths - 1)
+        if not follows:
+            self.behind = int((self.context.lengths - self.cached).max())
+        elif ran >= 0:
+            self.behind = max(1, width - ran)
+        else:
+            self.behind += width
+        self.guessed, self._scored = 0, False
+
+    def select(self, rows: Tensor) -> None:
+        self.context.select(rows)
+        self.cached = self.cached.index_select(0, rows)
+
+    def _run(self, start: Tensor, width: int) -> Tensor:
+        positions = start[:, None] + torch.arange(width, device=start.device)  # [B, w]
+        self._scored = True
+        return self._feed(self.context.tokens.gather(1, positions), positions)
+
+    def _catch_up(self, guesses: int) -> None:
+        """Run pending tokens, a width at a time, until the rest and the guesses fit into one run."""
+        width = self.shape.width if self.shape.fixed else self.behind + guesses
+        while self.behind > 1 and self.behind + guesses > width:
+            self._run(self.cached, width)
+            self.cached = torch.minimum(self.cached + width, self.context.lengths - 1)
+            self.behind = max(1, self.behind - width)

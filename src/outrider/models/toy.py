@@ -1,0 +1,80 @@
+"""A language model small enough to enumerate: logits are a fixed random function of the last few tokens.
+
+For tests, examples and proofs: float64, any vocabulary, no cache to get wrong, exact distributions at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.context import Context
+from outrider.types import Shape, Source
+
+
+class ToyModel:
+    """p(x | last ``order`` tokens) from a table drawn once with ``seed``; ``sharpness`` scales the logits."""
+
+    max_length: int | None = None
+
+    def __init__(self, vocab_size: int = 8, order: int = 2, seed: int = 0, sharpness: float = 1.5) -> None:
+        self.vocab_size, self.order = vocab_size, order
+        self.device = torch.device("cpu")
+        generator = torch.Generator().manual_seed(seed)
+        states = vocab_size**order
+        self.table = torch.randn((states, vocab_size), generator=generator, dtype=torch.float64) * sharpness
+
+    def near(self, distance: float, seed: int = 1) -> ToyModel:
+        """A model like this one with noise on its logits: a drafter of a chosen quality."""
+        other = ToyModel(self.vocab_size, self.order, seed)
+        other.table = self.table + distance * other.table
+        return other
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """After every token of [..., T] -> [..., T, V]; positions before the start count as token 0."""
+        padded = torch.nn.functional.pad(tokens, (self.order - 1, 0))
+        state = torch.zeros_like(tokens)
+        for k in range(self.order):
+            state = state * self.vocab_size + padded[..., k : k + tokens.shape[-1]]
+        return self.table[state]
+
+    def start(self, rows: int, shape: Shape) -> ToySession:
+        return ToySession(self, rows, shape)
+
+
+class ToySession:
+    """The obvious session: keeps the tokens, computes everything afresh. The reference for all others."""
+
+    def __init__(self, model: ToyModel, rows: int, shape: Shape) -> None:
+        self.model, self.vocab_size = model, model.vocab_size
+        self.context = Context(rows, shape.capacity, model.device)
+        self.tail = torch.zeros((rows, 0), dtype=torch.int64)
+
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        self.context.admit(row, prompt)
+
+    def release(self, row: int) -> None:
+        self.context.release(row)
+
+    def score(self, tail: Tensor) -> Tensor:
+        self.tail = tail
+        self.context.write_scratch(tail)
+        logits = self.model.logits(self.context.tokens)
+        return self._from(logits, self.context.lengths - 1, tail.shape[1] + 1)
+
+    def extend(self, tokens: Tensor) -> Tensor:
+        self.tail = torch.cat([self.tail, tokens], 1)
+        return self.score(self.tail)[:, -tokens.shape[1] :]
+
+    def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None:
+        self.context.append(tokens, count)
+
+    def select(self, rows: Tensor) -> None:
+        self.context.select(rows)
+
+    @staticmethod
+    def _from(logits: Tensor, start: Tensor, count: int) -> Tensor:
+        index = start[:, None] + torch.arange(count)
+        return logits.gather(1, index[..., None].expand(-1, -1, logits.shape[-1]))

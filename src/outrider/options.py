@@ -1,0 +1,97 @@
+"""Everything ``generate`` can be asked for, by the names transformers users know, checked in one place."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from outrider.errors import BadOption, require
+from outrider.sampling import Sampling
+
+COUPLINGS = ("maximal", "gumbel")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of one call. What is not listed here is refused, never ignored."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float | None = None  # None: what the model's generation config says
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: str | Sequence[str] = ()
+    eos: int | Sequence[int] | None = None  # None: the model's own; () : never stop at a token
+    seed: int | Sequence[int] | None = None
+    gamma: int | None = None  # None: the drafter's own choice
+    coupling: str = "maximal"
+    logits_processor: Sequence[Any] = ()  # a transformers LogitsProcessorList
+    stopping_criteria: Sequence[Any] = ()  # a transformers StoppingCriteriaList
+
+    @staticmethod
+    def parse(options: Mapping[str, Any]) -> Options:
+        """Options by name; an unknown one is an error that names the nearest known one."""
+        known = [f.name for f in fields(Options)]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known)}"
+                raise BadOption(f"unknown option {name!r}; {hint}")
+        return Options(**options)
+
+    def __post_init__(self) -> None:
+        def whole(name: str, least: int) -> None:
+            value = getattr(self, name)
+            good = isinstance(value, int) and not isinstance(value, bool) and value >= least
+            require(good, f"{name} must be a whole number of at least {least}, got {value!r}")
+
+        whole("max_new_tokens", 1)
+        if self.gamma is not None:
+            whole("gamma", 0)
+        require(
+            self.coupling in COUPLINGS,
+            f"coupling must be one of {', '.join(COUPLINGS)}, got {self.coupling!r}",
+        )
+        stops = self.stop_strings
+        require(all(isinstance(s, str) and s for s in stops), f"stop must be non-empty strings, got {self.stop!r}")
+        self.sampling()  # checks the rest
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def sampling(self, default_penalty: float = 1.0, constraints: Sequence[Any] = ()) -> Sampling:
+        return Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=default_penalty if self.repetition_penalty is None else self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logit_bias={int(k): float(v) for k, v in self.logit_bias.items()},
+            processors=(*constraints, *self.logits_processor),
+        )
+
+    def seeds(self, prompts: Sequence[Sequence[int]], fresh: int) -> list[int]:
+        """A seed per prompt. One seed serves all, but a repeated prompt gets the next one.
+
+        So a prompt's text does not depend on its neighbours, yet asking twice gives two samples.
+        """
+        if self.seed is not None and not isinstance(self.seed, int):
+            seeds = [int(s) for s in self.seed]
+            require(len(seeds) == len(prompts), f"seed has {len(seeds)} values for {len(prompts)} prompts")
+            return seeds
+        base = fresh if self.seed is None else self.seed
+        seen: dict[tuple[int, ...], int] = {}
+        result = []
+        for prompt in map(tuple, prompts):
+            result.append(base + seen.get(prompt, 0))
+            seen[prompt] = seen.get(prompt, 0) + 1
+        return result

@@ -1,0 +1,154 @@
+"""From logits to probabilities, and from probabilities to a token: the only two routes there are.
+
+Both models go through ``standardise`` with the same options, and every token is drawn by ``draw``: the
+distribution a draft reports is the distribution it was drawn from. Argmax is a one-hot distribution, not a
+second path (Leviathan et al. 2023, section 2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.context import Context
+from outrider.errors import BadOption, require
+
+Processor = Callable[[Any, Any], Any]
+"""A transformers LogitsProcessor: (token ids [1, T], logits [1, V]) -> logits [1, V]."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen from logits. Temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output, as in transformers
+    frequency_penalty: float = 0.0  # over the output, as in the OpenAI API
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    processors: tuple[Processor, ...] = ()
+
+    def __post_init__(self) -> None:
+        def number(name: str, low: float, high: float = float("inf"), open_low: bool = False) -> None:
+            value = getattr(self, name)
+            try:
+                inside = (low < value if open_low else low <= value) and value <= high
+            except TypeError:
+                raise BadOption(f"{name} must be a number, got {value!r}") from None
+            rule = f"{'above' if open_low else 'at least'} {low:g}" + (f" and at most {high:g}" if high < 1e9 else "")
+            require(inside, f"{name} must be {rule}, got {value!r}")
+
+        number("temperature", 0)
+        require(self.temperature < 1e6, f"temperature must be finite, got {self.temperature!r}")
+        if self.top_k is not None:
+            require(
+                isinstance(self.top_k, int) and not isinstance(self.top_k, bool),
+                f"top_k must be a whole number or None for all tokens, got {self.top_k!r}",
+            )
+            number("top_k", 1)
+        number("top_p", 0, 1, open_low=True)
+        number("min_p", 0, 1)
+        number("repetition_penalty", 0, open_low=True)
+        number("frequency_penalty", -2, 2)
+        number("presence_penalty", -2, 2)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def penalised(self) -> bool:
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
+
+
+def standardise(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:
+    """Logits [B, K, V] after the context and each guess of ``tail`` [B, >= K-1] -> probabilities [B, K, V].
+
+    Penalties and processors see exactly the prefix each position stands behind, guesses included.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    tail = tail[:, : logits.shape[1] - 1]
+    if sampling.penalised:
+        logits = _penalise(logits, sampling, context, tail)
+    if sampling.logit_bias:
+        logits = _bias(logits, sampling.logit_bias)
+    if sampling.processors:
+        logits = _process(logits, sampling.processors, context, tail)
+    if sampling.greedy:
+        best = logits.argmax(-1, keepdim=True)
+        return torch.zeros_like(logits).scatter_(-1, best, 1.0)
+    return _filter(logits / sampling.temperature, sampling).softmax(-1)
+
+
+def draw(weights: Tensor, race: Tensor) -> Tensor:
+    """One token per distribution, [..., V] -> [...]: the first to arrive when x arrives at race / weight.
+
+    An exponential race picks x with probability proportional to its weight, needs no normalising, and two
+    distributions raced with the same noise agree as often as they overlap (Gumbel coupling).
+    """
+    return (weights / race).argmax(-1)
+
+
+def _penalise(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:
+    place = torch.arange(context.capacity, device=logits.device)  # [C]
+    known = place < context.lengths[:, None]  # [B, C]
+    guesses = torch.nn.functional.one_hot(tail, logits.shape[-1]).cumsum(1)  # [B, K-1, V]
+    guesses = torch.nn.functional.pad(guesses, (0, 0, 1, 0))  # [B, K, V]: nothing guessed before the first
+
+    def counts(where: Tensor) -> Tensor:
+        seen = torch.zeros((logits.shape[0], logits.shape[-1]), dtype=torch.int64, device=logits.device)
+        seen.scatter_add_(1, context.tokens, where.to(torch.int64))
+        return seen[:, None] + guesses  # [B, K, V]
+
+    if sampling.repetition_penalty != 1:
+        penalty = sampling.repetition_penalty
+        softened = torch.where(logits > 0, logits / penalty, logits * penalty)
+        logits = torch.where(counts(known) > 0, softened, logits)
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        written = counts(known & (place >= context.prompt_lengths[:, None]))
+        logits = logits - sampling.frequency_penalty * written - sampling.presence_penalty * (written > 0)
+    return logits
+
+
+def _bias(logits: Tensor, bias: Mapping[int, float]) -> Tensor:
+    index = torch.tensor(list(bias), dtype=torch.int64, device=logits.device)
+    outside = [token for token in bias if not 0 <= token < logits.shape[-1]]
+    require(not outside, f"logit_bias names token {outside}, the vocabulary has {logits.shape[-1]} tokens")
+    values = torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)
+    return logits.index_add(-1, index, values.expand(*logits.shape[:-1], -1))
+
+
+def _process(logits: Tensor, processors: tuple[Processor, ...], context: Context, tail: Tensor) -> Tensor:
+    """Row by row and position by position, since a processor may do anything with the prefix it is shown."""
+    result = logits.clone()
+    for row, length in enumerate(context.lengths.tolist()):
+        ids = torch.cat([context.tokens[row, :length], tail[row]])
+        for k in range(logits.shape[1]):
+            scores = logits[row : row + 1, k]
+            for processor in processors:
+                scores = processor(ids[None, : length + k], scores)
+            result[row, k] = scores[0]
+    return result
+
+
+def _filter(logits: Tensor, sampling: Sampling) -> Tensor:
+    """top-k, then top-p, then min-p, in transformers' order; what is cut gets probability zero."""
+    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        cut = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < cut, -torch.inf)
+    if sampling.top_p < 1:
+        ordered, index = logits.sort(dim=-1, descending=True)
+        probs = ordered.softmax(-1)
+        beyond = probs.cumsum(-1) - probs >= sampling.top_p  # the mass before a token already reaches top_p
+        logits = logits.masked_fill(beyond.scatter(-1, index, beyond), -torch.inf)
+    if sampling.min_p > 0:
+        probs = logits.softmax(-1)
+        logits = logits.masked_fill(probs < sampling.min_p * probs.amax(-1, keepdim=True), -torch.inf)
+    return logits

@@ -1,0 +1,174 @@
+"""What happened, as plain numbers: one record per target run and row, a JSONL trace, and the statistics.
+
+Every word used here is defined once, in docs/glossary.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+PHASES = ("draft", "target", "accept", "host")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One target run as one row saw it."""
+
+    row: int  # index of the request
+    position: int  # absolute position of the first token this run could give
+    drafted: tuple[int, ...]  # the guesses proposed
+    accepted: int  # how many of them were kept: n
+    token: int  # the target's own token after them: t
+    overlap: tuple[float, ...]  # sum-min(p, q) of each guess
+    emitted: int  # tokens that entered the text (fewer than accepted + 1 where it ended)
+
+    @property
+    def examined(self) -> int:
+        """Guesses whose fate was decided: the accepted ones and the first rejected one."""
+        return min(self.accepted + 1, len(self.drafted))
+
+
+@dataclass
+class Trace:
+    """Append-only history of a generation."""
+
+    drafter: str = "none"
+    coupling: str = "maximal"
+    exact: bool = True
+    records: list[Record] = field(default_factory=list)
+    runs: int = 0  # target runs after prefill, each serving every row of the batch
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PHASES, "prefill"), 0.0))
+    drafter_error: str | None = None
+
+    def for_row(self, row: int) -> Trace:
+        """The part that concerns one row. Times and runs are of the whole batch it ran in."""
+        return Trace(
+            self.drafter, self.coupling, self.exact, [r for r in self.records if r.row == row],
+            self.runs, self.seconds, self.drafter_error,
+        )  # fmt: skip
+
+    def lines(self) -> Iterator[str]:
+        head = {k: v for k, v in asdict(self).items() if k != "records"}
+        yield json.dumps({"trace": 1, **head})
+        for record in self.records:
+            yield json.dumps(asdict(record))
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text("".join(line + "\n" for line in self.lines()), encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | Path) -> Trace:
+        head, *rest = (json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines())
+        head.pop("trace")
+        records = [Record(**{**r, "drafted": tuple(r["drafted"]), "overlap": tuple(r["overlap"])}) for r in rest]
+        return Trace(**head, records=records)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The statistics of a trace. NaN where there is nothing to count."""
+
+    drafter: str
+    coupling: str
+    exact: bool
+    tokens: int  # tokens generated
+    runs: int  # target runs after prefill that these tokens took
+    tokens_per_run: float  # tokens / runs, the bonus token included
+    drafted: int  # guesses made
+    examined: int  # guesses whose fate was decided (up to the first rejection of each run)
+    accepted: int  # guesses kept
+    wasted: int  # drafted - accepted
+    alpha: float  # mean of sum-min(p, q) over examined guesses: Corollary 3.6
+    alpha_counted: float  # accepted / examined
+    alpha_interval: tuple[float, float]  # 95 % Wilson interval of alpha_counted
+    seconds: dict[str, float]  # in draft, target, accept, host, prefill
+    tokens_per_second: float  # tokens / (all seconds but prefill)
+    drafter_error: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """NaN and infinity become null: JSON has neither."""
+
+        def clean(value: Any) -> Any:
+            if isinstance(value, float):
+                return value if math.isfinite(value) else None
+            if isinstance(value, dict):
+                return {k: clean(v) for k, v in value.items()}
+            return [clean(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+        return {k: clean(v) for k, v in asdict(self).items()}
+
+
+def summarise(trace: Trace) -> Stats:
+    """Totals over totals: every rate is a ratio of sums over the whole trace."""
+    records = trace.records
+    tokens = sum(r.emitted for r in records)
+    drafted = sum(len(r.drafted) for r in records)
+    examined = sum(r.examined for r in records)
+    accepted = sum(r.accepted for r in records)
+    decoding = sum(trace.seconds[phase] for phase in PHASES)
+    return Stats(
+        drafter=trace.drafter,
+        coupling=trace.coupling,
+        exact=trace.exact,
+        tokens=tokens,
+        runs=len(records),
+        tokens_per_run=ratio(tokens, len(records)),
+        drafted=drafted,
+        examined=examined,
+        accepted=accepted,
+        wasted=drafted - accepted,
+        alpha=ratio(math.fsum(x for r in records for x in r.overlap[: r.examined]), examined),
+        alpha_counted=ratio(accepted, examined),
+        alpha_interval=wilson(accepted, examined),
+        seconds=dict(trace.seconds),
+        tokens_per_second=ratio(tokens, decoding),
+        drafter_error=trace.drafter_error,
+    )
+
+
+def ratio(top: float, bottom: float) -> float:
+    return top / bottom if bottom else math.nan
+
+
+def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson score interval of a proportion: honest for few trials and near 0 and 1."""
+    if trials == 0:
+        return (math.nan, math.nan)
+    share = successes / trials
+    centre = share + z * z / (2 * trials)
+    spread = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    return ((centre - spread) / scale, (centre + spread) / scale)
+
+
+class Stopwatch:
+    """Splits wall-clock time into phases: each lap adds the time since the last one to a phase."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds = seconds
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] += now - self._last
+        self._last = now
+
+
+def merge(traces: Iterable[Trace]) -> Trace:
+    """Several traces as one, for statistics over many requests (of one drafter and coupling)."""
+    merged = Trace()
+    for trace in traces:
+        merged.drafter, merged.coupling = trace.drafter, trace.coupling
+        merged.exact = merged.exact and trace.exact
+        merged.records.extend(trace.records)
+        merged.runs += trace.runs
+        merged.drafter_error = merged.drafter_error or trace.drafter_error
+        for phase, seconds in trace.seconds.items():
+            merged.seconds[phase] += seconds
+    return merged

@@ -1,0 +1,191 @@
+"""The words everything else is written in: protocols and records, with their shapes.
+
+B rows (sequences) in a batch, G = gamma guesses, V vocabulary, W = the fixed width of a target run.
+p is always the target's distribution, q the draft's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from outrider.context import Context
+    from outrider.noise import Noise
+    from outrider.sampling import Sampling
+
+Source = Sequence[int] | Tensor
+"""What an encoder reads: token ids, or its finished output [S, size]."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Guesses x_1..x_G from M_q with the distributions they were really drawn from."""
+
+    tokens: Tensor  # [B, G] int64
+    probs: Tensor | None  # [B, G, V]; None means point masses on the tokens
+    proposed: Tensor  # [B, G] bool: True for a prefix of each row, False where nothing was proposed
+
+    @staticmethod
+    def empty(rows: int, device: torch.device) -> Draft:
+        """No guesses at all: gamma = 0."""
+        none = torch.zeros((rows, 0), dtype=torch.int64, device=device)
+        return Draft(none, None, none.bool())
+
+    def of_tokens(self) -> Tensor:
+        """q_i(x_i) -> [B, G]; one where nothing was proposed (it is never looked at)."""
+        if self.probs is None:
+            return torch.ones_like(self.tokens, dtype=torch.float32)
+        q = self.probs.gather(-1, self.tokens[..., None])[..., 0]
+        return torch.where(self.proposed, q, torch.ones_like(q))
+
+    def at(self, n: Tensor, like: Tensor) -> Tensor:
+        """q at index n [B] of each row -> [B, V] shaped as ``like``; zero where nothing was proposed.
+
+        The zero makes full acceptance, early stop and ragged drafts one formula: p - 0 is p itself.
+        """
+        rows, guesses = self.tokens.shape
+        if guesses == 0:
+            return torch.zeros_like(like)
+        index = n.clamp(max=guesses - 1)[:, None]  # [B, 1]
+        real = (n < guesses) & self.proposed.gather(1, index)[:, 0]  # [B]
+        if self.probs is None:
+            token = self.tokens.gather(1, index)
+            q = torch.zeros_like(like).scatter_(1, token, 1.0)
+        else:
+            q = self.probs[torch.arange(rows, device=n.device), index[:, 0]].to(like.dtype)
+        return q * real[:, None]
+
+    def overlap(self, p: Tensor) -> Tensor:
+        """sum over x of min(p_i(x), q_i(x)), Theorem 3.5's beta, for each guess -> [B, G]."""
+        p = p[:, : self.tokens.shape[1]]
+        if self.probs is None:
+            shared = p.gather(-1, self.tokens[..., None])[..., 0]
+        else:
+            shared = torch.minimum(p, self.probs.to(p.dtype)).sum(-1)
+        return shared * self.proposed
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verification decided: n guesses kept, then one token of the target's own."""
+
+    accepted: Tensor  # [B] int64: n
+    token: Tensor  # [B] int64: t
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A rule that turns p and a draft into a verdict: a pure function and what it promises."""
+
+    name: str
+    rule: Callable[[Tensor, Draft, Noise, Tensor], Verdict]
+    exact: bool  # the output follows the target's distribution
+    shares_noise: bool  # the draft is drawn with the very noise the target would use
+
+    def __call__(self, p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
+        return self.rule(p, draft, noise, at)
+
+    def noise_for_draft(self, noise: Noise) -> Noise:
+        """Shared or independent: independence is what makes acceptance by p/q unbiased."""
+        return noise if self.shares_noise else noise.child("draft")
+
+
+@runtime_checkable
+class Session(Protocol):
+    """A batch of sequences on one model. Rollback and the off-by-one after full acceptance live here only."""
+
+    context: Context
+    vocab_size: int
+
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        """Start a sequence in a slot: everything but its last token is run through the model, alone."""
+
+    def release(self, row: int) -> None:
+        """The row is done: it stays as padding and its length no longer grows."""
+
+    def score(self, tail: Tensor) -> Tensor:
+        """Logits after the committed tokens and each guess of ``tail`` [B, G] -> [B, G+1, V], one run."""
+
+    def extend(self, tokens: Tensor) -> Tensor:
+        """Go on from the last score: feed further guesses [B, K] -> logits after each of them [B, K, V]."""
+
+    def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None:
+        """The truth is now this: the first count [B] of tokens [B, K] are appended.
+
+        What was scored and agrees stays cached; the rest is run next time. ``follows`` promises that the
+        tokens agree with the scored guesses but for the last of each row, which bounds that rest without
+        asking the device how long it is.
+        """
+
+    def select(self, rows: Tensor) -> None:
+        """Reorder, fork or drop rows: row i becomes the old row rows[i]."""
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """A model: immutable, shared by sessions."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens a sequence may have; None if unlimited."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def start(self, rows: int, shape: Shape) -> Session:
+        """A session with ``rows`` empty slots."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The constant shapes of a session. Same shapes, same kernels, same bits."""
+
+    capacity: int  # tokens a row can hold
+    width: int  # W: tokens per row in every run after prefill
+    source_capacity: int = 0  # encoder positions a row can hold
+    chunk: int = 64  # tokens per prefill run
+    fixed: bool = True  # False: runs are as narrow as they can be, and bits may differ
+
+
+@runtime_checkable
+class DraftSession(Protocol):
+    """A batch of sequences being drafted for."""
+
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        """Start a sequence in a slot."""
+
+    def release(self, row: int) -> None:
+        """The row is done."""
+
+    def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        """Up to gamma guesses per row for the positions at[:, :gamma] (``at`` is [B, gamma+1]).
+
+        Rows may differ (``proposed``), and all may be shorter than gamma (fewer columns).
+        Contract, tested bit for bit: tokens == draw(probs, noise.race("token", at)), so the q returned is
+        the q drawn from.
+        """
+
+    def commit(self, tokens: Tensor, count: Tensor) -> None:
+        """These tokens are now the truth, whatever was proposed."""
+
+    def select(self, rows: Tensor) -> None:
+        """Reorder, fork or drop rows."""
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Something that guesses: immutable, shared by sessions. ``name`` shows in statistics."""
+
+    @property
+    def name(self) -> str: ...
+
+    def start(self, rows: int, shape: Shape, target: LanguageModel) -> DraftSession:
+        """A drafting session beside a session of ``target`` with the same rows."""

@@ -1,0 +1,37 @@
+"""Maximal coupling: the papers' rule, which accepts as often as any rule that keeps the distribution can."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.noise import Noise
+from outrider.sampling import draw
+from outrider.types import Draft, Verdict, Verifier
+
+
+def accepted_prefix(kept: Tensor) -> Tensor:
+    """The first rejection ends a row: kept [B, G] bool -> n [B]."""
+    return kept.to(torch.int64).cumprod(-1).sum(-1)
+
+
+def take(values: Tensor, n: Tensor) -> Tensor:
+    """values[b, n[b]] for every row: [B, K, ...] -> [B, ...]."""
+    return values[torch.arange(n.shape[0], device=n.device), n]
+
+
+def _maximal(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
+    """Keep x_i with probability min(1, p/q), else draw from norm(max(0, p - q)): Leviathan section 2.3."""
+    guesses = draft.tokens.shape[1]
+    r = noise.uniform("accept", at[:, :guesses])  # [B, G]
+    p_of_x = p[:, :guesses].gather(-1, draft.tokens[..., None])[..., 0]  # [B, G]
+    n = accepted_prefix(draft.proposed & (r * draft.of_tokens() <= p_of_x))
+    p_n = take(p, n)  # [B, V]
+    rest = (p_n - draft.at(n, like=p_n)).clamp(min=0)  # p' unnormalised; p itself where nothing was proposed
+    # Where rounding left nothing (p and q equal to the last bit, yet rejected), p is the right limit.
+    rest = torch.where(rest.amax(-1, keepdim=True) > 0, rest, p_n)
+    t = draw(rest, noise.race("token", take(at, n)[:, None], p.shape[-1])[:, 0])
+    return Verdict(n, t)
+
+
+maximal_coupling = Verifier("maximal", _maximal, exact=True, shares_noise=False)
