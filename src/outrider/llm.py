@@ -174,6 +174,11 @@ class LLM:
             self.exact,
         )
 
+    @property
+    def decoder_start(self) -> int | None:
+        """The token an encoder-decoder model's output begins with."""
+        return self._defaults.decoder_start
+
     @cached_property
     def _defaults(self) -> generation.Defaults:
         return generation.defaults(self.target.model)

@@ -101,6 +101,15 @@ class Session(Protocol):
 
     context: Context
     vocab_size: int
+    hidden: Tensor | None
+    """[B, size]: what the output layer read when it gave each row's last token; None if the model shows none."""
+
+    embedding: Tensor | None
+    unembedding: Tensor | None
+    """[V, size] each: the model's input and output tables, for heads that share them; None if it shows none."""
+
+    @property
+    def device(self) -> torch.device: ...
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         """Start a sequence in a slot: everything but its last token is run through the model, alone."""
@@ -187,5 +196,5 @@ class Drafter(Protocol):
     @property
     def name(self) -> str: ...
 
-    def start(self, rows: int, shape: Shape, target: LanguageModel) -> DraftSession:
-        """A drafting session beside a session of ``target`` with the same rows."""
+    def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
+        """A drafting session beside the target's, with the same rows. Heads read ``target.hidden``."""

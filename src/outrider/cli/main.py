@@ -8,7 +8,7 @@ import sys
 import typer
 
 from outrider import __version__
-from outrider.cli import demo, generate, models
+from outrider.cli import demo, distill, generate, models, verify
 from outrider.cli.common import notes
 from outrider.errors import OutriderError
 
@@ -20,6 +20,8 @@ app = typer.Typer(
 )
 app.command()(generate.generate)
 app.command()(demo.demo)
+app.command()(verify.verify)
+app.command()(distill.distill)
 app.add_typer(models.app, name="models")
 
 

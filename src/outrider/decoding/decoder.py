@@ -114,7 +114,7 @@ class _Batch:
         target = decoder.target
         self.watch = Stopwatch(trace.seconds)
         self.target = target.start(slots, shape)
-        self.drafter = Guarded(lambda: decoder.drafter.start(slots, shape, target), slots, target.device)
+        self.drafter = Guarded(lambda: decoder.drafter.start(slots, shape, self.target), slots, target.device)
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=target.device)
         self.rows: list[tuple[int, Row] | None] = [None] * slots
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from outrider.context import Context
 from outrider.noise import Noise
 from outrider.sampling import Sampling, draw, standardise
-from outrider.types import Draft, LanguageModel, Shape, Source
+from outrider.types import Draft, Session, Shape, Source
 
 
 class ContextSession:
     """A drafting session that needs only the tokens so far. Subclasses write ``propose``."""
 
-    def __init__(self, rows: int, shape: Shape, target: LanguageModel) -> None:
+    def __init__(self, rows: int, shape: Shape, target: Session) -> None:
         self.context = Context(rows, shape.capacity, target.device)
         self.vocab_size = target.vocab_size
 

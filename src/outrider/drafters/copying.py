@@ -16,7 +16,7 @@ from outrider.drafters.base import ContextSession
 from outrider.errors import require
 from outrider.noise import Noise
 from outrider.sampling import Sampling
-from outrider.types import Draft, DraftSession, LanguageModel, Shape, Source
+from outrider.types import Draft, DraftSession, Session, Shape, Source
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Copying:
         require(self.shortest >= 1, f"shortest must be at least 1, got {self.shortest}")
         require(self.longest >= self.shortest, f"longest must be at least shortest, got {self.longest}")
 
-    def start(self, rows: int, shape: Shape, target: LanguageModel) -> DraftSession:
+    def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         return _CopyingSession(self, rows, shape, target)
 
 
 class _CopyingSession(ContextSession):
-    def __init__(self, drafter: Copying, rows: int, shape: Shape, target: LanguageModel) -> None:
+    def __init__(self, drafter: Copying, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
         self.drafter = drafter
         self.sources = torch.full(

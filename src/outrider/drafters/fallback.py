@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider.noise import Noise
 from outrider.sampling import Sampling
-from outrider.types import Draft, Drafter, DraftSession, LanguageModel, Shape, Source
+from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source
 
 
 class Fallback:
@@ -19,7 +19,7 @@ class Fallback:
         self.first, self.second = first, second
         self.name = f"{first.name}+{second.name}"
 
-    def start(self, rows: int, shape: Shape, target: LanguageModel) -> DraftSession:
+    def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         first = self.first.start(rows, shape, target)
         return _FallbackSession(first, self.second.start(rows, shape, target), target.vocab_size)
 
@@ -38,7 +38,7 @@ class _FallbackSession:
             session.release(row)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
-        first, second = (session.propose(gamma, sampling, noise, at) for session in self.sessions)
+        first, second = (_widened(session.propose(gamma, sampling, noise, at), gamma) for session in self.sessions)
         if gamma == 0:
             return first
         use_first = first.proposed[:, :1]  # [B, 1]
@@ -63,3 +63,12 @@ class _FallbackSession:
     def select(self, rows: Tensor) -> None:
         for session in self.sessions:
             session.select(rows)
+
+
+def _widened(draft: Draft, gamma: int) -> Draft:
+    """Fewer columns than asked for are columns where nothing is proposed."""
+    missing, pad = gamma - draft.tokens.shape[1], torch.nn.functional.pad
+    if missing == 0:
+        return draft
+    probs = None if draft.probs is None else pad(draft.probs, (0, 0, 0, missing))
+    return Draft(pad(draft.tokens, (0, missing)), probs, pad(draft.proposed, (0, missing)))

@@ -10,27 +10,31 @@ from torch import Tensor
 
 from outrider.noise import Noise
 from outrider.sampling import Sampling, draw, standardise
-from outrider.types import Draft, DraftSession, LanguageModel, Shape, Source
+from outrider.types import Draft, DraftSession, LanguageModel, Session, Shape, Source
 
 
 class ModelDrafter:
     """Drafts by running a smaller model token by token, with the same sampling options as the target.
 
     Vocabularies may differ in padding rows: tokens the target does not have are never drafted, and tokens
-    the draft does not have get probability zero.
+    the draft does not have get probability zero. ``sampling`` gives the draft options of its own: q is then
+    what it really drew from, which is all that exactness needs.
     """
 
-    def __init__(self, model: LanguageModel, name: str = "model") -> None:
-        self.model, self.name = model, name
+    gamma = 4  # guesses per run unless asked otherwise: each costs a run of the model
 
-    def start(self, rows: int, shape: Shape, target: LanguageModel) -> DraftSession:
+    def __init__(self, model: LanguageModel, name: str = "model", sampling: Sampling | None = None) -> None:
+        self.model, self.name, self.sampling = model, name, sampling
+
+    def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         # A draft's bits need not be the same at every width, so its runs are as narrow as they can be.
-        return _ModelSession(self.model, rows, replace(shape, width=1, fixed=False), target)
+        return _ModelSession(self, rows, replace(shape, width=1, fixed=False), target)
 
 
 class _ModelSession:
-    def __init__(self, model: LanguageModel, rows: int, shape: Shape, target: LanguageModel) -> None:
-        self.session = model.start(rows, shape)
+    def __init__(self, drafter: ModelDrafter, rows: int, shape: Shape, target: Session) -> None:
+        self.session = drafter.model.start(rows, shape)
+        self.sampling = drafter.sampling
         self.vocab_size = target.vocab_size
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
@@ -40,6 +44,7 @@ class _ModelSession:
         self.session.release(row)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        sampling = self.sampling or sampling
         context = self.session.context
         tokens = at.new_zeros((context.rows, 0))
         if gamma == 0:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from outrider.drafters.base import TableSession
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
-from outrider.types import DraftSession, LanguageModel, Shape
+from outrider.types import DraftSession, Session, Shape
 
 _FOLLOWERS = 32
 """Most frequent followers kept per context. The rest has q = 0, which costs acceptance, never exactness."""
@@ -124,7 +124,7 @@ class Ngram:
         self.table, self.order = table, order if table is None else table.order
         self.name = "ngram" if table is None else f"{self.order}-gram"
 
-    def start(self, rows: int, shape: Shape, target: LanguageModel) -> DraftSession:
+    def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         if self.table is None:
             return _OnlineSession(self.order, rows, shape, target)
         if self.table.vocab_size > target.vocab_size:
@@ -136,7 +136,7 @@ class Ngram:
 
 
 class _TableSession(TableSession):
-    def __init__(self, table: NgramTable, rows: int, shape: Shape, target: LanguageModel) -> None:
+    def __init__(self, table: NgramTable, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
         self.table = table
         self.unigram = torch.nn.functional.pad(table.unigram, (0, target.vocab_size - table.vocab_size))
@@ -161,7 +161,7 @@ class _TableSession(TableSession):
 class _OnlineSession(TableSession):
     """k-gram counts of the row's own text, found by matching rather than kept in a table."""
 
-    def __init__(self, order: int, rows: int, shape: Shape, target: LanguageModel) -> None:
+    def __init__(self, order: int, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
         self.order = order
 

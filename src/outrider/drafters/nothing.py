@@ -7,7 +7,7 @@ from torch import Tensor
 from outrider.drafters.base import ContextSession
 from outrider.noise import Noise
 from outrider.sampling import Sampling
-from outrider.types import Draft, DraftSession, LanguageModel, Shape
+from outrider.types import Draft, DraftSession, Session, Shape
 
 
 class Nothing:
@@ -15,7 +15,7 @@ class Nothing:
 
     name = "none"
 
-    def start(self, rows: int, shape: Shape, target: LanguageModel) -> DraftSession:
+    def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         return _NothingSession(rows, shape, target)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import TableSession
-from outrider.types import DraftSession, LanguageModel, Shape
+from outrider.types import DraftSession, Session, Shape
 
 
 class Uniform:
@@ -14,7 +14,7 @@ class Uniform:
 
     name = "uniform"
 
-    def start(self, rows: int, shape: Shape, target: LanguageModel) -> DraftSession:
+    def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         return _UniformSession(rows, shape, target)
 
 

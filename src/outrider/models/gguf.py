@@ -38,8 +38,9 @@ MB = 1_000_000
 # wherever the file's chat template writes it, whatever the file's single eos field says.
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|end_of_text|>")
 
-# The `tokenizer.ggml.pre` names whose splitting rule is known exactly, by rule.
-PLAIN_PRE = {"gpt-2", "default"}
+# The `tokenizer.ggml.pre` names whose rule is GPT-2's pattern, alone or after splitting off every digit
+# (llama.cpp, src/llama-vocab.cpp); files with any other rule are left to transformers.
+PLAIN_PRE = {"gpt-2", "mpt", "olmo", "jais"}
 DIGITS_PRE = {"smollm", "starcoder", "refact", "command-r", "codeshell"}
 CONTROL, USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 
@@ -211,7 +212,7 @@ def build_tokenizer(metadata: Metadata) -> Any | None:
 
 def _splitter(metadata: Metadata) -> PreTokenizer | None:
     """The pre-tokenizer that ``tokenizer.ggml.pre`` names, for the names known here."""
-    pre = metadata.get("tokenizer.ggml.pre", "default")
+    pre = metadata.get("tokenizer.ggml.pre")
     # A file that wants a token added by itself needs a post-processor: transformers knows those.
     wants_bos = metadata.get("tokenizer.ggml.add_bos_token") or metadata.get("tokenizer.ggml.add_eos_token")
     known = pre in PLAIN_PRE or pre in DIGITS_PRE

@@ -192,7 +192,7 @@ def _explained(error: Exception, name: str, folder: Path, needed: int) -> ModelE
 
 
 def _space_message(name: str, folder: Path, needed: int, found: str) -> str:
-    wanted = f"{name} needs {needed // MB + 1} MB in {folder} while it is made"
+    wanted = f"{name} needs {-(-needed // MB)} MB in {folder} while it is made"
     return f"{wanted}, and {found}; free some, or name another place: OUTRIDER_CACHE=/some/where"
 
 

@@ -33,6 +33,7 @@ class HuggingFaceModel:
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
         self.positions_limit: int | None = getattr(self.config, "max_position_embeddings", None)
         self.windows = families.sliding_windows(self.config)
+        self._watch_output_layer()
         self.own_shapes, self.cross_shapes = self._probe()
 
     @property
@@ -41,6 +42,32 @@ class HuggingFaceModel:
 
     def start(self, rows: int, shape: Shape) -> HuggingFaceSession:
         return HuggingFaceSession(self, rows, shape)
+
+    @property
+    def seen(self) -> Tensor | None:
+        """What the output layer read in the last run: the last hidden states."""
+        return getattr(self.model.get_output_embeddings(), "outrider_seen", None)
+
+    @property
+    def hidden_size(self) -> int | None:
+        return None if self.seen is None else int(self.seen.shape[-1])
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V, size]: the input embeddings."""
+        return self.model.get_input_embeddings().weight  # type: ignore[no-any-return]
+
+    @property
+    def unembedding(self) -> Tensor:
+        """[V, size]: the output layer, which turns ``hidden`` into logits."""
+        return self.model.get_output_embeddings().weight  # type: ignore[no-any-return]
+
+    def _watch_output_layer(self) -> None:
+        """Every family has an output layer; what goes into it is the last hidden state, ready to be read."""
+        layer = self.model.get_output_embeddings()
+        if layer is not None and not hasattr(layer, "outrider_seen"):  # once, however often a model is wrapped
+            layer.outrider_seen = None
+            layer.register_forward_pre_hook(lambda module, inputs: setattr(module, "outrider_seen", inputs[0]))
 
     def _output_size(self) -> int:
         head = self.model.get_output_embeddings()
@@ -68,6 +95,9 @@ class HuggingFaceSession(BufferedSession):
         if model.encoder_decoder:
             self.cross = self._allocate(model.cross_shapes, shape.source_capacity)
             self.source_lengths = torch.ones(rows, dtype=torch.int64, device=model.device)
+        if model.hidden_size is not None:
+            self.embedding, self.unembedding = model.embedding, model.unembedding
+            self.hidden = torch.zeros((rows, model.hidden_size), dtype=model.dtype, device=model.device)
         self._slots = torch.arange(shape.capacity, device=model.device)  # [C]
 
     def _allocate(self, shapes: list[Any], capacity: int) -> RaggedCache:
@@ -81,20 +111,22 @@ class HuggingFaceSession(BufferedSession):
             self.source_lengths = self.source_lengths.index_select(0, rows)
 
     @torch.no_grad()
-    def _feed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def _feed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         arguments = self._arguments(self.cache, tokens, positions)
         if self.model.encoder_decoder:
             arguments |= self._cross_arguments(arguments, self.cross, self.source_lengths)
-        return self.model.model(**arguments).logits  # type: ignore[no-any-return]
+        return self.model.model(**arguments).logits, self.model.seen
 
     @torch.no_grad()
-    def _prefill(self, row: int, tokens: Tensor, positions: Tensor) -> None:
+    def _prefill(self, row: int, tokens: Tensor, positions: Tensor, last: int) -> Tensor | None:
         arguments = self._arguments(self.cache.row(row), tokens, positions)
         if self.model.encoder_decoder:
             arguments |= self._cross_arguments(arguments, self.cross.row(row), self.source_lengths[row : row + 1])
         if "logits_to_keep" in self.model.accepts:
-            arguments["logits_to_keep"] = 1
+            arguments["logits_to_keep"] = torch.tensor([last], device=tokens.device)
+            last = 0
         self.model.model(**arguments)
+        return None if self.model.seen is None else self.model.seen[0, last]
 
     def _arguments(self, cache: RaggedCache, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
         prefix = "decoder_" if self.model.encoder_decoder else ""

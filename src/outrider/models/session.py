@@ -32,15 +32,19 @@ class BufferedSession(ABC):
         self.cached = torch.zeros(rows, dtype=torch.int64, device=device)  # [B]
         self.behind = 1
         self._scored = False  # something was run since the last commit
+        self.embedding: Tensor | None = None
+        self.unembedding: Tensor | None = None
+        self.hidden: Tensor | None = None  # [B, size]: what gave each row's last token
+        self._window: tuple[Tensor, Tensor] | None = None  # start [B] and hidden states [B, w, size] of the last run
         self.guessed = 0  # guesses run since the last commit; they stand as scratch in the context
 
     @abstractmethod
-    def _feed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Run tokens [B, w] at positions [B, w], remembering them -> logits [B, w, V]."""
+    def _feed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Run tokens [B, w] at positions [B, w], remembering them -> logits [B, w, V], hidden [B, w, size]."""
 
     @abstractmethod
-    def _prefill(self, row: int, tokens: Tensor, positions: Tensor) -> None:
-        """Run tokens [1, chunk] of one row alone, remembering them."""
+    def _prefill(self, row: int, tokens: Tensor, positions: Tensor, last: int) -> Tensor | None:
+        """Run tokens [1, chunk] of one row alone, remembering them -> hidden [size] of token ``last``."""
 
     def _encode(self, row: int, source: Source) -> None:
         raise BadOption("source is for encoder-decoder models only; this model continues its prompt")
@@ -49,11 +53,20 @@ class BufferedSession(ABC):
         self.context.admit(row, prompt)
         if source is not None:
             self._encode(row, source)
+        if self.hidden is not None:
+            self.hidden[row] = 0  # a prompt of one token has no state behind it, least of all another request's
         chunk = self.shape.chunk
         for start in range(0, len(prompt) - 1, chunk):
             positions = torch.arange(start, start + chunk, device=self.context.device)[None]
-            self._prefill(row, self.context.tokens[row : row + 1, start : start + chunk], positions)
+            last = min(chunk, len(prompt) - 1 - start) - 1
+            hidden = self._prefill(row, self.context.tokens[row : row + 1, start : start + chunk], positions, last)
+            if self.hidden is not None and hidden is not None:
+                self.hidden[row] = hidden
         self.cached[row] = len(prompt) - 1
+
+    @property
+    def device(self) -> torch.device:
+        return self.context.device
 
     def release(self, row: int) -> None:
         self.context.release(row)
@@ -90,6 +103,7 @@ class BufferedSession(ABC):
         self.context.append(tokens, count)
         if ran >= 0:
             self.cached = torch.minimum(old_lengths + agree, self.context.lengths - 1)
+            self._keep_hidden()
         if not follows:
             self.behind = int((self.context.lengths - self.cached).max())
         elif ran >= 0:
@@ -101,11 +115,23 @@ class BufferedSession(ABC):
     def select(self, rows: Tensor) -> None:
         self.context.select(rows)
         self.cached = self.cached.index_select(0, rows)
+        self.hidden = None if self.hidden is None else self.hidden.index_select(0, rows)
+        if self._window is not None:
+            self._window = self._window[0].index_select(0, rows), self._window[1].index_select(0, rows)
 
     def _run(self, start: Tensor, width: int) -> Tensor:
         positions = start[:, None] + torch.arange(width, device=start.device)  # [B, w]
         self._scored = True
-        return self._feed(self.context.tokens.gather(1, positions), positions)
+        logits, hidden = self._feed(self.context.tokens.gather(1, positions), positions)
+        self._window = None if hidden is None else (start, hidden)
+        return logits
+
+    def _keep_hidden(self) -> None:
+        """The state behind a row's last token is that of the token before it."""
+        if self._window is not None:
+            start, hidden = self._window
+            index = (self.context.lengths - 2 - start).clamp(min=0, max=hidden.shape[1] - 1)
+            self.hidden = hidden[torch.arange(len(index), device=index.device), index]
 
     def _catch_up(self, guesses: int) -> None:
         """Run pending tokens, a width at a time, until the rest and the guesses fit into one run."""

@@ -32,13 +32,13 @@ class ToyModel:
         other.table = self.table + distance * other.table
         return other
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """After every token of [..., T] -> [..., T, V]; positions before the start count as token 0."""
+    def states(self, tokens: Tensor) -> Tensor:
+        """The row of ``table`` that holds after every token of [..., T]; before the start is token 0."""
         padded = torch.nn.functional.pad(tokens, (self.order - 1, 0))
         state = torch.zeros_like(tokens)
         for k in range(self.order):
             state = state * self.vocab_size + padded[..., k : k + tokens.shape[-1]]
-        return self.table[state]
+        return state
 
     def start(self, rows: int, shape: Shape) -> ToySession:
         return ToySession(self, rows, shape)
@@ -51,6 +51,13 @@ class ToySession:
         self.model, self.vocab_size = model, model.vocab_size
         self.context = Context(rows, shape.capacity, model.device)
         self.tail = torch.zeros((rows, 0), dtype=torch.int64)
+        self.hidden: Tensor | None = None
+        self.embedding: Tensor | None = None
+        self.unembedding: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.context.admit(row, prompt)
@@ -61,8 +68,8 @@ class ToySession:
     def score(self, tail: Tensor) -> Tensor:
         self.tail = tail
         self.context.write_scratch(tail)
-        logits = self.model.logits(self.context.tokens)
-        return self._from(logits, self.context.lengths - 1, tail.shape[1] + 1)
+        states = self.model.states(self.context.tokens)  # [B, C]
+        return self.model.table[states.gather(1, self.context.positions(tail.shape[1] + 1, offset=-1))]
 
     def extend(self, tokens: Tensor) -> Tensor:
         self.tail = torch.cat([self.tail, tokens], 1)
@@ -73,8 +80,4 @@ class ToySession:
 
     def select(self, rows: Tensor) -> None:
         self.context.select(rows)
-
-    @staticmethod
-    def _from(logits: Tensor, start: Tensor, count: int) -> Tensor:
-        index = start[:, None] + torch.arange(count)
-        return logits.gather(1, index[..., None].expand(-1, -1, logits.shape[-1]))
+        self.tail = self.tail.index_select(0, rows)

@@ -1,0 +1,5 @@
+"""``python -m outrider`` is the ``outrider`` command."""
+
+from outrider.cli.main import main
+
+main()

@@ -1,0 +1,5 @@
+"""A certificate a user runs on their own models and machine: is speculation exact here, and how do we know?"""
+
+from outrider.certificate.run import Certificate, Plan, certify
+
+__all__ = ["Certificate", "Plan", "certify"]

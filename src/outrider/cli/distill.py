@@ -1,0 +1,121 @@
+"""``outrider distill``: train a draft for a target."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from outrider.cli import common
+from outrider.cli.common import answers, notes
+from outrider.errors import require
+
+
+def distill(
+    target: Annotated[str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")],
+    out: Annotated[Path, typer.Option(help="Where the draft goes: a new directory, or one to resume.")],
+    kind: Annotated[str, typer.Option(help="model, feature or blockwise.")] = "feature",
+    size: Annotated[
+        str | None, typer.Option(help="model: 256x1024x2x4 (width, inner, layers, heads); heads: inner width.")
+    ] = None,
+    layers: Annotated[str, typer.Option(help="model: start from these layers of the target, as 0,15,29.")] = "",
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Text files to train on (.txt, .jsonl, packed or not).")
+    ] = None,
+    self_written: Annotated[
+        bool, typer.Option("--self", help="Train on text the target writes itself (the default).")
+    ] = False,
+    prompts: Annotated[
+        list[Path] | None, typer.Option(help="With --self: files of prompts for the target to answer.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="Text gathered by another run: its training/text.safetensors.")
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="kl (soft targets), tv (acceptance itself) or ce (cross-entropy).")
+    ] = "kl",
+    vocab: Annotated[int, typer.Option(help="The most frequent tokens the draft can write; 0 for all.")] = 8192,
+    tokens: Annotated[int, typer.Option(help="Tokens to train on, text repeated as needed.")] = 10_000_000,
+    seconds: Annotated[float | None, typer.Option(help="Seconds to train, instead of --tokens.")] = None,
+    text_tokens: Annotated[int, typer.Option(help="Tokens of text to gather.")] = 2_000_000,
+    block: Annotated[int, typer.Option(help="Tokens per training example.")] = 512,
+    batch: Annotated[int, typer.Option(help="Examples per step.")] = 16,
+    generate_batch: Annotated[int, typer.Option(help="Texts written at a time with --self.")] = 64,
+    depth: Annotated[int, typer.Option(help="Heads: guesses trained in a row.")] = 5,
+    blocks: Annotated[int, typer.Option(help="Feature head: layers, 1 or 2.")] = 1,
+    rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
+    seed: Annotated[int, typer.Option(help="Same seed, same draft (on a CPU).")] = 0,
+    device: common.Device = "auto",
+    dtype: common.Dtype = "auto",
+    trust_remote_code: common.Trust = False,
+    as_json: common.Json = False,
+) -> None:
+    """Train a draft for TARGET. Stop it at any time: the same command goes on where it was."""
+    require(not (data and self_written), "--data and --self exclude each other; choose one")
+    require(not (data and prompts), "--prompts are answered by the target itself: leave out --data")
+    from outrider.training.distill import Plan, prepare
+    from outrider.training.distill import distill as run
+    from outrider.training.loop import Budget
+
+    plan = Plan(
+        kind=kind, size=size, layers=_layers(layers), data=tuple(map(str, data or ())),
+        prompts=tuple(map(str, prompts or ())), text=None if text is None else str(text), vocab=vocab or None, text_tokens=text_tokens, block=block, depth=depth,
+        blocks=blocks, generate_batch=generate_batch, seconds=seconds,
+        budget=Budget(tokens=tokens, batch=batch, rate=rate, objective=objective, seed=seed),
+    )  # fmt: skip
+    require(text is None or not (data or prompts), "--text is text already gathered: leave out --data and --prompts")
+    for path in (*(data or ()), *(prompts or ()), *([text] if text else ())):
+        require(path.is_file(), f"data file {path} does not exist")
+    prepare(out, plan)
+    from outrider.models import loading
+
+    with notes.status(f"loading {target}"):
+        loaded = loading.load(target, device, dtype, trust_remote_code)
+    (out / "training" / "command.txt").write_text(shlex.join(["outrider", *sys.argv[1:]]) + "\n", encoding="utf-8")
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=notes) as bar:
+        last = run(loaded, out, plan, _Bars(bar))
+    result = {
+        "out": str(out),
+        "steps": last.steps,
+        "loss": last.loss,
+        "held_out": vars(last.measured) if last.measured else None,
+    }
+    answers.out(json.dumps(result) if as_json else f"draft in {out}: held-out {result['held_out']}", highlight=False)
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    parts = [p for p in text.split(",") if p]
+    require(all(p.isdigit() for p in parts), f"layers must look like 0,15,29, got {text!r}")
+    return tuple(int(p) for p in parts)
+
+
+class _Bars:
+    """Progress of gathering text and of training, with the loss and held-out acceptance."""
+
+    def __init__(self, bar: Progress) -> None:
+        self.bar = bar
+        self.tasks: dict[str, Any] = {}
+
+    def _update(self, name: str, description: str, share: float) -> None:
+        if name not in self.tasks:
+            self.tasks[name] = self.bar.add_task(description, total=1.0)
+        self.bar.update(self.tasks[name], description=description, completed=share)
+
+    def data(self, what: str, share: float) -> None:
+        self._update("data", what, share)
+
+    def training(self, report: Any) -> None:
+        alpha = report.measured
+        seen = "" if alpha is None else f" held-out alpha {alpha.overlap[0]:.3f} (t=1) {alpha.agreement[0]:.3f} (t=0)"
+        text = (
+            f"step {report.step}/{report.steps} loss {report.loss:.3f}{seen} {report.tokens_per_second:,.0f} tokens/s"
+        )
+        self._update("training", text, report.step / report.steps)
+        if not self.bar.console.is_terminal:
+            self.bar.console.print(text)

@@ -1,0 +1,1 @@
+"""Training of drafts: distillation of small models and heads from a target."""

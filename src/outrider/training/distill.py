@@ -1,0 +1,169 @@
+"""From a target to a trained draft in a directory: data, student, training, model card."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from outrider.drafters.heads import Head, HeadConfig, HeadDrafter
+from outrider.errors import BadOption, require
+from outrider.models import trimmed
+from outrider.models.loading import Loaded
+from outrider.models.teacher import Teacher, fingerprint
+from outrider.training.data import Corpus, SelfText, documents, frequent_tokens, from_texts, self_written
+from outrider.training.loop import Budget, Report, train
+from outrider.training.students import HeadStudent, ModelStudent, Student, Vocabulary
+
+KINDS = ("model", "feature", "blockwise")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides a draft."""
+
+    kind: str = "feature"
+    size: str | None = None  # model: 256x1024x2x4; heads: the inner width; None: a sensible one
+    layers: tuple[int, ...] = ()  # model: start from these layers of the target instead of from scratch
+    data: tuple[str, ...] = ()  # text files; none: the target writes its own
+    prompts: tuple[str, ...] = ()  # files of prompts for the target to answer
+    text: str | None = None  # the training/text.safetensors of another run, to train on the same text
+    vocab: int | None = 8192  # tokens the draft can write; None: all
+    text_tokens: int = 2_000_000  # of text to gather
+    block: int = 512
+    depth: int = 5  # heads: guesses trained in a row
+    blocks: int = 1  # feature head: layers
+    generate_batch: int = 64
+    seconds: float | None = None  # of training; the budget's tokens then follow from the measured speed
+    budget: Budget = Budget(tokens=10_000_000)
+
+    def __post_init__(self) -> None:
+        require(self.kind in KINDS, f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        require(self.vocab is None or self.vocab > 0, f"vocab must be positive, got {self.vocab}")
+        require(self.depth >= 1, f"depth must be at least 1, got {self.depth}")
+        require(not self.layers or self.kind == "model", "layers are for --kind model: heads read the target itself")
+
+
+class Say(Protocol):
+    """Where progress goes."""
+
+    def data(self, what: str, share: float) -> None:
+        """Text is being gathered."""
+
+    def training(self, report: Report) -> None:
+        """Training has reached a step."""
+
+
+class _Quiet:
+    def data(self, what: str, share: float) -> None:
+        """Nobody asked."""
+
+    def training(self, report: Report) -> None:
+        """Nobody asked."""
+
+
+def distill(target: Loaded, out: Path, plan: Plan, say: Say | None = None) -> Report:
+    """Train a draft for ``target`` into ``out``. Run again after a kill, it goes on where it stopped."""
+    say = say or _Quiet()
+    work = prepare(out, plan)
+    corpus = _corpus(target, plan, work, say.data)
+    training, held_out = corpus.split(max(2, min(64, len(corpus) // 20)))
+    torch.manual_seed(plan.budget.seed)
+    tokens = frequent_tokens(training, target.model.vocab_size, plan.vocab)
+    budget = _budget(target, plan, tokens, training, work)
+    torch.manual_seed(budget.seed)
+    student, save = make_student(target, plan, tokens)
+    last = train(student, training, held_out, budget, work / "checkpoint.pt", say.training)
+    save(out)
+    return last
+
+
+def _budget(target: Loaded, plan: Plan, tokens: torch.Tensor, corpus: Corpus, work: Path) -> Budget:
+    """The plan's budget, or what fits into its seconds: measured once and kept, so that a resumed run agrees."""
+    if plan.seconds is None:
+        return plan.budget
+    kept = work / "budget.json"
+    if not kept.is_file():
+        student, _ = make_student(target, plan, tokens)
+        step = plan.budget.batch * corpus.tokens.shape[1]
+        train(student, corpus, corpus.split(1)[1], replace(plan.budget, tokens=2 * step), every=1000)  # warm-up
+        began = time.perf_counter()
+        train(student, corpus, corpus.split(1)[1], replace(plan.budget, tokens=4 * step), every=1000)
+        rate = 4 * step / (time.perf_counter() - began)
+        kept.write_text(json.dumps({"tokens": max(step, int(rate * plan.seconds))}), encoding="utf-8")
+    return replace(plan.budget, tokens=int(json.loads(kept.read_text(encoding="utf-8"))["tokens"]))
+
+
+def prepare(out: Path, plan: Plan) -> Path:
+    """The working directory inside ``out``; refuses to overwrite anything that is not this very run."""
+    work = out / "training"
+    settings = json.loads(json.dumps(asdict(plan)))
+    if out.exists() and any(out.iterdir()):
+        known = work / "plan.json"
+        if not known.is_file():
+            raise BadOption(f"output directory {out} exists and is not empty; choose another --out or empty it")
+        if json.loads(known.read_text(encoding="utf-8")) != settings:
+            raise BadOption(f"{out} holds a run with other settings (see {known}); choose another --out")
+    work.mkdir(parents=True, exist_ok=True)
+    (work / "plan.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    return work
+
+
+def _corpus(target: Loaded, plan: Plan, work: Path, progress: Callable[[str, float], None]) -> Corpus:
+    """Gathered once, then kept: a resumed run must see the same text."""
+    path = work / "text.safetensors"
+    if not path.is_file():
+        if plan.text is not None:
+            corpus = Corpus.load(Path(plan.text))
+        elif plan.data:
+            corpus = from_texts(documents(map(Path, plan.data)), target, plan.block, plan.text_tokens)
+        else:
+            if target.model.encoder_decoder:
+                raise BadOption("an encoder-decoder target needs sources: give them with --data")
+            how = SelfText(plan.text_tokens, batch=plan.generate_batch, block=plan.block, seed=plan.budget.seed)
+            corpus = self_written(target, how, list(documents(map(Path, plan.prompts))), progress)
+        temporary = path.with_suffix(".tmp")
+        corpus.save(temporary)
+        os.replace(temporary, path)
+    return Corpus.load(path)
+
+
+def make_student(target: Loaded, plan: Plan, tokens: torch.Tensor) -> tuple[Student, Callable[[Path], None]]:
+    """The student, and how its result is saved."""
+    teacher = Teacher(target.model)
+    vocabulary = Vocabulary(tokens, target.model.vocab_size, target.model.device)
+    if plan.kind == "model":
+        if plan.layers:
+            model = trimmed.sliced(target.model, tokens.to(target.model.device), plan.layers)
+        else:
+            model = trimmed.build(trimmed.Size.parse(plan.size or "256x1024x2x4"), len(tokens) + 1, target.model)
+        model = model.to(target.model.device).train()
+        extra = {"fingerprint": fingerprint(target.model), "gamma": 4}
+        return ModelStudent(teacher, model, vocabulary), lambda out: trimmed.save(model, tokens, out, extra)
+    size = int(target.model.hidden_size or 0)
+    config = HeadConfig(
+        kind=plan.kind,
+        hidden_size=size,
+        inner_size=_inner(plan.size, 2 * size),
+        blocks=plan.depth if plan.kind == "blockwise" else plan.blocks,
+        fingerprint=fingerprint(target.model),
+    )
+    head = Head(config).to(target.model.device).train()
+
+    def save(out: Path) -> None:
+        HeadDrafter(head, tokens, plan.kind).save(out)
+
+    return HeadStudent(teacher, head, vocabulary, plan.depth), save
+
+
+def _inner(size: str | None, default: int) -> int:
+    if size is None:
+        return default
+    require(size.isdigit() and int(size) > 0, f"size of a head is its inner width, a whole number; got {size!r}")
+    return int(size)

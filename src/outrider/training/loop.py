@@ -1,0 +1,159 @@
+"""The training loop: AdamW, a cosine schedule, checkpoints that resume to the same weights."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.errors import BadOption, require
+from outrider.training.data import Corpus
+from outrider.training.objectives import OBJECTIVES
+from outrider.training.students import Measured, Student
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long and how hard to train. Everything that decides the result is here."""
+
+    tokens: int  # of text, repeated as needed
+    batch: int = 16  # rows of text per step
+    rate: float = 1e-3
+    warmup: float = 0.03  # share of the steps
+    objective: str = "kl"
+    seed: int = 0
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.tokens > 0, f"tokens must be positive, got {self.tokens}")
+        require(self.batch > 0, f"batch must be positive, got {self.batch}")
+        require(
+            self.objective in OBJECTIVES, f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}"
+        )
+
+    def steps(self, corpus: Corpus) -> int:
+        return max(1, self.tokens // (self.batch * corpus.tokens.shape[1]))
+
+    def rate_at(self, step: int, steps: int) -> float:
+        """Linear warm-up, then half a cosine down to a tenth."""
+        warm = max(1, int(self.warmup * steps))
+        if step < warm:
+            return self.rate * (step + 1) / warm
+        return self.rate * (0.55 + 0.45 * math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the loop tells while it runs."""
+
+    step: int
+    steps: int
+    loss: float
+    measured: Measured | None
+    tokens_per_second: float
+
+
+def train(
+    student: Student,
+    corpus: Corpus,
+    held_out: Corpus,
+    budget: Budget,
+    checkpoint: Path | None = None,
+    report: Callable[[Report], None] = lambda _: None,
+    every: int = 100,
+) -> Report:
+    """Train to the end of the budget. Killed at any moment and started again, it ends with the same weights.
+
+    The order of the text is a function of the seed and the step, and a checkpoint holds the optimiser too.
+    """
+    steps = budget.steps(corpus)
+    optimiser = torch.optim.AdamW(student.module.parameters(), lr=budget.rate, betas=(0.9, 0.95), weight_decay=0.01)
+    first = _resume(student, optimiser, budget, checkpoint)
+    objective = OBJECTIVES[budget.objective]
+    cuda = next(student.module.parameters()).is_cuda
+    last, began = Report(first, steps, math.nan, None, 0.0), time.perf_counter()
+    for step in range(first, steps):
+        for group in optimiser.param_groups:
+            group["lr"] = budget.rate_at(step, steps)
+        with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
+            loss = student.loss(batch_at(corpus, step, budget), objective)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(student.module.parameters(), budget.clip)
+        optimiser.step()
+        if (step + 1) % every == 0 or step + 1 == steps:
+            total = float(loss.detach())
+            require(math.isfinite(total), f"the loss became {total} at step {step + 1}; lower --rate", BadOption)
+            rate = (step + 1 - first) * budget.batch * corpus.tokens.shape[1] / (time.perf_counter() - began)
+            last = Report(step + 1, steps, total, measure(student, held_out, budget.batch), rate)
+            report(last)
+            _save(student, optimiser, budget, checkpoint, step + 1)
+    return last
+
+
+def batch_at(corpus: Corpus, step: int, budget: Budget) -> Corpus:
+    """The rows of a step: each pass over the text is a new permutation, drawn from the seed and the pass alone."""
+    rows = len(corpus)
+    wanted = range(step * budget.batch, (step + 1) * budget.batch)
+    index = [int(_order(rows, budget.seed, i // rows)[i % rows]) for i in wanted]
+    sources = None if corpus.sources is None else corpus.sources[index]
+    return Corpus(corpus.tokens[index], sources)
+
+
+_orders: dict[tuple[int, int, int], torch.Tensor] = {}
+
+
+def _order(rows: int, seed: int, turn: int) -> torch.Tensor:
+    key = (rows, seed, turn)
+    if key not in _orders:
+        while len(_orders) > 4:
+            _orders.pop(next(iter(_orders)))
+        _orders[key] = torch.randperm(rows, generator=torch.Generator().manual_seed(seed * 7919 + turn))
+    return _orders[key]
+
+
+def measure(student: Student, held_out: Corpus, batch: int) -> Measured:
+    """Quality over all held-out text."""
+    student.module.eval()
+    parts = []
+    cuda = next(student.module.parameters()).is_cuda
+    for start in range(0, len(held_out), batch):
+        rows = slice(start, start + batch)
+        sources = None if held_out.sources is None else held_out.sources[rows]
+        with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
+            parts.append(student.measure(Corpus(held_out.tokens[rows], sources)))
+    student.module.train()
+
+    def mean(name: str) -> list[float]:
+        return [sum(values) / len(values) for values in zip(*(getattr(p, name) for p in parts), strict=True)]
+
+    return Measured(mean("overlap"), mean("agreement"))
+
+
+def _save(student: Student, optimiser: torch.optim.Optimizer, budget: Budget, path: Path | None, step: int) -> None:
+    if path is None:
+        return
+    state = {"step": step, "budget": asdict(budget), "student": student.module.state_dict()}
+    temporary = path.with_suffix(".tmp")
+    torch.save({**state, "optimiser": optimiser.state_dict()}, temporary)
+    os.replace(temporary, path)  # a kill leaves the old checkpoint or the new one, never half of one
+
+
+def _resume(student: Student, optimiser: torch.optim.Optimizer, budget: Budget, path: Path | None) -> int:
+    if path is None or not path.is_file():
+        return 0
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    require(
+        state["budget"] == asdict(budget),
+        f"the checkpoint in {path.parent} was made with other settings: {state['budget']}; "
+        "use them again, or another --out",
+    )
+    student.module.load_state_dict(state["student"])
+    optimiser.load_state_dict(state["optimiser"])
+    return int(state["step"])

@@ -1,0 +1,34 @@
+"""What a draft is trained to do, as functions of its logits and the target's probabilities.
+
+All take logits [..., N] over the tokens the draft can write and the target's probabilities p [..., N] of those
+tokens (their sum may be below one: the rest lies outside the draft's vocabulary), and return a loss per position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(draft logits [..., N], p [..., N], index of the text's next token in N, -1 if outside [...]) -> loss [...]."""
+
+
+def kl(logits: Tensor, p: Tensor, token: Tensor) -> Tensor:
+    """Soft targets: KL(p || q) up to the entropy of p, which does not depend on the draft."""
+    return -(p * logits.log_softmax(-1)).sum(-1)
+
+
+def tv(logits: Tensor, p: Tensor, token: Tensor) -> Tensor:
+    """Total variation, 1 - sum-min(p, q) = 1 - beta: the acceptance rate itself (Theorem 3.5), optimised directly."""
+    return 1 - torch.minimum(p, logits.softmax(-1)).sum(-1)
+
+
+def ce(logits: Tensor, p: Tensor, token: Tensor) -> Tensor:
+    """Plain cross-entropy on the text's own next token; positions outside the vocabulary count nothing."""
+    chosen = logits.log_softmax(-1).gather(-1, token.clamp(min=0)[..., None])[..., 0]
+    return torch.where(token >= 0, -chosen, torch.zeros_like(chosen))
+
+
+OBJECTIVES: dict[str, Objective] = {"kl": kl, "tv": tv, "ce": ce}

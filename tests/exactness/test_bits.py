@@ -1,0 +1,57 @@
+"""Not only the tokens: the logits behind every emitted token are the same bits, speculation on or off."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+from helpers import case, run
+from torch import Tensor
+
+from outrider.drafters import Nothing
+from outrider.models.huggingface import HuggingFaceModel
+from outrider.models.session import BufferedSession
+from outrider.types import Shape
+
+
+class Recording:
+    """A model whose sessions keep the logits that stood behind each committed token."""
+
+    def __init__(self, model: HuggingFaceModel) -> None:
+        self.model = model
+        self.vocab_size, self.max_length, self.device = model.vocab_size, model.max_length, model.device
+        self.seen: dict[tuple[int, int], Tensor] = {}  # (row, position) -> logits [V]
+
+    def start(self, rows: int, shape: Shape) -> BufferedSession:
+        session = self.model.start(rows, shape)
+        score, commit = session.score, session.commit
+
+        def recorded_score(tail: Tensor) -> Tensor:
+            self.last = score(tail)
+            return self.last
+
+        def recorded_commit(tokens: Tensor, count: Tensor, follows: bool = True) -> None:
+            for row, length in enumerate(session.context.lengths.tolist()):
+                for k in range(int(count[row])):
+                    self.seen[row, length + k] = self.last[row, k].clone()
+            commit(tokens, count, follows)
+
+        session.score, session.commit = recorded_score, recorded_commit  # type: ignore[method-assign]
+        return session
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "t5"])
+def test_logits_are_bit_identical_with_and_without_guesses(family: str, dtype: torch.dtype) -> None:
+    """Catches a run whose shape depends on the guesses: another kernel, other bits, in the end other text."""
+    wanted = case(family)
+    model = HuggingFaceModel(tiny.build(family).to(dtype))
+    plain, speculative = Recording(model), Recording(model)
+    requests = wanted.requests
+    texts, _ = run(plain, Nothing(), requests, 0)
+    again, trace = run(speculative, wanted.drafter("table"), requests, 6)
+    assert again == texts
+    assert sum(r.accepted for r in trace.records) > 0, "nothing was accepted, nothing was tested"
+    for row, request in enumerate(requests):
+        for position in range(len(request.prompt), len(request.prompt) + len(texts[row])):
+            assert torch.equal(speculative.seen[row, position], plain.seen[row, position]), (row, position)
