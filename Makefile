@@ -7,7 +7,7 @@ SETUP := pyproject.toml constraints.txt
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 # Small models gain nothing from threads within an operation; two test processes use two cores better.
-export OMP_NUM_THREADS ?= 1
+test: export OMP_NUM_THREADS ?= 1
 JOBS ?= 2
 
 SUPPORTED := -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'

@@ -6,8 +6,13 @@ import logging
 
 import pytest
 import torch
+from hypothesis import settings
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
+
+# A loaded machine is not a failure; examples are new in every run, and a failing one prints how to repeat it.
+settings.register_profile("outrider", deadline=None, database=None, print_blob=True)
+settings.load_profile("outrider")
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-import tiny
 import torch
 from transformers import PreTrainedModel
 
+import tiny
 from outrider.decoding.decoder import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, Ngram, NgramTable, built_in

@@ -8,15 +8,37 @@ import torch
 import transformers as tf
 
 VOCAB = 96
-_SIZES = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 _ROPE = dict(**_SIZES, max_position_embeddings=256, initializer_range=0.4)
 _GROUPED = dict(**_ROPE, num_key_value_heads=2)
-_T5 = dict(vocab_size=VOCAB, d_model=32, d_ff=64, num_layers=2, num_heads=4, d_kv=8, initializer_factor=0.6)
-_BART = dict(
-    vocab_size=VOCAB, d_model=32, encoder_ffn_dim=64, decoder_ffn_dim=64, encoder_layers=2, decoder_layers=2,
-    encoder_attention_heads=4, decoder_attention_heads=4, max_position_embeddings=256, init_std=0.12,
-    forced_eos_token_id=None,
-)  # fmt: skip
+_T5 = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "d_kv": 8,
+    "initializer_factor": 0.6,
+}
+_BART = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "init_std": 0.12,
+    "forced_eos_token_id": None,
+}
 
 DECODER_ONLY: dict[str, Callable[[], tf.PreTrainedModel]] = {
     "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**_GROUPED)),
@@ -32,8 +54,14 @@ DECODER_ONLY: dict[str, Callable[[], tf.PreTrainedModel]] = {
     "gpt_neox": lambda: tf.GPTNeoXForCausalLM(tf.GPTNeoXConfig(**_ROPE)),
     "opt": lambda: tf.OPTForCausalLM(
         tf.OPTConfig(
-            vocab_size=VOCAB, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4,
-            max_position_embeddings=256, word_embed_proj_dim=32, init_std=0.4,
+            vocab_size=VOCAB,
+            hidden_size=32,
+            ffn_dim=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=256,
+            word_embed_proj_dim=32,
+            init_std=0.4,
         )
     ),  # fmt: skip
     "bloom": lambda: tf.BloomForCausalLM(

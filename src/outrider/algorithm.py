@@ -26,7 +26,7 @@ class Step:
     count: Tensor  # [B]: how many of them count, n + 1
     draft: Draft
     overlap: Tensor  # [B, G]: sum-min(p, q) of each guess
-    healthy: Tensor  # [B]: the logits behind the emitted tokens were numbers
+    healthy: Tensor  # [B]: how many leading tokens rest on logits that are numbers
 
 
 def speculative_step(
@@ -48,7 +48,7 @@ def speculative_step(
     p = standardise(logits, sampling, target.context, draft.tokens)
     verdict = verify(p, draft, noise, at)  # n accepted, t from the adjusted distribution
     emitted, count = splice(draft.tokens, verdict)
-    step = Step(emitted, count, draft, draft.overlap(p), _healthy(logits, count))
+    step = Step(emitted, count, draft, draft.overlap(p), _healthy(logits, p))
     target.commit(emitted, count)
     drafter.commit(emitted, count)
     watch.lap("accept")
@@ -71,7 +71,7 @@ def autoregressive_step(target: Session, sampling: Sampling, noise: Noise) -> Te
     return token[:, 0]
 
 
-def _healthy(logits: Tensor, count: Tensor) -> Tensor:
-    """amax carries a NaN through, so one pass finds NaN, +inf and rows of only -inf -> [B] bool."""
-    used = torch.arange(logits.shape[1], device=count.device) < count[:, None]  # [B, G+1]
-    return (logits.amax(-1).isfinite() | ~used).all(-1)
+def _healthy(logits: Tensor, p: Tensor) -> Tensor:
+    """amax carries a NaN through: finds NaN, +inf, rows of only -inf, and processors that left no token -> [B]."""
+    good = logits.amax(-1).isfinite() & p.amax(-1).isfinite()  # [B, G+1]
+    return good.to(torch.int64).cumprod(-1).sum(-1)

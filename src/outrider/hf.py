@@ -2,7 +2,8 @@
 
     model.generate(**inputs, custom_generate=outrider.transformers_generate, draft="copy")
 
-transformers prepares inputs, processors and criteria as always; the decoding loop is Outrider's.
+transformers prepares inputs, processors and criteria as always; the decoding loop is Outrider's. An
+``assistant_model`` never reaches it (transformers drops it beside ``custom_generate``): pass ``draft=`` instead.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from outrider.types import Drafter
 from outrider.verification.coupling import maximal_coupling
 from outrider.verification.matching import gumbel_coupling
 
+_OTHER_MODES = ("penalty_alpha", "prompt_lookup_num_tokens", "dola_layers", "guidance_scale", "assistant_early_exit")
 _REFUSED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -82,6 +84,8 @@ def _check(config: GenerationConfig, coupling: str) -> None:
     require(beams == 1, f"num_beams={beams} is not supported with custom_generate; use num_beams=1")
     asked = [name for name in _REFUSED if getattr(config, name, None)]
     require(not asked, f"{', '.join(asked)} cannot be returned by speculative decoding; leave it out")
+    modes = [name for name in _OTHER_MODES if getattr(config, name, None) not in (None, 0, 1)]
+    require(not modes, f"{', '.join(modes)} asks for another way of decoding; leave it out with custom_generate")
 
 
 def _drafter(draft: Any) -> Drafter:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
 from outrider.decoding.stopping import Row, Stopping
-from outrider.drafters import ModelDrafter, built_in
+from outrider.drafters import Copying, Fallback, ModelDrafter, built_in
+from outrider.drafters.heads import CONFIG, HeadDrafter
 from outrider.errors import BadOption, PromptError, require
-from outrider.models import generation, loading
+from outrider.models import generation, loading, trimmed
+from outrider.models.teacher import fingerprint
 from outrider.options import Options
 from outrider.trace import Stats, Trace, summarise
 from outrider.types import Drafter, Verifier
@@ -90,11 +94,39 @@ def _drafter(draft: str | Drafter | None, target: loading.Loaded, dtype: str, tr
         require(isinstance(draft, Drafter), f"draft must be a name or have `name` and `start`, got {draft!r}")
         return draft
     known = built_in()
+    if draft == "auto" and (head := shipped_draft(target)) is not None:
+        return Fallback(Copying(), head)
     if draft is None or draft in known:
         return known[draft or "none"]
+    if (Path(draft) / CONFIG).is_file():
+        return _trained(Path(draft), target)
     loaded = loading.load(draft, str(target.model.device), dtype, trust)
     loading.check_same_tokens(target, loaded)
     return ModelDrafter(loaded.model, name=draft)
+
+
+def shipped_draft(target: loading.Loaded) -> Drafter | None:
+    """The draft that comes with the package for these very weights, if there is one."""
+    if target.model.hidden_size is None or target.model.encoder_decoder:
+        return None
+    name = fingerprint(target.model)
+    for folder in sorted((Path(__file__).parent / "data" / "drafts").glob("*")):
+        if (folder / CONFIG).is_file() and json.loads((folder / CONFIG).read_text("utf-8"))["fingerprint"] == name:
+            return HeadDrafter.load(folder, f"{folder.name} head")
+    return None
+
+
+def _trained(folder: Path, target: loading.Loaded) -> Drafter:
+    """A draft made by ``outrider distill``, beside the target it was made for."""
+    config = json.loads((folder / CONFIG).read_text("utf-8"))
+    ours = fingerprint(target.model)
+    require(
+        config.get("fingerprint", ours) == ours,
+        f"draft {folder} was trained for another target than {target.name!r}; train one with `outrider distill`",
+    )
+    if config["kind"] == "model":
+        return ModelDrafter(trimmed.load(folder, target.model), name=folder.name)
+    return HeadDrafter.load(folder)
 
 
 class LLM:
@@ -123,7 +155,7 @@ class LLM:
         trace, rows = self._trace(options), {}
         for event in self._events(prompts, Options.parse(options), trace):
             rows[event.index] = event.row
-        outputs = [self._output(rows[i], trace.for_row(i)) for i in range(len(prompts))]
+        outputs = [self._output(rows[i], trace.for_row(i), len(prompt)) for i, prompt in enumerate(prompts)]
         return outputs[0] if single else outputs
 
     def stream(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Iterator[Chunk]:
@@ -188,7 +220,7 @@ class LLM:
         return gumbel_coupling if options.temperature == 0 else VERIFIERS[options.coupling]
 
     def _trace(self, options: Mapping[str, Any]) -> Trace:
-        return Trace(self.drafter.name, options.get("coupling", "maximal"), exact=True)
+        return Trace(self.drafter.name, str(options.get("coupling", "maximal")), exact=True)
 
     def _events(self, prompts: list[list[int]], options: Options, trace: Trace) -> Iterator[Event]:
         """Requests in groups that share every rule; one group unless the model's own rules count positions."""
@@ -227,6 +259,11 @@ class LLM:
         """Texts and token ids, one or many -> lists of ids, and whether a single one was meant."""
         if hasattr(prompt, "tolist"):
             prompt = prompt.tolist()
+        require(
+            isinstance(prompt, Sequence),
+            f"a prompt is a text or token ids, or a list of them; got {prompt!r}",
+            PromptError,
+        )
         single = isinstance(prompt, str) or (len(prompt) > 0 and all(isinstance(t, int) for t in prompt))
         prompts = [prompt] if single else list(prompt)
         require(len(prompts) > 0, "no prompt was given; pass a text, token ids, or a list of them", PromptError)
@@ -236,13 +273,13 @@ class LLM:
         if isinstance(prompt, str):
             require(prompt != "", "the prompt is empty; give it some text", PromptError)
             return list(self.tokenizer.encode(prompt))
-        ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+        ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
         require(
-            all(isinstance(t, int) for t in ids),
+            isinstance(ids, Sequence) and all(isinstance(t, int) for t in ids),
             f"a prompt is a text or token ids, got {prompt!r}",
             PromptError,
         )
-        return ids
+        return list(ids)
 
-    def _output(self, row: Row, trace: Trace) -> Output:
-        return Output(row.text(self.decode), row.tokens, row.finish_reason or "length", len(row.prompt), trace)
+    def _output(self, row: Row, trace: Trace, prompt_tokens: int) -> Output:
+        return Output(row.text(self.decode), row.tokens, row.finish_reason or "length", prompt_tokens, trace)

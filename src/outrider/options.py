@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -51,6 +52,7 @@ class Options:
             good = isinstance(value, int) and not isinstance(value, bool) and value >= least
             require(good, f"{name} must be a whole number of at least {least}, got {value!r}")
 
+        self._check_kinds()
         whole("max_new_tokens", 1)
         if self.gamma is not None:
             whole("gamma", 0)
@@ -61,6 +63,34 @@ class Options:
         stops = self.stop_strings
         require(all(isinstance(s, str) and s for s in stops), f"stop must be non-empty strings, got {self.stop!r}")
         self.sampling()  # checks the rest
+
+    def _check_kinds(self) -> None:
+        """Values of the wrong kind would fail deep inside or, worse, have no effect."""
+
+        def several(value: Any) -> bool:
+            return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+
+        def whole(value: Any) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool) and -(2**62) <= value < 2**62
+
+        for name in ("seed", "eos"):
+            value = getattr(self, name)
+            good = value is None or whole(value) or (several(value) and all(whole(v) for v in value))
+            require(good, f"{name} must be a whole number below 2**62 or several, got {value!r}")
+        require(
+            isinstance(self.stop, str) or several(self.stop), f"stop must be a string or several, got {self.stop!r}"
+        )
+        for name in ("logits_processor", "stopping_criteria"):
+            value = getattr(self, name)
+            good = several(value) and all(callable(v) for v in value)
+            require(good, f"{name} must be a list of callables, got {value!r}")
+        try:
+            bias = {int(k): float(v) for k, v in self.logit_bias.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise BadOption(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}") from None
+        # Minus infinity forbids a token; NaN and plus infinity leave no distribution.
+        good = all(v < math.inf for v in bias.values())
+        require(good, f"logit_bias must be numbers or minus infinity, got {self.logit_bias!r}")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -90,8 +90,9 @@ def standardise(logits: Tensor, sampling: Sampling, context: Context, tail: Tens
 def draw(weights: Tensor, race: Tensor) -> Tensor:
     """One token per distribution, [..., V] -> [...]: the first to arrive when x arrives at race / weight.
 
-    An exponential race picks x with probability proportional to its weight, needs no normalising, and two
-    distributions raced with the same noise agree as often as they overlap (Gumbel coupling).
+    An exponential race picks x with probability proportional to its weight and needs no normalising. Two
+    distributions that overlap by s, raced with the same noise, agree with probability s / (2 - s) at least and
+    s at most: that is Gumbel coupling.
     """
     return (weights / race).argmax(-1)
 

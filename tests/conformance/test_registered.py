@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 import tiny
 from helpers import case, wrapped
-
 from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform, built_in
 from outrider.llm import VERIFIERS
 from outrider.models.toy import ToyModel
@@ -48,9 +48,8 @@ def test_drafters(name: str) -> None:
     check_drafter(drafters()[name])
 
 
-@pytest.mark.parametrize("family", ["llama", "t5"])
-@pytest.mark.parametrize("name", ["copy", "auto", "other", "self"])
-def test_drafters_beside_transformers_models(name: str, family: str) -> None:
+@pytest.mark.parametrize(("family", "name"), [("llama", "auto"), ("llama", "other"), ("t5", "copy"), ("t5", "other")])
+def test_drafters_beside_transformers_models(family: str, name: str) -> None:
     """Catches draft sessions that fall out of step with a real model's, sources included."""
     wanted = case(family)
     source = (1, 2, 3, 4, 9, 8, 7) if wanted.model.encoder_decoder else None
@@ -59,7 +58,7 @@ def test_drafters_beside_transformers_models(name: str, family: str) -> None:
 
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_verifiers(name: str) -> None:
-    """Catches a biased rule: joint law of two tokens under six drafters, total variation 0.04, failure rate 1e-9."""
+    """Catches a biased rule: joint law of two tokens under six drafters, total variation 0.05, failure rate 1e-9."""
     check_verifier(VERIFIERS[name])
 
 

@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import DRAFTERS, NEW_TOKENS, Case, case, run
 from transformers import LogitsProcessor
 
+from helpers import DRAFTERS, NEW_TOKENS, Case, case, run
 from outrider.algorithm import autoregressive_step
 from outrider.decoding.decoder import Request
 from outrider.decoding.stopping import Stopping

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tiny
 import torch
 import transformers as tf
-from helpers import NEW_TOKENS, case, greedy, run, wrapped
 
+import tiny
+from helpers import NEW_TOKENS, case, greedy, run, wrapped
 from outrider.decoding.decoder import Request
 from outrider.decoding.stopping import Stopping
 from outrider.sampling import Sampling
@@ -68,7 +68,7 @@ def test_a_draft_may_have_padding_rows_in_its_vocabulary() -> None:
         prompt = [t for t in wanted.requests[0].prompt if t < size]
         request = Request((3, *prompt), Stopping(NEW_TOKENS), 0)
         # A smaller draft cannot read every token: keep the text within what both know.
-        allowed = Sampling(temperature=1.0, logit_bias={t: -1e9 for t in range(size, tiny.VOCAB)})
+        allowed = Sampling(temperature=1.0, logit_bias=dict.fromkeys(range(size, tiny.VOCAB), -1000000000.0))
         texts, trace = run(wrapped("llama"), ModelDrafter(HuggingFaceModel(other)), [request], 4, allowed)
         assert trace.drafter_error is None
         assert texts == run(wrapped("llama"), wanted.drafter("none"), [request], 0, allowed)[0]

@@ -77,7 +77,7 @@ def _report(prompt: str, runs: dict[str, list[Any]], llm: Any, as_json: bool) ->
         print_trace(answers, two.trace, llm.show)
         answers.print()
         answers.print(_comparison(one, two, speeds, same))
-        answers.print(_verdict(speeds))
+        answers.print(_verdict(speeds, two.stats.tokens_per_run / one.stats.tokens_per_run))
     if not same:
         raise typer.Exit(1)
 
@@ -99,11 +99,16 @@ def _comparison(plain: Any, speculative: Any, speeds: dict[str, list[float]], sa
     return table
 
 
-def _verdict(speeds: dict[str, list[float]]) -> str:
-    """Say plainly whether it paid."""
+def _verdict(speeds: dict[str, list[float]], fewer: float) -> str:
+    """Say plainly whether it paid, and whether the clock can be believed: ``fewer`` runs are the most it can gain."""
     gain = median(speeds["speculative"]) / median(speeds["plain"])
     ratios = [b / a for a, b in zip(speeds["plain"], speeds["speculative"], strict=True)]
     spread = f"{min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} pairs of runs"
+    if gain > 1.1 * fewer:
+        return (
+            f"{gain:.2f} times as fast ({spread}), but with {fewer:.2f} times fewer target runs: something else is "
+            "using this machine, so do not believe the clock."
+        )
     if gain > 1.02:
         return f"Speculation made this prompt {gain:.2f} times as fast here ({spread})."
     return f"Speculation did not pay on this prompt: {gain:.2f} times the speed of plain decoding ({spread})."

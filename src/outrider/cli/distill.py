@@ -64,8 +64,9 @@ def distill(
 
     plan = Plan(
         kind=kind, size=size, layers=_layers(layers), data=tuple(map(str, data or ())),
-        prompts=tuple(map(str, prompts or ())), text=None if text is None else str(text), vocab=vocab or None, text_tokens=text_tokens, block=block, depth=depth,
-        blocks=blocks, generate_batch=generate_batch, seconds=seconds,
+        prompts=tuple(map(str, prompts or ())), text=None if text is None else str(text),
+        vocab=vocab or None, text_tokens=text_tokens, block=block, depth=depth, blocks=blocks,
+        generate_batch=generate_batch, seconds=seconds,
         budget=Budget(tokens=tokens, batch=batch, rate=rate, objective=objective, seed=seed),
     )  # fmt: skip
     require(text is None or not (data or prompts), "--text is text already gathered: leave out --data and --prompts")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -91,14 +91,31 @@ class Decoder:
             f"prompt token {outside[:1]} is outside the vocabulary of {self.target.vocab_size}",
             PromptError,
         )
-        longest = length + request.stopping.max_new_tokens
-        needed = (longest if limit is None else min(longest, limit)) + 2 * self.width
+        self._check_source(request.source)
         return Shape(
-            capacity=bucket(needed),
+            capacity=bucket(length + self.stopping(request).max_new_tokens + 2 * self.width),
             width=self.width,
             source_capacity=bucket(len(request.source), least=64) if request.source is not None else 0,
             fixed=self.exact,
         )
+
+    def stopping(self, request: Request) -> Stopping:
+        """The request's rules, and the model's own: no position beyond the last it knows."""
+        limit, rules = self.target.max_length, request.stopping
+        room = rules.max_new_tokens if limit is None else limit - len(request.prompt)
+        return replace(rules, max_new_tokens=min(rules.max_new_tokens, room))
+
+    def _check_source(self, source: Source | None) -> None:
+        if source is None:
+            return
+        limit = self.target.max_length
+        require(len(source) > 0, "the source is empty; give at least one token", PromptError)
+        if isinstance(source, Tensor):  # an encoder's finished output
+            return
+        if limit is not None and len(source) > limit:
+            raise PromptError(f"the source has {len(source)} tokens, the model's limit is {limit}; shorten it")
+        outside = [t for t in source if not 0 <= t < self.target.vocab_size]
+        require(not outside, f"source token {outside[:1]} is outside the vocabulary", PromptError)
 
 
 def bucket(size: int, least: int = 256) -> int:
@@ -114,7 +131,7 @@ class _Batch:
         target = decoder.target
         self.watch = Stopwatch(trace.seconds)
         self.target = target.start(slots, shape)
-        self.drafter = Guarded(lambda: decoder.drafter.start(slots, shape, self.target), slots, target.device)
+        self.drafter = Guarded(lambda: decoder.drafter.start(slots, shape, self.target), slots, self.target)
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=target.device)
         self.rows: list[tuple[int, Row] | None] = [None] * slots
 
@@ -127,14 +144,14 @@ class _Batch:
             step = self._step()
             yield from self._emit(step)
             self.watch.lap("host")
-        self.trace.drafter_error = self.drafter.error
+        self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
 
     def _admit(self, slot: int, index: int, request: Request) -> None:
         self.watch.lap("host")
         self.target.admit(slot, request.prompt, request.source)
         self.drafter.admit(slot, request.prompt, request.source)
         self.seeds[slot] = request.seed
-        self.rows[slot] = (index, request.stopping.start(request.prompt))
+        self.rows[slot] = (index, self.decoder.stopping(request).start(request.prompt))
         self.watch.lap("prefill")
 
     def _step(self) -> Step:
@@ -151,13 +168,13 @@ class _Batch:
                 continue
             index, row = entry
             emitted, drafted, overlap, healthy = host.row(slot)
-            if not healthy:
-                raise NumericalError(
-                    f"the model returned NaN or infinite logits after {len(row.prompt) + len(row.tokens)} tokens; "
-                    "try dtype='float32', or check the model's weights"
-                )
             position = len(row.prompt) + len(row.tokens)
             taken = row.push(emitted)
+            if len(taken) > healthy:  # bad logits behind guesses that do not count are nobody's business
+                raise NumericalError(
+                    f"the model returned NaN or infinite logits after {position + healthy} tokens; "
+                    "try dtype='float32', or check the model's weights and any logits_processor"
+                )
             accepted = len(emitted) - 1
             self.trace.records.append(
                 Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(overlap), len(taken))
@@ -176,12 +193,12 @@ class _HostStep:
     table: list[list[float]]
     guesses: int
 
-    def row(self, slot: int) -> tuple[list[int], list[int], list[float], bool]:
+    def row(self, slot: int) -> tuple[list[int], list[int], list[float], int]:
         values, g = self.table[slot], self.guesses
         count, drafted, healthy = (int(v) for v in values[:3])
         emitted = [int(v) for v in values[3 : 3 + count]]
         guesses = [int(v) for v in values[4 + g : 4 + g + drafted]]
-        return emitted, guesses, values[4 + 2 * g : 4 + 2 * g + drafted], bool(healthy)
+        return emitted, guesses, values[4 + 2 * g : 4 + 2 * g + drafted], healthy
 
 
 def _read(step: Step) -> _HostStep:

@@ -9,19 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.errors import OutriderError
 from outrider.noise import Noise
 from outrider.sampling import Sampling
-from outrider.types import Draft, DraftSession, Source
+from outrider.types import Draft, DraftSession, Session, Source
 
 
 class Guarded:
     """A draft session that answers with no guesses once the real one has raised; ``error`` says why."""
 
-    def __init__(self, start: Callable[[], DraftSession], rows: int, device: torch.device) -> None:
-        self.rows, self.device = rows, device
+    def __init__(self, start: Callable[[], DraftSession], rows: int, target: Session) -> None:
+        self.rows, self.target = rows, target
         self.error: str | None = None
         self.session: DraftSession | None = None
-        self.session = self._try(start)
+        try:
+            self.session = start()
+        except OutriderError:  # a drafter that does not fit this target is the user's to know
+            raise
+        except Exception as error:
+            self._fail(error)
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self._call("admit", row, prompt, source)
@@ -31,7 +37,11 @@ class Guarded:
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         draft = self._call("propose", gamma, sampling, noise, at)
-        return draft if draft is not None else Draft.empty(self.rows, self.device)
+        if self.session is not None:
+            self._try(_check_form, draft, (self.rows, gamma, self.target.vocab_size))
+        if self.session is None:
+            return Draft.empty(self.rows, self.target.device)
+        return _inside(draft, self.target.vocab_size)
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self._call("commit", tokens, count)
@@ -47,7 +57,31 @@ class Guarded:
         try:
             return function(*arguments)
         except Exception as error:  # whatever a drafter may raise, by design
-            self.session = None
-            self.error = f"{type(error).__name__}: {error}"
-            warnings.warn(f"the drafter failed and is left out from here on: {self.error}", stacklevel=3)
-            return None
+            return self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.session = None
+        self.error = f"{type(error).__name__}: {error}"
+        warnings.warn(f"the drafter failed and is left out from here on: {self.error}", stacklevel=4)
+
+
+def _inside(draft: Draft, vocab_size: int) -> Draft:
+    """A guess that is no token ends its row's guesses; the device decides, nothing is asked of it."""
+    known = (draft.tokens >= 0) & (draft.tokens < vocab_size)
+    proposed = (draft.proposed & known).to(torch.int64).cumprod(-1).bool()
+    return Draft(draft.tokens.clamp(0, vocab_size - 1), draft.probs, proposed)
+
+
+def _check_form(draft: Any, shape: tuple[int, int, int]) -> None:
+    """A draft of the wrong form would fail in the middle of a step. Shapes only: nothing is asked of the device."""
+    rows, gamma, vocab_size = shape
+    if not isinstance(draft, Draft) or draft.tokens.dtype != torch.int64 or draft.tokens.dim() != 2:
+        raise TypeError("propose must return a Draft with int64 tokens [rows, guesses]")
+    form = (rows, draft.tokens.shape[1])
+    shaped = draft.tokens.shape == form == draft.proposed.shape and form[1] <= gamma
+    if not shaped or (draft.probs is not None and draft.probs.shape != (*form, vocab_size)):
+        probs = None if draft.probs is None else tuple(draft.probs.shape)
+        raise ValueError(
+            f"a draft must be [{rows}, <= {gamma}] with probs [..., {vocab_size}] or None, got tokens "
+            f"{tuple(draft.tokens.shape)}, proposed {tuple(draft.proposed.shape)}, probs {probs}"
+        )

@@ -20,14 +20,15 @@ class Fallback:
         self.name = f"{first.name}+{second.name}"
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
-        first = self.first.start(rows, shape, target)
-        return _FallbackSession(first, self.second.start(rows, shape, target), target.vocab_size)
+        sessions = (self.first.start(rows, shape, target), self.second.start(rows, shape, target))
+        # A guess that costs a run is worth asking for only as often as its drafter says.
+        limits = (getattr(self.first, "gamma", shape.width), getattr(self.second, "gamma", shape.width))
+        return _FallbackSession(sessions, limits, target.vocab_size)
 
 
 class _FallbackSession:
-    def __init__(self, first: DraftSession, second: DraftSession, vocab_size: int) -> None:
-        self.sessions = (first, second)
-        self.vocab_size = vocab_size
+    def __init__(self, sessions: tuple[DraftSession, DraftSession], limits: tuple[int, int], vocab_size: int) -> None:
+        self.sessions, self.limits, self.vocab_size = sessions, limits, vocab_size
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         for session in self.sessions:
@@ -38,10 +39,11 @@ class _FallbackSession:
             session.release(row)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
-        first, second = (_widened(session.propose(gamma, sampling, noise, at), gamma) for session in self.sessions)
-        if gamma == 0:
-            return first
+        first = self._ask(0, gamma, sampling, noise, at)
         use_first = first.proposed[:, :1]  # [B, 1]
+        if gamma == 0 or (at.device.type == "cpu" and bool(use_first.all())):  # on a GPU, asking would cost a wait
+            return first
+        second = self._ask(1, gamma, sampling, noise, at)
         probs = None
         if first.probs is not None or second.probs is not None:
             probs = torch.where(use_first[..., None], self._dense(first), self._dense(second))
@@ -50,6 +52,10 @@ class _FallbackSession:
             probs,
             torch.where(use_first, first.proposed, second.proposed),
         )
+
+    def _ask(self, which: int, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        asked = min(gamma, self.limits[which])
+        return _widened(self.sessions[which].propose(asked, sampling, noise, at[:, : asked + 1]), gamma)
 
     def _dense(self, draft: Draft) -> Tensor:
         if draft.probs is not None:

@@ -27,8 +27,8 @@ class ModelDrafter:
         self.model, self.name, self.sampling = model, name, sampling
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
-        # A draft's bits need not be the same at every width, so its runs are as narrow as they can be.
-        return _ModelSession(self, rows, replace(shape, width=1, fixed=False), target)
+        # After full acceptance two tokens are pending: width 2, always, so that q does not depend on neighbours.
+        return _ModelSession(self, rows, replace(shape, width=2), target)
 
 
 class _ModelSession:

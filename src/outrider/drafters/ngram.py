@@ -159,7 +159,10 @@ class _TableSession(TableSession):
 
 
 class _OnlineSession(TableSession):
-    """k-gram counts of the row's own text, found by matching rather than kept in a table."""
+    """k-gram counts of the row's own text, found by matching rather than kept in a table.
+
+    Back-off ends at one token of context: what is frequent in a short text says little about what comes next.
+    """
 
     def __init__(self, order: int, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
@@ -170,7 +173,7 @@ class _OnlineSession(TableSession):
         place = torch.arange(1, context.capacity, device=context.device)  # of the follower
         known = place < self.context.lengths[:, None]  # guesses are not evidence
         running = known
-        votes = known.to(torch.float32)  # order 1: every token counts
+        votes = (known if self.order == 1 else torch.zeros_like(known)).to(torch.float32)
         for back in range(self.order - 1):
             last = context.tokens.gather(1, (context.lengths - 1 - back).clamp(min=0)[:, None])
             shifted = torch.nn.functional.pad(context.tokens[:, :-1], (back, 0), value=-1)[:, : len(place)]

@@ -70,6 +70,15 @@ def sliding_windows(config: Any) -> dict[str, int | None] | int | None:
     return window
 
 
+TESTED = frozenset(
+    {
+        "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "gpt2", "gpt_neox", "opt", "bloom",
+        "t5", "mt5", "bart", "marian",
+    }
+)  # fmt: skip
+"""Families whose output is compared with transformers' own in the tests. Others are compared when they are loaded."""
+
+
 def supported(config: Any) -> str | None:
     """None, or why this model cannot be run with per-row positions."""
     types = set(getattr(config, "layer_types", None) or ())

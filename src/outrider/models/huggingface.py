@@ -35,6 +35,8 @@ class HuggingFaceModel:
         self.windows = families.sliding_windows(self.config)
         self._watch_output_layer()
         self.own_shapes, self.cross_shapes = self._probe()
+        if self.config.model_type not in families.TESTED:
+            self._check_against_itself()
 
     @property
     def max_length(self) -> int | None:
@@ -74,15 +76,45 @@ class HuggingFaceModel:
         return int(head.weight.shape[0] if head is not None else self.config.vocab_size)
 
     @torch.no_grad()
+    def _check_against_itself(self) -> None:
+        """A family no test covers must give the same logits row by row as in one plain forward, or is refused."""
+        ids = torch.arange(3, 12, device=self.device)[None] % self.vocab_size
+        source = ids[:, :4] if self.encoder_decoder else None
+        read = {"input_ids": source, "decoder_input_ids": ids} if self.encoder_decoder else {"input_ids": ids}
+        expected = self.model(**read).logits[0, 4:].float()  # [5, V]
+        session = self.start(2, Shape(capacity=64, width=5, source_capacity=8, chunk=2))
+        try:
+            for row in range(2):
+                session.admit(row, ids[0, : 5 - row].tolist(), None if source is None else source[0].tolist())
+            found = session.score(torch.stack([ids[0, 5:], ids[0, 4:8]])).float()
+            worst = float((torch.cat([found[0], found[1, 1:]]) - torch.cat([expected, expected[:4]])).abs().max())
+        except (AttributeError, TypeError, RuntimeError, ValueError) as error:
+            raise self._unusable(error) from error
+        if not worst <= 0.02 * float(expected.abs().max()) + 1e-3:
+            raise self._unusable(f"logits off by {worst:.3g}")
+
+    def _unusable(self, reason: object) -> ModelError:
+        brief = " ".join(str(reason).split())[:200]
+        return ModelError(
+            f"{type(self.model).__name__} cannot be used: per-row decoding does not fit its cache ({brief})"
+        )
+
+    @torch.no_grad()
     def _probe(self) -> tuple[list[Any], list[Any]]:
         """Run one token and look at what the model puts into a cache: heads and sizes of every layer."""
         cache = fresh_dynamic(self.encoder_decoder)
         one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
-        if self.encoder_decoder:
-            self.model(input_ids=one, decoder_input_ids=one, past_key_values=cache, use_cache=True)
-            return layer_shapes(cache.self_attention_cache), layer_shapes(cache.cross_attention_cache)
-        self.model(input_ids=one, past_key_values=cache, use_cache=True)
-        return layer_shapes(cache), []
+        try:
+            if self.encoder_decoder:
+                self.model(input_ids=one, decoder_input_ids=one, past_key_values=cache, use_cache=True)
+                return layer_shapes(cache.self_attention_cache), layer_shapes(cache.cross_attention_cache)
+            self.model(input_ids=one, past_key_values=cache, use_cache=True)
+            shapes = layer_shapes(cache)
+        except (AttributeError, TypeError, RuntimeError, ValueError) as error:
+            raise self._unusable(error) from error
+        if not shapes:
+            raise self._unusable("it keeps no keys and values")
+        return shapes, []
 
 
 class HuggingFaceSession(BufferedSession):

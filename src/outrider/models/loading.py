@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from outrider.errors import BadOption, ModelCorrupt, ModelError, ModelNotFound, TokenizerMismatch
+from outrider.errors import BadOption, ModelCorrupt, ModelError, ModelNotFound, OutriderError, TokenizerMismatch
 from outrider.models import hub
 from outrider.models.huggingface import HuggingFaceModel
 
@@ -49,6 +49,8 @@ def load(name: str, device: str = "auto", dtype: str = "auto", trust_remote_code
         model: PreTrainedModel = kind.from_pretrained(
             place, dtype=choose_dtype(dtype, config, where), use_safetensors=True, **common
         )
+    except OutriderError:
+        raise
     except Exception as error:
         raise _explained(name, place, error) from error
     return Loaded(name, HuggingFaceModel(model.to(where)), tokenizer)

@@ -68,8 +68,10 @@ class ToySession:
     def score(self, tail: Tensor) -> Tensor:
         self.tail = tail
         self.context.write_scratch(tail)
-        states = self.model.states(self.context.tokens)  # [B, C]
-        return self.model.table[states.gather(1, self.context.positions(tail.shape[1] + 1, offset=-1))]
+        back = self.model.order - 1  # earlier tokens the first state depends on
+        place = self.context.positions(back + 1 + tail.shape[1], offset=-1 - back)  # [B, back + G + 1]
+        window = self.context.tokens.gather(1, place.clamp(min=0)) * (place >= 0)
+        return self.model.table[self.model.states(window)[:, back:]]
 
     def extend(self, tokens: Tensor) -> Tensor:
         self.tail = torch.cat([self.tail, tokens], 1)

@@ -19,11 +19,11 @@ from outrider.types import Draft, Drafter, Verifier
 PROMPTS: tuple[Sequence[int], ...] = ((1, 2, 3, 1, 2, 3, 1, 2), (3,))
 
 
-def check_verifier(verifier: Verifier, *, rows: int = 60_000) -> None:
+def check_verifier(verifier: Verifier, *, rows: int = 40_000) -> None:
     """Check a rule: its form, greedy equality, equality with plain decoding if it shares noise, and the law.
 
     The joint law of the first two tokens of ``rows`` generations is tested for every kind of drafter, with a
-    false-failure rate of 1e-9 each; the smallest total-variation distance found is about 0.04.
+    false-failure rate of 1e-9 each; the smallest total-variation distance found is about 0.05.
     """
     model = ToyModel(vocab_size=6, order=2, seed=5)
     for case in _cases():
@@ -68,7 +68,7 @@ def _check_law(verifier: Verifier, model: ToyModel, drafter: Drafter, rows: int)
         counts = counts_of(tokens[i :: len(PROMPTS)], model.vocab_size)
         law = exact_law(model, sampling, prompt, 2)
         what = f"{verifier.name} with drafter {drafter.name!r}, first two tokens"
-        assert_same_law(counts, law, detects=0.04 if rows >= 60_000 else None, what=what)
+        assert_same_law(counts, law, detects=0.05 if rows >= 40_000 else None, what=what)
 
 
 @dataclass(frozen=True)

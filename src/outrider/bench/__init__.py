@@ -1,0 +1,1 @@
+"""Measurements: speculative against plain decoding in one run, with the spread beside every number."""

@@ -1,0 +1,67 @@
+"""Prompts to measure with: a small sample of six tasks, or a file of the user's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import BadOption, ModelNotFound, require
+
+_STORY = (
+    "The old mill stood at the bend of the river, and nobody in the village remembered who had built it. Every spring "
+    "the water rose to the third step of its stairs, and every summer it fell again. When the miller's daughter came "
+    "back from the city, she found the wheel broken and the roof full of holes. She worked on it for two years, alone, "
+    "and on the first day of the third year the wheel turned again."
+)
+
+SAMPLE: dict[str, tuple[str, ...]] = {
+    "chat": ("What should I think about before I adopt a dog?", "Write a short poem about a lighthouse in a storm."),
+    "translation": (
+        "Translate German to English: Der Zug nach Hamburg hat heute leider vierzig Minuten Verspätung.",
+        "Translate German to English: Wer früh aufsteht, sieht die Sonne über den Bergen.",
+    ),
+    "summary": (f"Summarize this story in two sentences.\n\n{_STORY}", f"{_STORY}\n\nWhat is this story about?"),
+    "question": ("Why do leaves change colour in autumn?", "Who wrote Faust, and what is it about?"),
+    "maths": (
+        "A baker sells 24 loaves in the morning and half as many in the afternoon. Each loaf costs 3 dollars. "
+        "How much money does the baker make? Think step by step.",
+        "Lena has 15 marbles. She gives 4 to Paul and buys 9 more. How many marbles does she have now?",
+    ),
+    "passage": (
+        f"Use the passage to answer. Passage: {_STORY}\nQuestion: How long did the repair take?",
+        f"Correct the spelling and change nothing else: {_STORY}",
+    ),
+}
+
+
+def read(path: Path | None, per_task: int | None = None) -> dict[str, tuple[str, ...]]:
+    """Prompts by task: the sample, or a .jsonl file with prompt (or turns) and task (or category) fields."""
+    tasks = SAMPLE if path is None else _from_file(path)
+    if per_task is not None:
+        require(per_task >= 1, f"per_task must be at least 1, got {per_task}")
+        tasks = {name: _spread(prompts, per_task) for name, prompts in tasks.items()}
+    return tasks
+
+
+def _from_file(path: Path) -> dict[str, tuple[str, ...]]:
+    require(path.is_file(), f"prompts file {path} does not exist", ModelNotFound)
+    tasks: dict[str, list[str]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            record: Any = json.loads(line)
+            prompt = record["prompt"] if "prompt" in record else record["turns"][0]
+            tasks.setdefault(str(record.get("task") or record.get("category") or "prompts"), []).append(str(prompt))
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise BadOption(f"{path}, line {number}: needs a JSON object with a prompt or turns ({error})") from None
+    require(bool(tasks), f"prompts file {path} is empty")
+    return {name: tuple(prompts) for name, prompts in tasks.items()}
+
+
+def _spread(prompts: Sequence[str], count: int) -> tuple[str, ...]:
+    """Evenly spaced, so that a sorted file is sampled fairly."""
+    step = max(1, len(prompts) // count)
+    return tuple(prompts[::step][:count])

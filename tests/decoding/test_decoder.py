@@ -1,0 +1,161 @@
+"""The loop itself: shapes, limits, bad numbers, and requests in any order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helpers import case, run, wrapped
+from outrider.decoding.decoder import Decoder, Request, bucket
+from outrider.decoding.stopping import Stopping
+from outrider.drafters import Copying, ModelDrafter, Nothing, Uniform
+from outrider.errors import BadOption, NumericalError, PromptError
+from outrider.models.toy import ToyModel, ToySession
+from outrider.sampling import Sampling
+from outrider.trace import Trace
+from outrider.types import Shape
+from outrider.verification.coupling import maximal_coupling
+from outrider.verification.matching import gumbel_coupling
+
+TARGET = ToyModel(10, seed=2)
+
+
+class Poisoned(ToyModel):
+    """Logits turn bad once a row holds ``after`` tokens."""
+
+    def __init__(self, value: float, after: int, whole_row: bool) -> None:
+        super().__init__(10, seed=2)
+        self.value, self.after, self.whole_row = value, after, whole_row
+
+    def start(self, rows: int, shape: Shape) -> ToySession:
+        session = super().start(rows, shape)
+        honest = session.score
+
+        def score(tail: torch.Tensor) -> torch.Tensor:
+            logits = honest(tail).clone()
+            bad = session.context.positions(tail.shape[1] + 1) >= self.after
+            logits[..., : None if self.whole_row else 1][bad] = self.value
+            return logits
+
+        session.score = score  # type: ignore[method-assign]
+        return session
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(1.0, top_k=3, repetition_penalty=1.2)])
+@pytest.mark.parametrize(
+    ("value", "whole_row"),
+    [(float("nan"), True), (float("nan"), False), (float("inf"), False), (float("-inf"), True)],
+)
+@pytest.mark.parametrize("verifier", [maximal_coupling, gumbel_coupling], ids=lambda v: v.name)
+def test_bad_logits_are_an_error(value: float, whole_row: bool, sampling: Sampling, verifier: object) -> None:
+    """Catches NaN or infinite logits that silently become token 0."""
+    model = Poisoned(value, 6, whole_row)
+    with pytest.raises(NumericalError, match=r"NaN or infinite logits after \d+ tokens"):
+        run(model, Uniform(), [Request((1, 2), Stopping(20))], 3, sampling, verifier)  # type: ignore[arg-type]
+
+
+def test_minus_infinity_for_some_tokens_is_fine() -> None:
+    """Catches a health check that refuses models which forbid tokens."""
+    model = Poisoned(float("-inf"), 0, whole_row=False)
+    texts, _ = run(model, Uniform(), [Request((1, 2), Stopping(20))], 3, Sampling(1.0))
+    assert 0 not in texts[0]
+
+
+def test_bad_logits_beyond_what_counts_are_ignored() -> None:
+    """Catches a request that fails because of guesses that were rejected anyway."""
+    model = Poisoned(float("nan"), 2 + 8, whole_row=True)
+    texts, _ = run(model, Uniform(), [Request((1, 2), Stopping(8))], 4, Sampling(1.0))
+    assert texts == run(TARGET, Nothing(), [Request((1, 2), Stopping(8))], 0, Sampling(1.0))[0]
+
+
+def test_a_processor_that_leaves_nothing_is_an_error() -> None:
+    """Catches a processor that forbids every token: NaN probabilities silently became token 0."""
+
+    def forbid_all(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(scores, -torch.inf)
+
+    for verifier in (maximal_coupling, gumbel_coupling):
+        with pytest.raises(NumericalError, match="logits_processor"):
+            run(TARGET, Nothing(), [Request((1,), Stopping(3))], 0, Sampling(1.0, processors=(forbid_all,)), verifier)
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (Request((), Stopping(3)), "the prompt is empty"),
+        (Request((1, 99), Stopping(3)), r"prompt token \[99\] is outside the vocabulary of 96"),
+        (Request((1, -1), Stopping(3)), r"prompt token \[-1\] is outside"),
+        (Request((1,) * 256, Stopping(3)), "the prompt has 256 tokens, the model's limit is 256; shorten it"),
+    ],
+)
+def test_prompts_that_cannot_be_continued(request_: Request, says: str) -> None:
+    """Catches a prompt that crashes deep inside, or is cut in silence."""
+    with pytest.raises(PromptError, match=says):
+        run(wrapped("llama"), Nothing(), [request_])
+
+
+@pytest.mark.parametrize("source", [(5, 99), (-1, 5), ()], ids=str)
+def test_sources_that_cannot_be_read(source: tuple[int, ...]) -> None:
+    """Catches an encoder's input that crashes deep inside."""
+    with pytest.raises(PromptError):
+        run(wrapped("t5"), Nothing(), [Request((0,), Stopping(3), source=source)])
+
+
+def test_source_beyond_the_encoders_limit() -> None:
+    """Catches a source longer than the position table of the encoder."""
+    with pytest.raises(PromptError, match="limit"):
+        run(wrapped("bart"), Nothing(), [Request((0,), Stopping(3), source=(5,) * 300)])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_generation_ends_at_the_models_limit(family: str) -> None:
+    """Catches a run past the last position: table lookups out of range, or text the model cannot know."""
+    model = wrapped(family)
+    prompt = tuple(3 + i % 90 for i in range(250))
+    texts, _ = run(model, Copying(), [Request(prompt, Stopping(6))], 7)
+    assert len(texts[0]) == 6
+    assert texts == run(model, Nothing(), [Request(prompt, Stopping(6))], 0)[0]
+    beyond, _ = run(model, Copying(), [Request(prompt, Stopping(500))], 7)
+    assert beyond[0][:6] == texts[0]
+    assert len(beyond[0]) <= 6
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"gamma": -1}, "gamma must be 0"),
+        ({"gamma": 9, "width": 9}, "gamma 9 needs a width of 10, this model was loaded with 9; load it with width=10"),
+        ({"gamma": 0, "width": 0}, "width must be at least 1"),
+        ({"gamma": 1, "slots": 0}, "slots must be at least 1"),
+    ],
+)
+def test_shapes_out_of_range(options: dict[str, int], says: str) -> None:
+    """Catches shapes that would fail inside a run."""
+    with pytest.raises(BadOption, match=says):
+        Decoder(TARGET, Nothing(), gumbel_coupling, Sampling(), **options)
+
+
+def test_shapes_follow_from_the_request_alone() -> None:
+    """Catches a shape that depends on the other requests: then bits would, too."""
+    decoder = Decoder(TARGET, Nothing(), gumbel_coupling, Sampling(), 0)
+    assert decoder._shape(Request((1,), Stopping(3))).capacity == 256
+    assert decoder._shape(Request((1,) * 200, Stopping(100))).capacity == 512
+    assert [bucket(n) for n in (1, 256, 257, 1025)] == [256, 256, 512, 2048]
+
+
+def test_events_tell_the_whole_story() -> None:
+    """Catches events lost, doubled, or credited to the wrong request."""
+    wanted = case("llama")
+    decoder = Decoder(wanted.model, ModelDrafter(wanted.model), gumbel_coupling, Sampling(), 4, slots=2)
+    told: dict[int, list[int]] = {}
+    for event in decoder.stream(wanted.requests, Trace(), names=[7, 8, 9]):
+        told.setdefault(event.index, []).extend(event.tokens)
+        assert 0 <= event.accepted <= len(event.tokens)
+    assert told == dict(zip([7, 8, 9], wanted.expected, strict=True))
+
+
+def test_a_smaller_width_gives_the_same_text() -> None:
+    """Catches text that depends on W in exact arithmetic: the toy has no rounding to hide behind."""
+    request = [Request((1, 2), Stopping(30), seed=3)]
+    texts = [run(TARGET, ModelDrafter(TARGET), request, w - 1, Sampling(1.0), width=w)[0] for w in (1, 2, 5, 12)]
+    assert all(t == texts[0] for t in texts)

@@ -1,0 +1,142 @@
+"""A drafter can never hurt a request: whatever it does, the text stays exact and the statistics say what happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from helpers import run
+from outrider.decoding.decoder import Decoder, Request
+from outrider.decoding.stopping import Stopping
+from outrider.drafters import ModelDrafter, Nothing
+from outrider.models.toy import ToyModel
+from outrider.sampling import Sampling
+from outrider.trace import Trace, summarise
+from outrider.types import Draft, Shape
+from outrider.verification.coupling import maximal_coupling
+
+TARGET = ToyModel(10, seed=2)
+REQUESTS = [Request((1, 2, 3)[: i + 1], Stopping(12 + i), seed=i) for i in range(3)]
+WARM = Sampling(1.0)
+
+
+class Failing:
+    """A model drafter that raises when ``method`` is called for the ``after``-th time."""
+
+    name = "failing"
+
+    def __init__(self, method: str, after: int = 2) -> None:
+        self.method, self.after = method, after
+
+    def start(self, rows: int, shape: Shape, target: Any) -> Any:
+        if self.method == "start":
+            raise RuntimeError("broken start")
+        session = ModelDrafter(TARGET.near(0.3)).start(rows, shape, target)
+        honest, calls = getattr(session, self.method), iter(range(10_000))
+
+        def failing(*arguments: Any) -> Any:
+            if next(calls) + 1 >= self.after:
+                raise RuntimeError(f"broken {self.method}")
+            return honest(*arguments)
+
+        setattr(session, self.method, failing)
+        return session
+
+
+@pytest.mark.parametrize("after", [1, 2])
+@pytest.mark.parametrize("method", ["start", "admit", "propose", "commit", "release"])
+def test_the_request_goes_on_without_the_drafter(method: str, after: int) -> None:
+    """Catches a drafter's exception that ends the request, changes its text, or goes unreported."""
+    plain, _ = run(TARGET, Nothing(), REQUESTS, 0, WARM)
+    with pytest.warns(UserWarning, match=f"broken {method}"):
+        texts, trace = run(TARGET, Failing(method, after), REQUESTS, 4, WARM, slots=2)
+    assert texts == plain
+    assert summarise(trace).drafter_error == f"RuntimeError: broken {method}"
+
+
+def test_statistics_count_what_was_drafted_before_the_failure() -> None:
+    """Catches statistics that forget, or go on counting guesses nobody made."""
+    with pytest.warns(UserWarning):
+        _, trace = run(TARGET, Failing("propose", after=3), REQUESTS[:1], 4, WARM)
+    drafted = [len(record.drafted) for record in trace.records]
+    assert drafted[:2] == [4, 4]
+    assert not any(drafted[2:])
+
+
+def test_an_error_in_one_group_is_not_forgotten_by_the_next() -> None:
+    """Catches a later batch of other shapes that overwrites the report of an earlier one's failure."""
+    short, long = Request((1,), Stopping(4)), Request((1,), Stopping(600))
+
+    class FailsFirst:
+        name = "fails first"
+        drafters = iter([Failing("propose", after=1), ModelDrafter(TARGET)])
+
+        def start(self, rows: int, shape: Shape, target: Any) -> Any:
+            return next(self.drafters).start(rows, shape, target)
+
+    with pytest.warns(UserWarning, match="broken propose"):
+        _, trace = run(TARGET, FailsFirst(), [short, long], 2, WARM)
+    assert any(record.drafted for record in trace.records), "the second group drafts"
+    assert trace.drafter_error == "RuntimeError: broken propose"
+
+
+def test_maximal_coupling_goes_on_too() -> None:
+    """Catches a fallback that works for matching only."""
+    with pytest.warns(UserWarning):
+        texts, _ = run(TARGET, Failing("propose", 1), REQUESTS, 4, WARM, maximal_coupling)
+    assert texts == run(TARGET, Nothing(), REQUESTS, 0, WARM, maximal_coupling)[0]
+
+
+class Malformed:
+    """A drafter whose drafts are not what they should be."""
+
+    name = "malformed"
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def start(self, rows: int, shape: Shape, target: Any) -> Any:
+        session = ModelDrafter(TARGET.near(0.3)).start(rows, shape, target)
+
+        def propose(gamma: int, *arguments: Any) -> Any:
+            tokens = torch.zeros((rows, gamma), dtype=torch.int64)
+            yes = torch.ones_like(tokens, dtype=torch.bool)
+            return {
+                "not a draft": "guess",
+                "too many columns": Draft(torch.zeros((rows, gamma + 3), dtype=torch.int64), None, yes),
+                "too few rows": Draft(tokens[:-1], None, yes[:-1]),
+                "wrong vocabulary": Draft(tokens, torch.ones((rows, gamma, 3)) / 3, yes),
+                "float tokens": Draft(tokens.float(), None, yes),
+                "flags of another shape": Draft(tokens, None, yes[:, :1]),
+            }[self.kind]
+
+        session.propose = propose
+        return session
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "not a draft", "too many columns", "too few rows", "wrong vocabulary", "float tokens", "flags of another shape",
+    ],
+)  # fmt: skip
+def test_malformed_drafts_are_a_failure_of_the_drafter(kind: str) -> None:
+    """Catches a draft of the wrong shape that takes the request down with it."""
+    with pytest.warns(UserWarning, match="the drafter failed"):
+        texts, trace = run(TARGET, Malformed(kind), REQUESTS, 4, WARM, maximal_coupling)
+    assert texts == run(TARGET, Nothing(), REQUESTS, 0, WARM, maximal_coupling)[0]
+    assert trace.drafter_error is not None
+
+
+def test_interrupts_are_not_swallowed() -> None:
+    """Catches a guard so wide that Ctrl-C only stops the drafting."""
+
+    class Interrupted(Failing):
+        def start(self, rows: int, shape: Shape, target: Any) -> Any:
+            raise KeyboardInterrupt
+
+    decoder = Decoder(TARGET, Interrupted("start"), maximal_coupling, WARM, 2)
+    with pytest.raises(KeyboardInterrupt):
+        list(decoder.stream(REQUESTS, Trace()))

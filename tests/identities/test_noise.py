@@ -1,0 +1,140 @@
+"""Noise is what it claims: uniform, exponential, independent in every direction, and never a matter of layout.
+
+Chi-square tests with a false-failure rate of 1e-9 and the distance they detect.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from outrider.noise import Noise, Silence, _exponential
+from outrider.sampling import draw
+from outrider.testing import assert_same_law
+
+BINS = 32
+
+
+def bins(u: Tensor, count: int = BINS) -> Tensor:
+    return (u.flatten().double() * count).long().clamp(max=count - 1)
+
+
+def check_uniform(u: Tensor, detects: float = 0.01) -> None:
+    counts = torch.bincount(bins(u), minlength=BINS)
+    assert_same_law(counts, torch.full((BINS,), 1 / BINS), detects=detects)
+
+
+def check_independent(u: Tensor, v: Tensor, detects: float = 0.02) -> None:
+    """Joint counts of two uniforms on a 16 x 16 grid."""
+    joint = torch.bincount(bins(u, 16) * 16 + bins(v, 16), minlength=256)
+    assert_same_law(joint, torch.full((256,), 1 / 256), detects=detects)
+
+
+def to_uniform(exponentials: Tensor) -> Tensor:
+    return -(-exponentials.double()).expm1()
+
+
+def noise(rows: int, first: int = 0) -> Noise:
+    return Noise(torch.arange(first, first + rows))
+
+
+def positions(rows: int, count: int) -> Tensor:
+    return torch.arange(count).expand(rows, -1)
+
+
+def test_uniforms_are_uniform() -> None:
+    """Catches a generator with lazy bits, over rows with consecutive seeds and over positions."""
+    u = noise(1000).uniform("accept", positions(1000, 500))
+    assert bool(((u > 0) & (u < 1)).all())
+    check_uniform(u)
+
+
+def test_races_are_exponential() -> None:
+    """Catches arrival times that are not exponential: then draws do not follow their weights."""
+    check_uniform(to_uniform(noise(50).race("token", positions(50, 40), 250)))
+
+
+def test_the_winner_of_a_large_vocabulary_arrives_in_time() -> None:
+    """Catches a race too coarse near zero, where large vocabularies are decided: the minimum is exponential too."""
+    size = 4_000
+    first = noise(64).race("token", positions(64, 50), size).min(-1)
+    counts = torch.bincount(bins(to_uniform(first.values * size), 8), minlength=8)
+    assert_same_law(counts, torch.full((8,), 1 / 8), detects=0.1)
+    wins = torch.bincount(first.indices.flatten() // 500, minlength=8)
+    assert_same_law(wins, torch.full((8,), 1 / 8), detects=0.1)
+
+
+def neighbours() -> dict[str, tuple[Tensor, Tensor]]:
+    """Pairs of values that must have nothing to do with each other."""
+    rows, at = 500, positions(500, 600)
+    u = noise(rows).uniform("accept", at)
+    race = to_uniform(noise(100).race("token", positions(100, 60), 60))
+    draft = to_uniform(noise(100).child("draft").race("token", positions(100, 60), 60))
+    return {
+        "next position": (u[:, :-1], u[:, 1:]),
+        "next row": (u[:-1], u[1:]),
+        "far position": (u, noise(rows).uniform("accept", at + 4096)),
+        "other stream": (u, noise(rows).uniform("token", at)),
+        "child": (u, noise(rows).child("draft").uniform("accept", at)),
+        "seed and position swapped": (u[:, :500], u.T[:500]),
+        "next token": (race[..., :-1], race[..., 1:]),
+        "race at the next position": (race[:, :-1], race[:, 1:]),
+        "race of the next row": (race[:-1], race[1:]),
+        "race of the draft": (race, draft),
+        "acceptance and race": (u, to_uniform(noise(rows).race("token", at, 1)[..., 0])),
+    }
+
+
+@pytest.mark.parametrize("pair", neighbours())
+def test_neighbours_are_independent(pair: str) -> None:
+    """Catches streams, rows, positions or tokens that share noise: acceptance would depend on the guess."""
+    u, v = neighbours()[pair]
+    if pair == "seed and position swapped":
+        off = ~torch.eye(500, dtype=torch.bool)
+        u, v = u[off], v[off]
+    check_independent(u, v)
+
+
+def test_draws_follow_their_weights_along_a_row() -> None:
+    """Catches noise that is right over many seeds but not along the positions of one."""
+    weights = torch.tensor([0.5, 0.25, 0.125, 0.1, 0.025], dtype=torch.float64)
+    tokens = draw(weights.expand(1, 200_000, 5), Noise(torch.tensor([7])).race("token", positions(1, 200_000), 5))
+    assert_same_law(torch.bincount(tokens[0], minlength=5), weights, detects=0.02)
+
+
+@given(st.lists(st.integers(-(2**62), 2**62), min_size=2, max_size=4), st.integers(0, 10_000), st.integers(1, 4))
+def test_values_do_not_depend_on_layout(seeds: list[int], first: int, count: int) -> None:
+    """Catches noise tied to the batch, the slice or the vocabulary's size: rerun and batch invariance need this."""
+    whole = Noise(torch.tensor(seeds))
+    at = torch.arange(first, first + count).expand(len(seeds), -1)
+    race, u = whole.race("token", at, 40), whole.uniform("accept", at)
+    for row, seed in enumerate(seeds):
+        alone = Noise(torch.tensor([seed]))
+        for k in range(count):
+            where = at[row : row + 1, k : k + 1]
+            assert torch.equal(alone.race("token", where, 25)[0, 0], race[row, k, :25])
+            assert torch.equal(alone.uniform("accept", where)[0, 0], u[row, k])
+    assert torch.equal(whole.race("token", at, 40), race)
+
+
+def test_exponential_is_accurate() -> None:
+    """Catches a series cut too short: against float64 -log1p(-u), to a few units in the last place everywhere."""
+    edges = torch.tensor([0, 1, 2, 2**30 - 1, 2**30, 2**31 - 1, -1, -(2**31), 2**23, 2**24 + 1], dtype=torch.int32)
+    random = torch.randint(-(2**31), 2**31 - 1, (1_000_000,), dtype=torch.int32)
+    bits = torch.cat([edges, random, torch.arange(4096, dtype=torch.int32), random // 2**12])
+    got = _exponential(bits)
+    u = ((bits & 0x7FFFFFFF).to(torch.float32) + 0.5) * 2.0**-31
+    exact = -torch.log1p(-u.clamp(max=1 - 2.0**-24).double())
+    assert bool((got > 0).all()) and bool(got.isfinite().all())
+    assert float(((got.double() - exact) / exact).abs().max()) < 5e-7
+
+
+def test_silence_ties_every_race() -> None:
+    """Catches randomness at temperature 0: the one token of a one-hot distribution wins, with any seed."""
+    silence = Silence(torch.tensor([1, 2]))
+    assert silence.child("draft") is silence
+    weights = torch.tensor([[[0.0, 0.0, 1.0]], [[1.0, 0.0, 0.0]]])
+    assert draw(weights, silence.race("token", torch.zeros((2, 1)), 3)).tolist() == [[2], [0]]

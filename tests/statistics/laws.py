@@ -1,0 +1,64 @@
+"""The joint law of the first tokens, by the product's own step and drafters, against the enumerated one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform
+from outrider.models.toy import ToyModel
+from outrider.sampling import Sampling
+from outrider.testing import SameLaw, assert_same_law, counts_of, exact_law, sample
+from outrider.types import Drafter, Verifier
+
+VOCAB = 5
+TARGET = ToyModel(VOCAB, order=2, seed=11, sharpness=1.0)
+PROMPT = (1, 2, 0, 1, 2)
+RAGGED = (PROMPT, (3,), (4, 4, 2))
+
+SAMPLINGS = {
+    "temperature 1": Sampling(1.0),
+    "temperature 0.6": Sampling(0.6),
+    "top-k": Sampling(1.0, top_k=3),
+    "top-p": Sampling(1.0, top_p=0.8),
+    "min-p": Sampling(1.0, min_p=0.2),
+    "penalties": Sampling(1.0, repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.4),
+    "everything": Sampling(1.3, top_k=4, top_p=0.95, min_p=0.02, frequency_penalty=1.0, logit_bias={3: 0.7}),
+}
+
+
+def drafters() -> dict[str, Drafter]:
+    corpus = [[1, 2, 0, 1, 3, 4, 4, 2, 1, 0, 2, 2]]
+    return {
+        "near": ModelDrafter(TARGET.near(0.5), "near"),
+        "far": ModelDrafter(ToyModel(VOCAB, seed=5, sharpness=3.0), "far"),
+        "self": ModelDrafter(TARGET, "self"),
+        "uniform": Uniform(),
+        "copy": Copying(longest=3),
+        "ngram": Ngram(order=3),
+        "table": Ngram(NgramTable.fit(corpus, VOCAB)),
+        "auto": Fallback(Copying(longest=3), Ngram(order=3)),
+        "none": Nothing(),
+    }
+
+
+def check_law(
+    drafter: Drafter | None,
+    verifier: Verifier,
+    sampling: Sampling = SAMPLINGS["temperature 1"],
+    *,
+    prompts: Sequence[Sequence[int]] = (PROMPT,),
+    rows: int = 100_000,
+    length: int = 2,
+    gamma: int = 2,
+    detects: float = 0.02,
+) -> SameLaw:
+    """Fail (one time in 1e9 if all is well) unless the first ``length`` tokens follow the target's law."""
+    tokens = sample(TARGET, drafter, verifier, sampling, prompts=prompts, rows=rows, length=length, gamma=gamma)
+    count = len(prompts)
+    counts = torch.stack([counts_of(tokens[i::count], VOCAB) for i in range(count)])
+    # Every prompt has its share of the rows, so one table serves all: prompt by outcome.
+    share = torch.tensor([len(tokens[i::count]) / rows for i in range(count)])
+    law = torch.stack([exact_law(TARGET, sampling, p, length) * s for p, s in zip(prompts, share, strict=True)])
+    return assert_same_law(counts, law, detects=detects)

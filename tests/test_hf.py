@@ -1,0 +1,98 @@
+"""The transformers door: one changed line in an existing script, the same text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+import outrider
+import tiny
+from outrider.errors import BadOption
+from outrider.models.huggingface import HuggingFaceModel
+
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 11]]
+
+
+def inputs(family: str) -> dict[str, torch.Tensor]:
+    """Two prompts; padding on the left, or for an encoder on the right."""
+    longest = max(len(p) for p in PROMPTS)
+    left = family in tiny.DECODER_ONLY
+    rows, mask = [], []
+    for prompt in PROMPTS:
+        gap = [0] * (longest - len(prompt))
+        rows.append(gap + prompt if left else prompt + gap)
+        mask.append(gap + [1] * len(prompt) if left else [1] * len(prompt) + gap)
+    return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask)}
+
+
+@pytest.mark.parametrize("draft", ["auto", "copy", "uniform", None, "model"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "t5", "bart"])
+def test_greedy_batch(family: str, draft: Any) -> None:
+    """Catches padding, masks or encoder outputs handed on wrongly: the sequences must be transformers' own."""
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 14, "repetition_penalty": 1.2, "eos_token_id": 17}
+    expected = tiny.build(family).generate(**inputs(family), **options)
+    draft = tiny.build(family, seed=1) if draft == "model" else draft
+    got = tiny.build(family).generate(
+        **inputs(family), **options, custom_generate=outrider.transformers_generate, draft=draft
+    )
+    assert got.tolist() == expected.tolist()
+
+
+def test_sampling_repeats_with_a_seed_and_with_torchs_own() -> None:
+    """Catches a seed that is ignored, and a script's torch.manual_seed that no longer means anything."""
+    model = tiny.build("llama")
+
+    def sampled(**options: Any) -> list[list[int]]:
+        door = {"custom_generate": outrider.transformers_generate, "do_sample": True, "max_new_tokens": 12}
+        return model.generate(**inputs("llama"), **door, **options).tolist()
+
+    assert sampled(seed=3) == sampled(seed=3) != sampled(seed=4)
+    torch.manual_seed(1)
+    first = sampled()
+    assert first != sampled()
+    torch.manual_seed(1)
+    assert first == sampled()
+    gumbel = [sampled(seed=3, coupling="gumbel", draft=draft) for draft in ("auto", "uniform", None)]
+    assert gumbel[0] == gumbel[1] == gumbel[2]
+
+
+def test_return_dict_and_stopping() -> None:
+    """Catches return_dict_in_generate and stopping criteria that are dropped."""
+    model = tiny.build("llama")
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 14, "return_dict_in_generate": True}
+    criteria = tf.StoppingCriteriaList([tf.MaxLengthCriteria(12)])
+    ids = torch.tensor([PROMPTS[0]])
+    expected = tiny.build("llama").generate(ids, **options, stopping_criteria=criteria)
+    got = model.generate(ids, **options, stopping_criteria=criteria, custom_generate=outrider.transformers_generate)
+    assert got.sequences.tolist() == expected.sequences.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_beams": 3}, "num_beams=3 is not supported"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores cannot be returned"),
+        ({"draft": "nobody"}, "draft must be one of"),
+        ({"coupling": "loose"}, "coupling must be one of"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(options: dict[str, Any], says: str) -> None:
+    """Catches an option of transformers' generate that is silently ignored."""
+    with pytest.raises(BadOption, match=says):
+        tiny.build("llama").generate(
+            torch.tensor([[5, 6]]), max_new_tokens=3, custom_generate=outrider.transformers_generate, **options
+        )
+
+
+def test_wrapping_twice() -> None:
+    """Catches hooks and patches that pile up when one model is wrapped again and again."""
+    network = tiny.build("opt")
+    for _ in range(3):
+        HuggingFaceModel(network)
+    assert len(network.get_output_embeddings()._forward_pre_hooks) <= 1
+    ids = torch.tensor([PROMPTS[0]])
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 8, "attention_mask": torch.ones_like(ids)}
+    assert network.generate(ids, **options).tolist() == tiny.build("opt").generate(ids, **options).tolist()
