@@ -4,8 +4,9 @@
     python recipes/gpt_pair.py --data prose.txt.xz --test heldout.txt.gz --out DIR --small    # at most 10 MB
 
 The models are GPT-2's of transformers: its layer norm, GELU and attention are one kernel each, where a Llama's norm
-and rotary positions are a handful, so it trains fastest without a compiler. With an input and an output matrix of
-their own (as the paper's sizes imply) the pair has 97.9M and 5.9M parameters; the small pair shares them.
+and rotary positions are a handful, which should make it the fastest to train without a compiler (counted, not timed).
+With an input and an output matrix of their own, as the paper's sizes imply, the pair has 98.0M and 5.9M parameters,
+learnt positions included; the small pair shares the two matrices.
 
 The paper trains on lm1b, which is not to be had here: the numbers are measured on the text that is given.
 The target learns the text; the draft learns the target's probabilities on it (``--draft-objective``).

@@ -20,7 +20,7 @@ from outrider.trace import Trace
 from outrider.types import Drafter, LanguageModel, Verifier
 from outrider.verification.matching import gumbel_coupling
 
-NEW_TOKENS = 16
+NEW_TOKENS = 12
 MARGIN = 2e-3
 """The reference's best token must lead by this much everywhere: another rounding must not change the text."""
 
@@ -127,7 +127,7 @@ def greedy(
 def _early_end(texts: Sequence[Sequence[int]]) -> int | None:
     """A token that ends one text after a few tokens and never occurs in another."""
     for text in texts:
-        for place in range(4, NEW_TOKENS - 6):
+        for place in range(4, NEW_TOKENS - 3):
             if text[place] not in text[:place] and any(text[place] not in other for other in texts):
                 return text[place]
     return None

@@ -21,9 +21,9 @@ def verify(
     prompts: Annotated[
         Path | None, typer.Option(help="A file of prompts: one per line, or .jsonl with a prompt field.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens per prompt and check.")] = 32,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens per prompt and check.")] = 24,
     gammas: Annotated[str, typer.Option(help="Guesses per run to try, as 1,4,8 or 1-8.")] = "1,4,8",
-    seeds: Annotated[int, typer.Option(min=0, help="Seeds for temperature 1.")] = 2,
+    seeds: Annotated[int, typer.Option(min=0, help="Seeds for temperature 1.")] = 1,
     samples: Annotated[int, typer.Option(help="Draws per law test.")] = 2048,
     width: common.Width = 9,
     slots: Annotated[int, typer.Option(min=1, help="Row slots that run together.")] = 1,
