@@ -48,8 +48,10 @@ def transformers_generate(
     """For ``custom_generate=``. draft: a built-in drafter's name, a transformers model, or a Drafter."""
     config = generation_config if generation_config is not None else model.generation_config
     _check(config, coupling)
-    target = HuggingFaceModel(model)
-    drafter = _drafter(draft)
+    _check_padding(logits_processor, model_kwargs.get("attention_mask"), bool(model.config.is_encoder_decoder))
+    was_training = model.training
+    target = HuggingFaceModel(model)  # in eval mode until the end of the call
+    drafter = _drafter(draft, target)
     sampled = bool(config.do_sample)
     decoder = Decoder(
         target,
@@ -72,6 +74,7 @@ def transformers_generate(
             streamer.put(torch.tensor(event.tokens))
     if streamer is not None:
         streamer.end()
+    model.train(was_training)
     sequences = _padded(input_ids, [rows[i].tokens for i in range(len(requests))], config)
     if not config.return_dict_in_generate:
         return sequences
@@ -88,11 +91,28 @@ def _check(config: GenerationConfig, coupling: str) -> None:
     require(not modes, f"{', '.join(modes)} asks for another way of decoding; leave it out with custom_generate")
 
 
-def _drafter(draft: Any) -> Drafter:
+_COUNTING = ("MinLength", "MinNewTokens", "ForcedBOS", "ForcedEOS", "SuppressTokensAtBegin", "ExponentialDecay")
+
+
+def _check_padding(processors: Any, mask: Any, encoder_decoder: bool) -> None:
+    """Padding is taken off here, but transformers made these processors count it."""
+    padded = not encoder_decoder and mask is not None and not bool(mask.all())
+    counting = [type(p).__name__ for p in processors or () if type(p).__name__.startswith(_COUNTING)]
+    require(
+        not (padded and counting), f"{', '.join(counting)} cannot be honoured in a padded batch; pass prompts singly"
+    )
+
+
+def _drafter(draft: Any, target: HuggingFaceModel) -> Drafter:
     known = built_in()
     if draft is None or (isinstance(draft, str) and draft in known):
         return known[draft or "none"]
     if isinstance(draft, PreTrainedModel):
+        require(
+            not target.encoder_decoder,
+            "draft: a model cannot draft for an encoder-decoder here, where only the target's encoder has run; "
+            "use outrider.load(target, draft=...)",
+        )
         return ModelDrafter(HuggingFaceModel(draft), name=type(draft).__name__)
     if isinstance(draft, Drafter):
         return draft

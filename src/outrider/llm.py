@@ -242,13 +242,18 @@ class LLM:
             room = options.max_new_tokens if model.max_length is None else max(1, model.max_length - len(first))
             stopping = Stopping(
                 max_new_tokens=min(options.max_new_tokens, room),
-                eos=self._ends(options),
+                eos=self._ends(options) | self._special_stops(options),
                 stop=options.stop_strings,
                 criteria=tuple(options.stopping_criteria),
                 decode=self.decode,
             )
             requests.append(Request(tuple(first), stopping, seed, tuple(prompt) if model.encoder_decoder else None))
         return requests
+
+    def _special_stops(self, options: Options) -> frozenset[int]:
+        """Stop strings that are special tokens: decoded text does not show them, so their ids are watched for."""
+        ids = {self.tokenizer.convert_tokens_to_ids(stop) for stop in options.stop_strings}
+        return frozenset(ids & set(self.tokenizer.all_special_ids))
 
     def _ends(self, options: Options) -> frozenset[int]:
         if options.eos is None:

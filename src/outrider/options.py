@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -44,7 +44,8 @@ class Options:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known)}"
                 raise BadOption(f"unknown option {name!r}; {hint}")
-        return Options(**options)
+        several = {k: tuple(v) for k, v in options.items() if isinstance(v, Iterator)}  # read once, checked and used
+        return Options(**{**options, **several})
 
     def __post_init__(self) -> None:
         def whole(name: str, least: int) -> None:

@@ -82,8 +82,10 @@ def standardise(logits: Tensor, sampling: Sampling, context: Context, tail: Tens
     if sampling.processors:
         logits = _process(logits, sampling.processors, context, tail)
     if sampling.greedy:
-        best = logits.argmax(-1, keepdim=True)
-        return torch.zeros_like(logits).scatter_(-1, best, 1.0)
+        best = logits.max(-1, keepdim=True)
+        # Logits that leave no choice must not pass for one: NaN is found where tokens are emitted.
+        certain = torch.where(best.values.isfinite(), 1.0, torch.nan).to(logits.dtype)
+        return torch.zeros_like(logits).scatter_(-1, best.indices, certain)
     return _filter(logits / sampling.temperature, sampling).softmax(-1)
 
 

@@ -92,16 +92,16 @@ class Stats:
     drafter_error: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """NaN and infinity become null: JSON has neither."""
+        return {k: finite(v) for k, v in asdict(self).items()}
 
-        def clean(value: Any) -> Any:
-            if isinstance(value, float):
-                return value if math.isfinite(value) else None
-            if isinstance(value, dict):
-                return {k: clean(v) for k, v in value.items()}
-            return [clean(v) for v in value] if isinstance(value, (list, tuple)) else value
 
-        return {k: clean(v) for k, v in asdict(self).items()}
+def finite(value: Any) -> Any:
+    """NaN and infinity become null: JSON has neither."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def summarise(trace: Trace) -> Stats:

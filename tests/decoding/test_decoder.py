@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -74,9 +76,10 @@ def test_a_processor_that_leaves_nothing_is_an_error() -> None:
     def forbid_all(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return torch.full_like(scores, -torch.inf)
 
-    for verifier in (maximal_coupling, gumbel_coupling):
+    for verifier, temperature in product((maximal_coupling, gumbel_coupling), (0.0, 1.0)):
+        sampling = Sampling(temperature, processors=(forbid_all,))
         with pytest.raises(NumericalError, match="logits_processor"):
-            run(TARGET, Nothing(), [Request((1,), Stopping(3))], 0, Sampling(1.0, processors=(forbid_all,)), verifier)
+            run(TARGET, Nothing(), [Request((1,), Stopping(3))], 0, sampling, verifier)
 
 
 @pytest.mark.parametrize(

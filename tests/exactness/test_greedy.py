@@ -8,6 +8,9 @@ import pytest
 
 import tiny
 from helpers import DRAFTERS, case, run
+from outrider.decoding.decoder import Request
+from outrider.decoding.stopping import Stopping
+from outrider.sampling import Sampling
 from outrider.trace import summarise
 
 GAMMAS = (0, 1, 4, 7)
@@ -30,6 +33,17 @@ def test_same_text_as_transformers(family: str, drafter: str, gamma: int, batch:
     texts, trace = run(wanted.model, wanted.drafter(drafter), wanted.requests[-batch:], gamma)
     assert trace.drafter_error is None
     assert texts == wanted.expected[-batch:]
+
+
+@pytest.mark.parametrize("family", ["llama", "bart"])
+def test_many_full_acceptances(family: str) -> None:
+    """Catches a slip of one position after full acceptance that only shows after many steps."""
+    wanted = case(family)
+    requests = [Request(r.prompt, Stopping(90), 5, r.source) for r in wanted.requests[:2]]
+    texts, trace = run(wanted.model, wanted.drafter("self"), requests, 7, Sampling(1.0))
+    assert texts == run(wanted.model, wanted.drafter("none"), requests, 0, Sampling(1.0))[0]
+    assert summarise(trace).alpha_counted == 1.0
+    assert summarise(trace).tokens_per_run > 7
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

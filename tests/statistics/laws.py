@@ -34,6 +34,7 @@ def drafters() -> dict[str, Drafter]:
         "near": ModelDrafter(TARGET.near(0.5), "near"),
         "far": ModelDrafter(ToyModel(VOCAB, seed=5, sharpness=3.0), "far"),
         "self": ModelDrafter(TARGET, "self"),
+        "cool": ModelDrafter(TARGET.near(0.5), "cool", sampling=Sampling(0.4, top_k=3)),
         "uniform": Uniform(),
         "copy": Copying(longest=3),
         "ngram": Ngram(order=3),

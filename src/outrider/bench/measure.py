@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.drafters import Nothing
 from outrider.llm import LLM, Output
-from outrider.trace import PHASES, Stats, merge, ratio, summarise
+from outrider.trace import PHASES, Stats, finite, merge, ratio, summarise
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Row:
     identical: int  # prompts whose text equals plain decoding's
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "stats": self.stats.to_json()}
+        return {k: finite(v) for k, v in vars(self).items() if k != "stats"} | {"stats": self.stats.to_json()}
 
 
 def measure(

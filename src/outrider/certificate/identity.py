@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.decoding.decoder import bucket
 from outrider.drafters.base import ContextSession
 from outrider.llm import LLM, Output
 from outrider.noise import Noise
@@ -40,10 +41,11 @@ class IdentityResult:
     alpha: float
     tokens_per_run: float
     first: Mismatch | None
+    drafter_error: str | None = None
 
     @property
     def passed(self) -> bool:
-        return self.mismatches == 0 and self.tokens > 0
+        return self.mismatches == 0 and self.tokens > 0 and self.drafter_error is None
 
 
 class Rehearsed:
@@ -108,32 +110,32 @@ def _result(
     examined = sum(r.examined for r in records)
     alpha = sum(r.accepted for r in records) / examined if examined else float("nan")
     per_run = sum(r.emitted for r in records) / max(1, len(records))
-    return IdentityResult(name, gamma, seed, compared, mismatched, alpha, per_run, first)
+    failed = next((o.trace.drafter_error for o in outputs if o.trace.drafter_error), None)
+    return IdentityResult(name, gamma, seed, compared, mismatched, alpha, per_run, first, failed)
 
 
 def _explain(llm: LLM, index: int, prompt: Sequence[int], plain: Output, other: Output, place: int) -> Mismatch:
     """Replay both runs up to the difference and read the logits each of them saw."""
     a, b = plain.tokens[place], other.tokens[place]
 
+    model = llm.target.model
+    encoder = model.encoder_decoder
+    opening = [llm.decoder_start or 0] if encoder else list(prompt)
+
     def gap(output: Output) -> float:
-        start = output.prompt_tokens
+        start = len(opening)
         run = next(r for r in output.trace.records if r.position <= start + place < r.position + r.emitted)
-        before = output.tokens[: run.position - start]
-        model = llm.target.model
-        encoder = model.encoder_decoder
-        first = [llm.decoder_start] if encoder and llm.decoder_start is not None else list(prompt)
-        shape = Shape(
-            256 * (1 + (len(prompt) + len(output.tokens)) // 256), llm.width, bucket_of(prompt), fixed=llm.exact
+        session = model.start(
+            1, Shape(bucket(start + len(output.tokens) + 3 * llm.width), llm.width, bucket(len(prompt)))
         )
-        session = model.start(1, shape)
-        session.admit(0, [*first, *before], list(prompt) if encoder else None)
-        logits = session.score(torch.tensor([run.drafted], dtype=torch.int64, device=model.device))
+        session.admit(0, opening, list(prompt) if encoder else None)
+        for token in output.tokens[: run.position - start]:  # as plain decoding would: every token in a run of its own
+            session.score(torch.zeros((1, 0), dtype=torch.int64, device=model.device))
+            session.commit(
+                torch.tensor([[token]], device=model.device), torch.ones(1, dtype=torch.int64, device=model.device)
+            )
+        logits = session.score(torch.tensor([run.drafted], dtype=torch.int64, device=model.device).reshape(1, -1))
         row = logits[0, start + place - run.position].float()
         return float(row[a] - row[b])
 
     return Mismatch(index, place, a, b, gap(plain), gap(other))
-
-
-def bucket_of(source: Sequence[int]) -> int:
-    """Room for a source."""
-    return 64 * (1 + len(source) // 64)

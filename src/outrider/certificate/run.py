@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from outrider.certificate.law import LawResult, laws
 from outrider.drafters import Nothing, built_in
 from outrider.errors import require
 from outrider.llm import LLM, Output
+from outrider.trace import finite
 from outrider.types import Drafter
 
 PROMPTS = (
@@ -80,20 +80,13 @@ class Certificate:
         return sum(r.mismatches for r in (*self.greedy, *self.gumbel))
 
     def to_json(self) -> dict[str, Any]:
-        def clean(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {k: clean(v) for k, v in value.items()}
-            if isinstance(value, list):
-                return [clean(v) for v in value]
-            return None if isinstance(value, float) and not math.isfinite(value) else value
-
         whole = asdict(self)
         for name in ("greedy", "gumbel", "law", "invariance"):
             whole[name] = [
                 {**entry, "passed": r.passed} for entry, r in zip(whole[name], getattr(self, name), strict=True)
             ]
         totals = {"passed": self.passed, "tokens_compared": self.tokens, "mismatched_tokens": self.mismatches}
-        return {**totals, **dict(clean(whole))}
+        return {**totals, **finite(whole)}
 
 
 def conditions(llm: LLM) -> dict[str, Any]:
@@ -117,11 +110,12 @@ def conditions(llm: LLM) -> dict[str, Any]:
 def certify(llm: LLM, plan: Plan, certificate: Certificate, progress: Callable[[str, float], None]) -> Certificate:
     """Fill in the certificate step by step; interrupted at any moment, what is in it is true."""
     began = time.perf_counter()
+    require(max(plan.gammas) < llm.width, f"gammas up to {max(plan.gammas)} need --width {max(plan.gammas) + 1}")
     engine = LLM(llm.target, llm.drafter, width=llm.width, slots=llm.slots or 1, exact=llm.exact)
     prompts = [_ids(engine, text, plan.chat) for text in plan.prompts]
     try:
         progress("row invariance of the kernels", 0.0)
-        certificate.invariance = invariance(engine, prompts)
+        certificate.invariance = invariance(engine, prompts, max(4, engine.slots or 1))
         _identity(engine, plan, prompts, certificate.greedy, None, progress)
         for seed in plan.seeds:
             _identity(engine, plan, prompts, certificate.gumbel, seed, progress)
@@ -146,7 +140,7 @@ def _identity(
     plain: list[Output] = LLM(
         llm.target, Nothing(), width=llm.width, slots=llm.slots, exact=llm.exact
     ).generate(prompts, **options)  # fmt: skip
-    gammas = [g for g in plan.gammas if g < llm.width]
+    gammas = plan.gammas
     drafters = _drafters(llm, [(p, o.tokens) for p, o in zip(prompts, plain, strict=True)])
     total = len(drafters) * len(gammas)
     for number, result in enumerate(compare(llm, drafters, gammas, prompts, plain, options, seed), 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,3 +39,9 @@ def read_prompt(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
         raise BadOption("no prompt: give it as an argument, or '-' to read it from standard input")
     return sys.stdin.read().rstrip("\n")
+
+
+def check_writable(path: Path | None, option: str) -> None:
+    """Find out that a result cannot be written before working for it, not after."""
+    if path is not None and not path.resolve().parent.is_dir():
+        raise BadOption(f"{option} {path}: the directory {path.resolve().parent} does not exist; make it first")

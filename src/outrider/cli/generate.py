@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,6 +67,7 @@ def generate(
         "coupling": coupling,
     }
     check_options(options, text)
+    common.check_writable(trace, "--trace")
     llm = outrider.load(target, draft, device, dtype, width=width, exact=exact, trust_remote_code=trust_remote_code)
     asked: Any = text
     if chat or system is not None:
@@ -76,19 +78,20 @@ def generate(
         for chunk in llm.stream(asked, **options):
             collected.add(chunk)
             if not as_json:
-                answers.out(chunk.text, end="", highlight=False)
+                sys.stdout.write(chunk.text)  # not through a console, which would rewrite tabs
+                sys.stdout.flush()
     except KeyboardInterrupt:
         collected.finish_reason = "interrupted"
-    if trace is not None and collected.trace is not None:
-        collected.trace.save(trace)
     if as_json:
         answers.out(json.dumps(collected.to_json()), highlight=False)
     else:
-        answers.out("")
+        sys.stdout.write("\n")
         if show_trace and collected.trace is not None:
             print_trace(notes, collected.trace, llm.show)
         if stats and collected.trace is not None:
             notes.print(stats_table(collected.stats))
+    if trace is not None and collected.trace is not None:
+        collected.trace.save(trace)
     if collected.finish_reason == "interrupted":
         raise typer.Exit(130)
 

@@ -39,6 +39,7 @@ def measure(
     from outrider.options import Options
 
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed, "coupling": coupling}
+    common.check_writable(out, "--out")
     Options.parse(options | {"gamma": gamma})
     tasks = read(prompts, per_task)
     import outrider

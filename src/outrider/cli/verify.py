@@ -36,6 +36,7 @@ def verify(
     as_json: common.Json = False,
 ) -> None:
     """Check bit identity, the law of maximal coupling and row invariance. Exit code 1 if anything fails."""
+    common.check_writable(out, "--out")
     plan = _plan(prompts, max_new_tokens, gammas, seeds, samples, chat, width)
     import outrider
     from outrider.certificate import Certificate, certify

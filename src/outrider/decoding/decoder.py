@@ -64,6 +64,9 @@ class Decoder:
             f"load it with width={self.gamma + 1}",
         )
         require(self.slots is None or self.slots >= 1, f"slots must be at least 1, got {self.slots}")
+        size = self.target.vocab_size
+        outside = [token for token in self.sampling.logit_bias if not 0 <= token < size]
+        require(not outside, f"logit_bias names token {outside}, the vocabulary has {size} tokens")
 
     def stream(self, requests: Sequence[Request], trace: Trace, names: Sequence[int] | None = None) -> Iterator[Event]:
         """Events in the order they happen. A row depends on its own request and the shapes, never on others.

@@ -8,6 +8,7 @@ the N most frequent tokens only: the output layer is most of a head's cost, and 
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,7 +34,7 @@ class HeadConfig:
     hidden_size: int
     inner_size: int
     blocks: int  # feature: stacked blocks per guess; blockwise: k, the guesses per run
-    fingerprint: str = ""  # of the target, see models/fingerprint.py
+    fingerprint: str = ""  # of the target, see models/teacher.py
     gamma: int = 4  # guesses it is best asked for
 
 
@@ -127,7 +128,8 @@ class _HeadSession(ContextSession):
         assert target.embedding is not None and target.unembedding is not None
         self.target = target
         self.kind = drafter.head.config.kind
-        self.head = drafter.head.to(device=target.device, dtype=target.unembedding.dtype)
+        # A copy: the drafter is shared, and another session may run in another dtype.
+        self.head = deepcopy(drafter.head).to(device=target.device, dtype=target.unembedding.dtype)
         self.tokens = drafter.tokens.to(target.device)  # [N]
         self.embedding = target.embedding
         self.output = target.unembedding[self.tokens].t().contiguous()  # [size, N]

@@ -21,7 +21,7 @@ class HuggingFaceModel:
     """A transformers model, unchanged, with the facts sessions need about it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model.eval().requires_grad_(False)
+        self.model = model.eval()
         self.config = model.config.get_text_config(decoder=True)
         reason = families.supported(self.config)
         require(reason is None, f"{type(model).__name__} cannot be used: {reason}", ModelError)
@@ -161,6 +161,8 @@ class HuggingFaceSession(BufferedSession):
         return None if self.model.seen is None else self.model.seen[0, last]
 
     def _arguments(self, cache: RaggedCache, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
+        # A draft may be shown tokens of the target it has no row for; its guess after them is as good as any.
+        tokens = tokens.clamp(max=self.model.embedding.shape[0] - 1)
         prefix = "decoder_" if self.model.encoder_decoder else ""
         arguments = {
             f"{prefix}input_ids": tokens,

@@ -19,6 +19,9 @@ from transformers import (
 from outrider.errors import BadOption, ModelCorrupt, ModelError, ModelNotFound, OutriderError, TokenizerMismatch
 from outrider.models import hub
 from outrider.models.huggingface import HuggingFaceModel
+from outrider.models.packing import pack
+
+_PACKED_ROWS = 9  # the default width: what packed weights are laid out for
 
 DTYPES = {
     "float32": torch.float32,
@@ -53,7 +56,10 @@ def load(name: str, device: str = "auto", dtype: str = "auto", trust_remote_code
         raise
     except Exception as error:
         raise _explained(name, place, error) from error
-    return Loaded(name, HuggingFaceModel(model.to(where)), tokenizer)
+    wrapped = HuggingFaceModel(model.to(where).requires_grad_(False))
+    if where.type == "cpu" and (model.dtype == torch.float32 or cpu_is_fast_at_bfloat16()):
+        pack(model, rows=_PACKED_ROWS)
+    return Loaded(name, wrapped, tokenizer)
 
 
 def _explained(name: str, place: Path | str, error: Exception) -> ModelError:

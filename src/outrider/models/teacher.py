@@ -47,6 +47,14 @@ class Teacher:
         return self.model.model.get_output_embeddings()(hidden).float()  # type: ignore[no-any-return]
 
     @torch.no_grad()
+    def likeliest(self, hidden: Tensor, chunk: int = 8192) -> Tensor:
+        """The target's own choice among all tokens after each state [..., size] -> [...]."""
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        return torch.cat([self.logits(piece).argmax(-1) for piece in torch.split(flat, chunk)]).reshape(
+            hidden.shape[:-1]
+        )
+
+    @torch.no_grad()
     def probabilities(self, hidden: Tensor, tokens: Tensor, chunk: int = 8192) -> Tensor:
         """p of the chosen tokens [N] after each state [..., size] -> [..., N]; the vocabulary is normalised whole."""
         flat = hidden.reshape(-1, hidden.shape[-1])

@@ -71,7 +71,12 @@ class _Quiet:
 def distill(target: Loaded, out: Path, plan: Plan, say: Say | None = None) -> Report:
     """Train a draft for ``target`` into ``out``. Run again after a kill, it goes on where it stopped."""
     say = say or _Quiet()
+    require(
+        not target.model.encoder_decoder,
+        f"{target.name} is an encoder-decoder: drafts for those are trained by recipes/ende_pair.py, not by distill",
+    )
     work = prepare(out, plan)
+    _same_target(work, fingerprint(target.model))
     corpus = _corpus(target, plan, work, say.data)
     training, held_out = corpus.split(max(2, min(64, len(corpus) // 20)))
     torch.manual_seed(plan.budget.seed)
@@ -82,6 +87,14 @@ def distill(target: Loaded, out: Path, plan: Plan, say: Say | None = None) -> Re
     last = train(student, training, held_out, budget, work / "checkpoint.pt", say.training)
     save(out)
     return last
+
+
+def _same_target(work: Path, name: str) -> None:
+    """A resumed run must have the target it began with."""
+    kept = work / "target.txt"
+    if kept.is_file() and kept.read_text(encoding="utf-8") != name:
+        raise BadOption(f"{work.parent} holds a draft in training for another target; choose another --out")
+    kept.write_text(name, encoding="utf-8")
 
 
 def _budget(target: Loaded, plan: Plan, tokens: torch.Tensor, corpus: Corpus, work: Path) -> Budget:
@@ -124,8 +137,6 @@ def _corpus(target: Loaded, plan: Plan, work: Path, progress: Callable[[str, flo
         elif plan.data:
             corpus = from_texts(documents(map(Path, plan.data)), target, plan.block, plan.text_tokens)
         else:
-            if target.model.encoder_decoder:
-                raise BadOption("an encoder-decoder target needs sources: give them with --data")
             how = SelfText(plan.text_tokens, batch=plan.generate_batch, block=plan.block, seed=plan.budget.seed)
             corpus = self_written(target, how, list(documents(map(Path, plan.prompts))), progress)
         temporary = path.with_suffix(".tmp")

@@ -78,10 +78,13 @@ class HeadStudent:
     @torch.no_grad()
     def measure(self, batch: Corpus) -> Measured:
         overlap, agreement = [], []
-        for logits, p, _ in self._guesses(batch):
+        tokens = batch.tokens.to(self.teacher.device)
+        sources = None if batch.sources is None else batch.sources.to(self.teacher.device)
+        choice = self.vocabulary.labels(self.teacher.likeliest(self.teacher.hidden(tokens, sources)))  # [B, T]
+        for k, (logits, p, _) in enumerate(self._guesses(batch), 1):
             overlap.append(float(torch.minimum(p, logits.softmax(-1)).sum(-1).mean()))
-            # Where the likeliest token lies outside N, the mass inside is below half or the argmax differs anyway.
-            agreement.append(float((logits.argmax(-1) == p.argmax(-1)).float().mean()))
+            same = logits.argmax(-1) == choice[:, k : k + logits.shape[1]]
+            agreement.append(float(same.float().mean()))
         return Measured(overlap, agreement)
 
     def _guesses(self, batch: Corpus) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -132,7 +135,10 @@ class ModelStudent:
     def measure(self, batch: Corpus) -> Measured:
         logits, p, _, counts = self._guesses(batch)
         shared = torch.minimum(p, logits.softmax(-1)).sum(-1)
-        same = (logits.argmax(-1) == p.argmax(-1)).float()
+        tokens = batch.tokens.to(self.teacher.device)
+        sources = None if batch.sources is None else batch.sources.to(self.teacher.device)
+        choice = self.vocabulary.labels(self.teacher.likeliest(self.teacher.hidden(tokens, sources)))
+        same = logits.argmax(-1).eq(choice[:, :-1]).float()
         scale = counts.sum().clamp(min=1)
         return Measured([float((shared * counts).sum() / scale)], [float((same * counts).sum() / scale)])
 

@@ -1,0 +1,115 @@
+"""Distillation on a tiny target: objectives, resume, saving, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import library
+import outrider
+from outrider.drafters.heads import HeadDrafter
+from outrider.errors import BadOption
+from outrider.models import loading
+from outrider.testing import check_drafter
+from outrider.training.distill import Plan, distill
+from outrider.training.loop import Budget
+from outrider.training.objectives import OBJECTIVES
+
+PLAN = Plan(
+    text_tokens=1500,
+    block=32,
+    vocab=64,
+    depth=3,
+    generate_batch=8,
+    budget=Budget(tokens=32 * 4 * 12, batch=4, rate=3e-3),
+)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: Any) -> loading.Loaded:
+    return loading.load(str(library.save_llama(tmp_path_factory.mktemp("distill") / "llama")), "cpu", "float32")
+
+
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_objectives_have_the_right_gradient(name: str) -> None:
+    """Catches a loss whose gradient is not the derivative of what it says: finite differences decide."""
+    torch.manual_seed(1)
+    logits = torch.randn((3, 5), dtype=torch.float64, requires_grad=True)
+    p = torch.rand((3, 5), dtype=torch.float64).softmax(-1) * 0.9
+    label = torch.tensor([1, -1, 4])
+    assert torch.autograd.gradcheck(lambda x: OBJECTIVES[name](x, p, label), (logits,))
+
+
+def test_total_variation_is_one_minus_acceptance() -> None:
+    """Catches an objective that is not the acceptance rate it claims to be."""
+    p, logits = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.2, 0.2, 0.6]]).log()
+    assert torch.allclose(OBJECTIVES["tv"](logits, p, torch.tensor([0])), torch.tensor([0.4]))
+
+
+@pytest.mark.parametrize("kind", ["feature", "blockwise", "model"])
+def test_a_killed_run_ends_with_the_same_weights(kind: str, target: loading.Loaded, tmp_path: Path) -> None:
+    """Catches a checkpoint without the optimiser, or text drawn in another order after a restart."""
+    plan = replace(PLAN, kind=kind, size="16x32x1x2" if kind == "model" else None)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    distill(target, whole, plan)
+
+    class Killed(Exception):
+        pass
+
+    class Killer:
+        def data(self, what: str, share: float) -> None: ...
+
+        def training(self, report: Any) -> None:
+            raise Killed
+
+    import outrider.training.distill as module
+
+    train = module.train
+    try:
+        module.train = lambda *a, **k: train(*a, **k, every=5)  # type: ignore[assignment]
+        with pytest.raises(Killed):
+            distill(target, broken, plan, Killer())
+        with pytest.raises(Killed):
+            distill(target, broken, plan, Killer())
+        distill(target, broken, plan)
+    finally:
+        module.train = train
+    one, two = (load_file(str(folder / "model.safetensors")) for folder in (whole, broken))
+    assert one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+
+@pytest.mark.parametrize("kind", ["feature", "blockwise"])
+def test_a_trained_head_drafts_by_the_contract(kind: str, target: loading.Loaded, tmp_path: Path) -> None:
+    """Catches a head whose reported q is not what it drew from, or that changes the text."""
+    distill(target, tmp_path / "draft", replace(PLAN, kind=kind))
+    drafter = HeadDrafter.load(tmp_path / "draft")
+    check_drafter(drafter, target.model)
+    llm = outrider.load(target.name, draft=str(tmp_path / "draft"), dtype="float32")
+    plain = outrider.load(target.name, draft=None, dtype="float32")
+    for options in ({}, {"temperature": 1.0, "coupling": "gumbel", "seed": 3}):
+        one, two = (x.generate("the thin the", max_new_tokens=20, **options) for x in (llm, plain))
+        assert one.tokens == two.tokens and one.stats.drafted > 0 and one.stats.drafter_error is None
+
+
+def test_nothing_is_overwritten(target: loading.Loaded, tmp_path: Path) -> None:
+    """Catches a run that writes into somebody's directory, or goes on with other settings."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(BadOption, match="not empty"):
+        distill(target, tmp_path / "mine", PLAN)
+    distill(target, tmp_path / "draft", PLAN)
+    with pytest.raises(BadOption, match="other settings"):
+        distill(target, tmp_path / "draft", replace(PLAN, depth=2))
+
+
+def test_a_head_of_another_target_is_refused(target: loading.Loaded, tmp_path: Path) -> None:
+    """Catches a head run on hidden states it was never trained on."""
+    distill(target, tmp_path / "draft", PLAN)
+    other = library.save_llama(tmp_path / "other", seed=5)
+    with pytest.raises(BadOption, match="another target"):
+        outrider.load(str(other), draft=str(tmp_path / "draft"), dtype="float32")
