@@ -131,13 +131,8 @@ def _show(certificate: Any) -> None:
         table.add_row(r.change, str(r.rows), str(r.changed), _mark(r) if r.required else "not promised")
     answers.print(table)
     answers.print(", ".join(f"{k} {v}" for k, v in certificate.conditions.items()), style="dim")
-    verdict = (
-        "PASSED"
-        if certificate.passed and certificate.finished
-        else "FAILED"
-        if not certificate.passed
-        else "UNFINISHED"
-    )
+    failed = any(not r.passed for r in certificate.results)
+    verdict = "FAILED" if failed else "PASSED" if certificate.finished else "UNFINISHED"
     answers.print(
         f"{verdict}: {certificate.target} with {certificate.drafter}: {certificate.mismatches} of {certificate.tokens} "
         f"tokens differ; {certificate.seconds:.0f} s"
