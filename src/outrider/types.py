@@ -104,12 +104,18 @@ class Session(Protocol):
     hidden: Tensor | None
     """[B, size]: what the output layer read when it gave each row's last token; None if the model shows none."""
 
+    states: Tensor | None
+    """[B, C, L, size]: what the layers asked for with ``keep_states`` gave at every position run so far."""
+
     embedding: Tensor | None
     unembedding: Tensor | None
     """[V, size] each: the model's input and output tables, for heads that share them; None if it shows none."""
 
     @property
     def device(self) -> torch.device: ...
+
+    def keep_states(self, layers: Sequence[int]) -> None:
+        """From now on keep what these layers gave: 0 the embeddings, k layer k, -1 what the output layer reads."""
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         """Start a sequence in a slot: everything but its last token is run through the model, alone."""

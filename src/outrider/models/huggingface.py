@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from outrider.errors import ModelError, require
+from outrider.errors import BadOption, ModelError, require
 from outrider.models import families
 from outrider.models.cache import RaggedCache, contents, fresh_dynamic, layer_shapes, with_cross_attention
 from outrider.models.session import BufferedSession
@@ -130,7 +131,25 @@ class HuggingFaceSession(BufferedSession):
         if model.hidden_size is not None:
             self.embedding, self.unembedding = model.embedding, model.unembedding
             self.hidden = torch.zeros((rows, model.hidden_size), dtype=model.dtype, device=model.device)
+        self._kept: tuple[int, ...] = ()  # layers whose output ``states`` holds
         self._slots = torch.arange(shape.capacity, device=model.device)  # [C]
+
+    def keep_states(self, layers: Sequence[int]) -> None:
+        known = int(self.model.config.num_hidden_layers)
+        wrong = [layer for layer in layers if not -1 <= layer <= known]
+        require(not wrong, f"layers {wrong} do not exist: the model has {known}")
+        size = self.model.hidden_size
+        if size is None:
+            raise BadOption("this model shows no states of its layers; use a draft that reads none")
+        self._kept = tuple(layers)
+        shape = (self.context.rows, self.shape.capacity, len(self._kept), size)
+        self.states = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
+
+    def _keep(self, rows: Tensor, positions: Tensor, output: Any) -> None:
+        """Write what the layers gave where it belongs; like keys and values, stale places are written over."""
+        if self.states is not None:
+            given = output.decoder_hidden_states if self.model.encoder_decoder else output.hidden_states
+            self.states[rows[:, None], positions] = torch.stack([given[layer] for layer in self._kept], 2)
 
     def _allocate(self, shapes: list[Any], capacity: int) -> RaggedCache:
         return RaggedCache.allocate(shapes, self.context.rows, capacity, self.model.dtype, self.model.device)
@@ -147,7 +166,9 @@ class HuggingFaceSession(BufferedSession):
         arguments = self._arguments(self.cache, tokens, positions)
         if self.model.encoder_decoder:
             arguments |= self._cross_arguments(arguments, self.cross, self.source_lengths)
-        return self.model.model(**arguments).logits, self.model.seen
+        output = self.model.model(**arguments)
+        self._keep(torch.arange(len(tokens), device=tokens.device), positions, output)
+        return output.logits, self.model.seen
 
     @torch.no_grad()
     def _prefill(self, row: int, tokens: Tensor, positions: Tensor, last: int) -> Tensor | None:
@@ -157,7 +178,8 @@ class HuggingFaceSession(BufferedSession):
         if "logits_to_keep" in self.model.accepts:
             arguments["logits_to_keep"] = torch.tensor([last], device=tokens.device)
             last = 0
-        self.model.model(**arguments)
+        output = self.model.model(**arguments)
+        self._keep(torch.tensor([row], device=tokens.device), positions, output)
         return None if self.model.seen is None else self.model.seen[0, last]
 
     def _arguments(self, cache: RaggedCache, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
@@ -170,6 +192,8 @@ class HuggingFaceSession(BufferedSession):
             "past_key_values": cache.at(positions),
             "use_cache": True,
         }
+        if self.states is not None:
+            arguments["output_hidden_states"] = True
         if "position_ids" in self.model.accepts:
             # Padding may stand past the last position the model knows; its result is never used.
             limit = self.model.positions_limit
