@@ -35,11 +35,11 @@ class Teacher:
         if self.model.encoder_decoder:
             require(source is not None, "an encoder-decoder target needs sources in its training data")
             mask = source != self.model.model.config.pad_token_id
-            self.model.model(input_ids=source, attention_mask=mask.long(), decoder_input_ids=tokens)
+            _, hidden = self.model.run(input_ids=source, attention_mask=mask.long(), decoder_input_ids=tokens)
         else:
-            self.model.model(input_ids=tokens, use_cache=False)
-        assert self.model.seen is not None
-        return self.model.seen
+            _, hidden = self.model.run(input_ids=tokens, use_cache=False)
+        assert hidden is not None
+        return hidden
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
