@@ -18,7 +18,6 @@ from outrider.models.cache import RaggedCache, contents, fresh_dynamic, layer_sh
 from outrider.models.session import BufferedSession
 from outrider.types import Shape, Source
 
-
 _run = threading.local()
 """What the output layer read in the run this thread is in: two threads may run one model at the same time."""
 
