@@ -57,7 +57,7 @@ class Rehearsed:
         self.texts: dict[tuple[int, ...], list[list[int]]] = {}  # a prompt may occur with several seeds, in order
         for prompt, text in texts:
             self.texts.setdefault(tuple(prompt), []).append(list(text))
-        self.spoilt, self.name = spoilt, f"its text, {1 - spoilt:.0%} right"
+        self.spoilt, self.name = spoilt, f"its text {1 - spoilt:.0%}"
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         return _RehearsedSession(self, rows, shape, target)

@@ -30,6 +30,7 @@ class Place:
     distance: float  # total variation by which a forgotten residual moves the next token's law
     tokens: Tensor  # [K]: the tokens to choose among; number 1 to K in the table
     table: ToyModel
+    bias: float  # lifts any token above all others
 
     def among(self, count: int) -> Place:
         """The same with the ``count`` likeliest tokens only: fewer outcomes, which fewer draws can tell apart."""
@@ -45,19 +46,18 @@ class Place:
 
     @property
     def sampling(self) -> Sampling:
-        """Temperature 1 among these tokens only, whatever the rounding: a bias beyond any logit chooses them."""
-        return Sampling(temperature=1.0, logit_bias={int(token): 200.0 for token in self.tokens})
+        """Temperature 1 among these tokens only. A cut by top-k would depend on rounding where two tokens tie."""
+        return Sampling(temperature=1.0, logit_bias={int(token): self.bias for token in self.tokens})
 
     @property
     def draft_name(self) -> str:
-        return f"target at t = {self.temperature:g}"
+        return f"target, t {self.temperature:g}"
 
 
 def most_telling(llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Place:
     """Of all places in the answers to the prompts: the one where the mistake of ``wrong_residual`` shows most."""
     distance, temperature, prefix, source = max(_candidates(llm, texts), key=lambda candidate: candidate[0])
-    tokens, table = _tabled(llm, prefix, source)
-    return Place(prefix, source, temperature, distance, tokens, table)
+    return Place(prefix, source, temperature, distance, *_tabled(llm, prefix, source))
 
 
 def _candidates(
@@ -87,8 +87,8 @@ def _started(llm: LLM, opening: list[int], source: list[int] | None, width: int)
     return session
 
 
-def _tabled(llm: LLM, prefix: list[int], source: list[int] | None) -> tuple[Tensor, ToyModel]:
-    """The target's logits after the prefix and after each of its likeliest tokens, over those tokens."""
+def _tabled(llm: LLM, prefix: list[int], source: list[int] | None) -> tuple[Tensor, ToyModel, float]:
+    """The likeliest tokens after the prefix, the target's logits over them there and after each, and the bias."""
     session = _started(llm, prefix, source, 2)
     nothing = torch.zeros((1, 0), dtype=torch.int64, device=llm.target.model.device)
     before = session.score(nothing)[0, 0]  # [V]
@@ -101,4 +101,6 @@ def _tabled(llm: LLM, prefix: list[int], source: list[int] | None) -> tuple[Tens
     rows[0, 0, 1:] = before[tokens].double().cpu()
     rows[0, 1:, 1:] = after[:, tokens].double().cpu()
     table.table = rows.reshape(-1, KEPT + 1)
-    return tokens.cpu(), table
+    seen = torch.cat([before[None], after]).float()
+    seen = seen[seen.isfinite()]
+    return tokens.cpu(), table, 100.0 + float(seen.max() - seen.min())
