@@ -80,7 +80,8 @@ def _in_a_crowd(
         crowd[place] = tail[0]
         beside = _session(llm, [*neighbours[:place], prompt, *neighbours[place:]]).score(crowd)[place]
         note(f"other neighbours ({slots} slots)", _same(alone, beside), True)
-        note(f"another slot ({slots} slots)", _same(copies[0], alone), True)
+        if place:
+            note(f"another slot ({slots} slots)", _same(copies[0], alone), True)
         note(f"{slots} slots instead of 1", _same(base, alone), False)
 
 

@@ -29,6 +29,9 @@ FALSE_FAIL = 1e-6
 WEAKEST = 0.5
 """A test that only finds larger distances than this says nothing."""
 
+UNTOLD = ("none", "uniform")
+"""Drafters whose guesses are never the target's: the engine's law with them is plain sampling."""
+
 WARM = Sampling(temperature=1.0)
 Progress = Callable[[float], None]
 
@@ -80,9 +83,12 @@ def laws(
     progress: Progress,
 ) -> list[LawResult]:  # fmt: skip
     """The rule, the rule with a mistake in it, and the engine with its drafter; ``texts`` are prompts and answers."""
+    engine_samples = 0 if llm.drafter.name in UNTOLD else engine_samples
+    if not samples and not engine_samples:
+        return []
     place = most_telling(llm, texts)
     results = _rule(place, samples, lambda share: progress(0.2 * share)) if samples else []
-    if engine_samples and llm.drafter.name not in ("none", "uniform"):  # uniform's guesses are never the target's
+    if engine_samples:
         results.append(_engine(llm, place.among(2), engine_samples, lambda share: progress(0.2 + 0.8 * share)))
     return _judge(results)
 

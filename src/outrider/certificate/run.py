@@ -10,7 +10,7 @@ from typing import Any
 from outrider.certificate.conditions import conditions
 from outrider.certificate.identity import IdentityResult, Rehearsed, Rows, compare
 from outrider.certificate.invariance import InvarianceResult, invariance
-from outrider.certificate.law import LawResult, laws
+from outrider.certificate.law import UNTOLD, LawResult, laws
 from outrider.certificate.plan import Plan
 from outrider.drafters import Nothing, built_in
 from outrider.errors import require
@@ -32,7 +32,7 @@ class Certificate:
     gumbel: list[IdentityResult] = field(default_factory=list)
     law: list[LawResult] = field(default_factory=list)
     invariance: list[InvarianceResult] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)  # parts that were asked not to be run
+    left_out: list[str] = field(default_factory=list)  # parts that were not to be run
     seconds: float = 0.0
     finished: bool = False
 
@@ -63,6 +63,8 @@ class Certificate:
             whole[name] = [
                 {**entry, "passed": r.passed} for entry, r in zip(whole[name], getattr(self, name), strict=True)
             ]
+        for entry, r in zip(whole["law"], self.law, strict=True):
+            entry["inconclusive"] = r.inconclusive
         totals = {
             "verdict": self.verdict,
             "passed": self.verdict == "passed",
@@ -99,9 +101,7 @@ def certify(llm: LLM, plan: Plan, certificate: Certificate, show: Callable[[str,
     new_tokens = plan.new_tokens(len(_drafters(llm, ())))
     _check_room(llm, prompts, new_tokens)
     certificate.conditions = conditions(llm, slots) | {"prompts": len(prompts), "new_tokens": new_tokens}
-    certificate.left_out = [
-        name for name, count in (("gumbel", len(plan.seeds)), ("law", plan.samples + plan.engine_samples)) if not count
-    ]
+    certificate.left_out = _left_out(llm, plan)
     progress = Progress(show, 2 * combinations + 4 + 3 + 6)
     try:
         progress.begin("row invariance of the kernels", 4)
@@ -161,6 +161,16 @@ def _drafters(llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) ->
     if llm.drafter.name not in {d.name for d in chosen} and llm.drafter.name != "none":
         chosen.insert(0, llm.drafter)
     return chosen
+
+
+def _left_out(llm: LLM, plan: Plan) -> list[str]:
+    drafts = llm.drafter.name not in UNTOLD
+    run = {
+        "temperature 1": plan.seeds,
+        "law of the rule": plan.samples,
+        f"law of the engine{'' if drafts else f' with draft {llm.drafter.name}'}": plan.engine_samples and drafts,
+    }
+    return [part for part, wanted in run.items() if not wanted]
 
 
 def _check_room(llm: LLM, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:

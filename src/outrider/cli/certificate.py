@@ -30,7 +30,7 @@ def show_certificate(console: Console, certificate: Any) -> None:
     if certificate.invariance:
         console.print(_invariance_table(certificate.invariance))
     if certificate.left_out:
-        console.print(f"left out as asked: {', '.join(certificate.left_out)}")
+        console.print(f"left out: {', '.join(certificate.left_out)}", markup=False)
     console.print(", ".join(f"{k} {v}" for k, v in certificate.conditions.items()), style="dim", markup=False)
     console.print(
         f"{certificate.verdict.upper()}: {certificate.target} with {certificate.drafter}: {certificate.mismatches} of "
