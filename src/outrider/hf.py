@@ -18,7 +18,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 from outrider.decoding.decoder import WIDTH, Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, built_in
-from outrider.errors import BadOption, require
+from outrider.errors import BadOption, NumericalError, require
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.options import COUPLINGS
 from outrider.sampling import Sampling
@@ -75,6 +75,8 @@ def transformers_generate(
     if streamer is not None:
         streamer.end()
     model.train(was_training)
+    failed = [row.error for row in rows.values() if row.error is not None]
+    require(not failed, "".join(failed[:1]), NumericalError)  # a tensor has no place to say it row by row
     sequences = _padded(input_ids, [rows[i].tokens for i in range(len(requests))], config)
     if not config.return_dict_in_generate:
         return sequences

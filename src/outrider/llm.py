@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
 from outrider.decoding.stopping import Row, Stopping
 from outrider.drafters import Copying, Fallback, ModelDrafter, built_in
 from outrider.drafters.heads import CONFIG, HeadDrafter
-from outrider.errors import BadOption, PromptError, require
+from outrider.errors import BadOption, NumericalError, PromptError, require
 from outrider.models import generation, loading, trimmed
 from outrider.models.teacher import fingerprint
 from outrider.options import Options
@@ -34,9 +35,10 @@ class Output:
 
     text: str
     tokens: list[int]  # the new ones
-    finish_reason: str  # eos, stop, length or criteria
+    finish_reason: str  # eos, stop, length, criteria or error
     prompt_tokens: int
     trace: Trace
+    error: str | None = None  # why the text ends early, where finish_reason is error
 
     @cached_property
     def stats(self) -> Stats:
@@ -48,6 +50,7 @@ class Output:
             "tokens": self.tokens,
             "finish_reason": self.finish_reason,
             "prompt_tokens": self.prompt_tokens,
+            "error": self.error,
             "stats": self.stats.to_json(),
         }
 
@@ -229,8 +232,14 @@ class LLM:
         counts_positions = bool(self._defaults.constraints(1, 2))
         for index, request in enumerate(requests):
             groups.setdefault(len(request.prompt) if counts_positions else 1, []).append(index)
+        failed = 0
         for length, members in groups.items():
-            yield from self.decoder(options, length).stream([requests[i] for i in members], trace, members)
+            try:
+                yield from self.decoder(options, length).stream([requests[i] for i in members], trace, members)
+            except NumericalError:  # every row of this group
+                failed += 1
+                if failed == len(groups):
+                    raise
 
     def _requests(self, prompts: list[list[int]], options: Options) -> list[Request]:
         model, start = self.target.model, self._defaults.decoder_start
@@ -287,4 +296,7 @@ class LLM:
         return list(ids)
 
     def _output(self, row: Row, trace: Trace, prompt_tokens: int) -> Output:
-        return Output(row.text(self.decode), row.tokens, row.finish_reason or "length", prompt_tokens, trace)
+        if row.error is not None:
+            warnings.warn(f"a text ended early: {row.error}", stacklevel=3)
+        reason = row.finish_reason or "length"
+        return Output(row.text(self.decode), row.tokens, reason, prompt_tokens, trace, row.error)

@@ -29,21 +29,25 @@ class Teacher:
         self.embedding, self.unembedding = model.embedding, model.unembedding
 
     @torch.no_grad()
-    def states(self, tokens: Tensor, source: Tensor | None = None, layers: Sequence[int] = (-1,)) -> Tensor:
-        """What these layers give over tokens [B, T] -> [B, T, L, size]; ``source`` [B, S] feeds an encoder."""
+    def look(self, tokens: Tensor, source: Tensor | None = None, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """Over tokens [B, T]: what the output layer reads [B, T, size], and what these layers give [B, T, L, size].
+
+        ``source`` [B, S] feeds an encoder. The output layer of some families reads more than a layer gave: T5 scales it.
+        """
         if self.model.encoder_decoder:
             require(source is not None, "an encoder-decoder target needs sources in its training data")
             mask = source != self.model.model.config.pad_token_id
             read = {"input_ids": source, "attention_mask": mask.long(), "decoder_input_ids": tokens}
         else:
             read = {"input_ids": tokens, "use_cache": False}
-        output = self.model.model(**read, output_hidden_states=True)
+        output, hidden = self.model.run(**read, output_hidden_states=bool(layers))
+        assert hidden is not None
         given = output.decoder_hidden_states if self.model.encoder_decoder else output.hidden_states
-        return torch.stack([given[layer] for layer in layers], 2)
+        return hidden, torch.stack([given[layer] for layer in layers], 2) if layers else hidden[:, :, :0, None]
 
     def hidden(self, tokens: Tensor, source: Tensor | None = None) -> Tensor:
         """The last hidden states [B, T, size]: what the output layer reads."""
-        return self.states(tokens, source)[:, :, 0]
+        return self.look(tokens, source)[0]
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

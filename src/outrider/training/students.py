@@ -91,13 +91,16 @@ class HeadStudent:
         """For each depth k: draft logits, the target's p, and the text's token index, at all positions."""
         tokens = batch.tokens.to(self.teacher.device)  # [B, T]
         sources = None if batch.sources is None else batch.sources.to(self.teacher.device)
-        seen = self.teacher.states(tokens, sources, self.head.config.layers)  # [B, T, L, size]
-        p = self.teacher.probabilities(seen[:, :, -1], self.vocabulary.tokens)  # [B, T, N]
+        hidden, seen = self.teacher.look(tokens, sources, self.head.config.layers)  # [B, T, size], [B, T, L, size]
+        p = self.teacher.probabilities(hidden, self.vocabulary.tokens)  # [B, T, N]
         labels = self.vocabulary.labels(tokens)
         output = self.teacher.unembedding[self.vocabulary.tokens].t().to(self._dtype)  # [size, N]
         length = tokens.shape[1] - self.depth - 1  # positions with all of their guesses inside the text
         embedded = nn.functional.embedding(tokens, self.teacher.embedding).to(self._dtype)
-        unroll = self._fan if self.head.config.kind == "blockwise" else self._chain
+        if self.head.config.kind == "blockwise":
+            unroll, seen = self._fan, hidden[:, :, None]  # what a session shows as ``hidden``
+        else:
+            unroll = self._chain
         return [
             ((state @ output).float(), p[:, k : k + length], labels[:, k + 1 : k + 1 + length])
             for k, state in enumerate(unroll(seen[:, :length].to(self._dtype), embedded), 1)
