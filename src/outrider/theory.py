@@ -88,7 +88,7 @@ def expected_tokens(alpha: ByNumber, gamma: int) -> float:
     It is the sum 1 + alpha + ... + alpha^gamma, which is also right at alpha = 1 and which generalises: with
     alpha_i the chance that guess i is kept if all before it were, term i is alpha_1 * ... * alpha_i.
     """
-    return _last(islice(_tokens(alpha), _checked_gamma(gamma) + 1))
+    return _last(islice(_tokens(alpha), _guesses("gamma", gamma) + 1))
 
 
 def oracle_tokens(alpha: float) -> float:
@@ -172,7 +172,7 @@ def optimal_gamma(alpha: ByNumber, costs: Costs | float, most: int) -> int:
     Every gamma is tried: measured costs have steps, so a first decline proves nothing. With free guesses and one
     alpha for all it is ``most`` itself.
     """
-    costs, most = _costs(costs), _checked_gamma(most)
+    costs, most = _costs(costs), _guesses("most", most)
     best, fastest, drafted = 0, 0.0, 0.0
     for gamma, tokens in enumerate(islice(_tokens(alpha), most + 1)):
         drafted += _value("draft", costs.draft, gamma) if gamma else 0.0
@@ -264,9 +264,9 @@ def _costs(costs: Costs | float) -> Costs:
     return costs if isinstance(costs, Costs) else Costs(draft=costs)
 
 
-def _checked_gamma(gamma: int) -> int:
-    require(gamma >= 0, f"gamma must be at least 0, got {gamma}")
-    return gamma
+def _guesses(name: str, value: int) -> int:
+    require(value >= 0, f"{name} must be at least 0, got {value}")
+    return value
 
 
 def _check_cost(name: str, value: float) -> None:
