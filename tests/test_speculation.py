@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import multiprocessing
 import re
+import sys
 import threading
+import types
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -27,6 +30,7 @@ P = {"a": 0.42, "b": 0.3, "c": 0.0, "d": 0.2, "e": 0.08}
 APPROXIMATIONS = {
     "near": {"a": 0.5, "b": 0.2, "d": 0.2, "e": 0.1},
     "far": {"a": 0.05, "b": 0.05, "c": 0.5, "d": 0.1, "e": 0.3},
+    "sharp": {"a": 0.7, "b": 0.2, "d": 0.05, "e": 0.05},
     "itself": P,
     "one outcome": {"b": 1.0},
     "elsewhere": {"x": 0.7, "y": 0.3},
@@ -89,7 +93,7 @@ class Lazy:
 # --- the law -----------------------------------------------------------------------------------------
 
 
-def check_law(q: dict[str, float], guesses: int, samples: int = 40_000, detects: float = 0.035) -> float:
+def check_law(q: dict[str, float], guesses: int, samples: int = 25_000, detects: float = 0.045) -> float:
     """Through the product's own path; fails once in 1e9 if all is well. The share of kept guesses."""
     random, places = Random(7), {x: i for i, x in enumerate([*P, "x", "y"])}
     counts, kept = [0] * len(places), 0
@@ -103,7 +107,7 @@ def check_law(q: dict[str, float], guesses: int, samples: int = 40_000, detects:
 
 
 @pytest.mark.parametrize("guesses", [0, 1, 2, 3])
-@pytest.mark.parametrize("name", ["near", "far"])
+@pytest.mark.parametrize("name", ["near", "far", "sharp"])
 def test_law(name: str, guesses: int) -> None:
     kept = check_law(APPROXIMATIONS[name], guesses)
     assert (kept > 0) == (guesses > 0)
@@ -112,18 +116,18 @@ def test_law(name: str, guesses: int) -> None:
 @pytest.mark.parametrize("name", ["itself", "one outcome", "elsewhere"])
 def test_law_with_odd_approximations(name: str) -> None:
     """Always kept, a point mass, never kept."""
-    kept = check_law(APPROXIMATIONS[name], 2, samples=20_000, detects=0.05)
+    kept = check_law(APPROXIMATIONS[name], 2, samples=12_000, detects=0.065)
     if name == "elsewhere":
         assert kept == 0
 
 
 def test_acceptance_is_the_overlap() -> None:
     """Theorem 3.5: one guess is kept with the chance reported as ``overlap``, and as theory.py has it."""
-    q, samples = APPROXIMATIONS["near"], 40_000
+    q, samples = APPROXIMATIONS["near"], 25_000
     seen = outrider.speculate(lambda: P, lambda: q, str.upper, AtOnce(), seed=0)
     assert math.isclose(seen.overlap, 0.42 + 0.2 + 0.2 + 0.08)
     kept = round(check_law(q, 1, samples) * samples)
-    assert_same_law(torch.tensor([kept, samples - kept]), torch.tensor([seen.overlap, 1 - seen.overlap]), detects=0.03)
+    assert_same_law(torch.tensor([kept, samples - kept]), torch.tensor([seen.overlap, 1 - seen.overlap]), detects=0.04)
 
 
 laws = st.dictionaries(st.sampled_from("abcde"), st.fractions(Fraction(1, 20), 3, max_denominator=20), min_size=1)
@@ -176,7 +180,7 @@ def likeliest(q: dict[str, float], count: int, random: Random) -> list[str]:
     return sorted(q, key=q.__getitem__, reverse=True)[:count]
 
 
-MUTANTS: dict[str, tuple[str, Any, int]] = {
+MUTANTS: dict[str, tuple[str, Any, int]] = {  # the part replaced, by what, and the guesses it takes to see it
     "every guess is kept": ("decide", keeping(lambda r, p, q: True), 1),
     "every possible guess is kept": ("decide", keeping(lambda r, p, q: p > 0), 1),
     "kept only where p is at least q": ("decide", keeping(lambda r, p, q: p >= q), 1),
@@ -198,7 +202,7 @@ def test_mutants_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     part, wrong, guesses = MUTANTS[name]
     monkeypatch.setattr(speculation, part, wrong)
     with pytest.raises(AssertionError, match="not the expected law|probability zero"):
-        check_law(APPROXIMATIONS["far"], guesses, samples=10_000, detects=0.07)
+        check_law(APPROXIMATIONS["far" if guesses == 1 else "sharp"], guesses, samples=10_000, detects=0.07)
 
 
 def test_the_mutants_frame_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,3 +366,41 @@ def test_expected_seconds() -> None:
     assert speculation.expected_seconds(1.0, 2.0, 3.0, 0.5) == 3.5
     assert speculation.expected_seconds(0.0, 3.0, 2.0, 0.5) == 5.0
     assert speculation.expected_seconds(0.5, 2.0, 2.0) == 3.0
+
+
+# --- the page and the example ------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_pages_executor_for_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a stand-in for Ray: remote functions give references, ``get`` waits, ``cancel`` takes a reference."""
+    cancelled: list[Any] = []
+    ray = types.ModuleType("ray")
+    ray.remote = lambda function: types.SimpleNamespace(remote=lambda *a: Done(function, a))  # type: ignore[attr-defined]
+    ray.get = Done.result  # type: ignore[attr-defined]
+    ray.cancel = cancelled.append  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    page = (ROOT / "docs" / "beyond-text.md").read_text(encoding="utf-8")
+    namespace: dict[str, Any] = {"__name__": __name__}
+    exec(page.partition("```python file=ray_executor.py\n")[2].partition("```")[0], namespace)
+    seen = outrider.speculate(lambda: {"a": 1}, lambda: {"b": 1}, str.upper, namespace["RayExecutor"](), seed=1)
+    assert (seen.value, seen.kept) == ("A", False)
+    assert "B" in [task.value for task in cancelled]
+
+
+def test_the_connect_four_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example's game is Connect Four, its search sees a win, and its games run."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.delitem(sys.modules, "connect_four", raising=False)
+    import connect_four as game
+
+    assert len(game.MASKS) == 69
+    for line in ((0, 6, 0, 6, 0, 6, 0), (0, 0, 1, 1, 2, 2, 3), (0, 1, 1, 2, 2, 3, 2, 3, 3, 6, 3)):
+        assert game.Board(line).won and not game.Board(line[:-1]).won
+    about_to_win = (0, 6, 0, 6, 0, 5)
+    visits = game.search(about_to_win, 300)
+    assert max(visits, key=visits.__getitem__) == 0 and visits == game.search(about_to_win, 300)
+    assert game.reply(about_to_win, 10, 0) == {}
+    tally = game.play(1, 20, AtOnce())
+    assert tally.pairs >= 3 and 0 < tally.overlap <= tally.pairs
