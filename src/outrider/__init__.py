@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from outrider.hf import transformers_generate
     from outrider.llm import LLM, Chunk, Output, load
     from outrider.sampling import Sampling
+    from outrider.speculation import Speculated, speculate
     from outrider.trace import Stats, Trace, summarise
     from outrider.types import Draft, Drafter, DraftSession
 
@@ -26,6 +27,8 @@ _HOMES = {
     "transformers_generate": "hf",
     "Decoder": "decoding.decoder",
     "Sampling": "sampling",
+    "Speculated": "speculation",
+    "speculate": "speculation",
     "Draft": "types",
     "Drafter": "types",
     "DraftSession": "types",
@@ -58,11 +61,13 @@ __all__ = [
     "Output",
     "OutriderError",
     "Sampling",
+    "Speculated",
     "Stats",
     "Trace",
     "Uniform",
     "__version__",
     "load",
+    "speculate",
     "summarise",
     "transformers_generate",
 ]
