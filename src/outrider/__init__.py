@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.decoding.decoder import Decoder
-    from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform
+    from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Standardised, Uniform
     from outrider.errors import OutriderError
     from outrider.hf import transformers_generate
     from outrider.llm import LLM, Chunk, Output, load
@@ -35,6 +35,7 @@ _HOMES = {
     "Ngram": "drafters",
     "NgramTable": "drafters",
     "Nothing": "drafters",
+    "Standardised": "drafters",
     "Uniform": "drafters",
     "Trace": "trace",
     "Stats": "trace",
@@ -58,6 +59,7 @@ __all__ = [
     "Output",
     "OutriderError",
     "Sampling",
+    "Standardised",
     "Stats",
     "Trace",
     "Uniform",

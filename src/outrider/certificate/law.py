@@ -1,4 +1,4 @@
-"""The distribution test for maximal coupling: many draws through the product's own step against the exact law."""
+"""The distribution test for a coupling: many draws through the product's own step against the exact law."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.sampling import Sampling, draw, standardise
 from outrider.testing.law import chi_square_tail, same_law
 from outrider.testing.rollout import sample
 from outrider.types import Draft, Drafter, Session, Shape, Verdict, Verifier
-from outrider.verification.coupling import accepted_prefix, maximal_coupling, take
+from outrider.verification.coupling import kept, take
 
 KEPT = 4
 """Tokens that top-k leaves, so that pairs of tokens can be counted."""
@@ -23,7 +23,7 @@ KEPT = 4
 
 @dataclass(frozen=True)
 class LawResult:
-    """Joint law of two tokens under maximal coupling."""
+    """Joint law of two tokens under a coupling."""
 
     drafter: str
     verifier: str
@@ -44,10 +44,7 @@ FALSE_FAIL = 1e-6
 
 def _forgetful(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
     """The classic mistake: after a rejection, draw from p instead of norm(max(0, p - q))."""
-    guesses = draft.tokens.shape[1]
-    r = noise.uniform("accept", at[:, :guesses])
-    p_of_x = p[:, :guesses].gather(-1, draft.tokens[..., None])[..., 0]
-    n = accepted_prefix(draft.proposed & (r * draft.of_tokens() <= p_of_x))
+    n = kept(p, draft, noise, at)
     return Verdict(n, draw(take(p, n), noise.race("token", take(at, n)[:, None], p.shape[-1])[:, 0]))
 
 
@@ -55,31 +52,32 @@ wrong_residual = Verifier("wrong residual (must be caught)", _forgetful, exact=F
 
 
 def laws(
-    llm: LLM, prompts: Sequence[Sequence[int]], samples: int, rows: int, progress: Callable[[float], None]
-) -> list[LawResult]:
+    llm: LLM, prompts: Sequence[Sequence[int]], verifier: Verifier, samples: int, rows: int,
+    progress: Callable[[float], None],
+) -> list[LawResult]:  # fmt: skip
     """The rule, and the rule with a mistake in it, on a draft unlike the target: itself, hotter or colder."""
     sampling = Sampling(temperature=1.0, top_k=KEPT)
     prompt, temperature = _most_telling(llm, sampling, prompts)
     other = ModelDrafter(
         llm.target.model, f"target at temperature {temperature:g}", replace(sampling, temperature=temperature)
     )
-    drafters: list[tuple[Drafter, Verifier]] = [(other, maximal_coupling), (other, wrong_residual)]
+    drafters: list[tuple[Drafter, Verifier]] = [(other, verifier), (other, wrong_residual)]
     if llm.drafter.name not in ("none", "uniform"):
-        drafters.insert(1, (llm.drafter, maximal_coupling))
+        drafters.insert(1, (llm.drafter, verifier))
     cells, law = _joint_law(llm, sampling, prompt)
     results = []
-    for number, (drafter, verifier) in enumerate(drafters):
+    for number, (drafter, rule) in enumerate(drafters):
         counts = torch.zeros(len(law), dtype=torch.int64)
         for start in range(0, samples, rows):
             first, source = _opening(llm, prompt)
             tokens = sample(
-                llm.target.model, drafter, verifier, sampling, prompts=[first], rows=min(rows, samples - start),
+                llm.target.model, drafter, rule, sampling, prompts=[first], rows=min(rows, samples - start),
                 length=2, gamma=2, first_seed=start, sources=None if source is None else [source],
             )  # fmt: skip
             for pair in tokens.tolist():
                 counts[cells.get((pair[0], pair[1]), len(law) - 1)] += 1
             progress((number + (start + rows) / samples) / len(drafters))
-        results.append(_result(drafter.name, verifier, counts, law))
+        results.append(_result(drafter.name, rule, counts, law))
     return results
 
 

@@ -19,6 +19,7 @@ from outrider.errors import require
 from outrider.llm import LLM, Output
 from outrider.trace import finite
 from outrider.types import Drafter
+from outrider.verification.choose import VERIFIERS
 
 PROMPTS = (
     "Write a short story about a lighthouse keeper who finds a message in a bottle.",
@@ -39,11 +40,21 @@ class Plan:
     samples: int = 2048  # draws per law test
     rows: int = 128  # of them at a time
     chat: bool = True  # ask by the chat template where there is one
+    coupling: str = "maximal"  # whose law is tested
+    lenience: float = 1.0  # anything else is refused: there would be nothing to certify
 
     def __post_init__(self) -> None:
         require(len(self.prompts) > 0, "no prompts: the prompts file is empty")
         require(self.max_new_tokens >= 1, f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         require(all(g >= 1 for g in self.gammas), f"gammas must be at least 1, got {self.gammas}")
+        require(
+            self.lenience == 1,
+            f"lenience {self.lenience!r} is inexact by design, so there is nothing to certify; leave it out",
+        )
+        require(
+            self.coupling in VERIFIERS,
+            f"coupling must be one of {', '.join(VERIFIERS)}, got {self.coupling!r}",
+        )
         require(
             self.samples >= 200, f"samples must be at least 200 for the law test to say anything, got {self.samples}"
         )
@@ -120,8 +131,9 @@ def certify(llm: LLM, plan: Plan, certificate: Certificate, progress: Callable[[
         for seed in plan.seeds:
             _identity(engine, plan, prompts, certificate.gumbel, seed, progress)
         certificate.law = laws(
-            engine, prompts, plan.samples, plan.rows, lambda s: progress("law of maximal coupling", s)
-        )
+            engine, prompts, VERIFIERS[plan.coupling], plan.samples, plan.rows,
+            lambda share: progress(f"law of {plan.coupling} coupling", share),
+        )  # fmt: skip
         certificate.finished = True
     finally:
         certificate.seconds = time.perf_counter() - began
