@@ -5,6 +5,7 @@ python recipes/acceptance.py smollm2-135m --temperature 1 --draft src/outrider/d
 Text is generated with maximal coupling. For every draft on the way the expected number of guesses kept is computed
 from p and q, token by token and jointly; for every guess examined, the overlap under each lenience and each
 standardisation of the draft. Expectations of the same drafts differ less than counts of different texts do.
+At temperature 0, or with --lenience, only what was really kept is counted.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import outrider
 from outrider.bench.prompts import read
 from outrider.noise import Noise
 from outrider.sampling import Sampling, standardise
+from outrider.trace import merge, summarise
 from outrider.types import Draft, Verdict
 from outrider.verification import choose
 from outrider.verification.block import prefix_weights
@@ -81,6 +83,7 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--draft", default="auto")
     parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--lenience", type=float, nargs="+", default=[1.0])
     parser.add_argument("--gamma", type=int, default=None)
     parser.add_argument("--per-task", type=int, default=1)
     parser.add_argument("--max-new-tokens", type=int, default=64)
@@ -88,15 +91,20 @@ def main() -> None:
     llm = outrider.load(asked.target, asked.draft, slots=1)
     watching = Watching(asked.temperature)
     choose.VERIFIERS["maximal"] = replace(maximal_coupling, rule=watching.rule)
-    options: dict[str, Any] = {
-        "temperature": asked.temperature, "gamma": asked.gamma, "max_new_tokens": asked.max_new_tokens
-    }  # fmt: skip
-    tokens = 0
-    for texts in read(None, asked.per_task).values():
-        for seed, text in enumerate(texts):
-            output = llm.generate(llm.chat_prompt([{"role": "user", "content": text}]), seed=seed, **options)
-            tokens += len(output.tokens)
-    sys.stdout.write(f"{asked.target} with {llm.drafter.name}, temperature {asked.temperature:g}, {tokens} tokens\n")
+    sys.stdout.write(f"{asked.target} with {llm.drafter.name}, temperature {asked.temperature:g}\n")
+    texts = [text for task in read(None, asked.per_task).values() for text in task]
+    prompts = [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts]
+    for lenience in asked.lenience:
+        options: dict[str, Any] = {
+            "temperature": asked.temperature, "gamma": asked.gamma, "max_new_tokens": asked.max_new_tokens,
+            "lenience": lenience,
+        }  # fmt: skip
+        outputs = [llm.generate(prompt, seed=seed, **options) for seed, prompt in enumerate(prompts)]
+        stats = summarise(merge(output.trace for output in outputs))
+        sys.stdout.write(
+            f"lenience {lenience:g}: alpha {stats.alpha:.3f}, counted {stats.alpha_counted:.3f}, "
+            f"{stats.tokens_per_run:.3f} tokens per run, {stats.tokens} tokens\n"
+        )
     for name, (total, count) in watching.totals.items():
         sys.stdout.write(f"{name:34s} {total / count:.4f}  (n {count:.0f})\n")
 

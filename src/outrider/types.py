@@ -74,7 +74,7 @@ class Draft:
         """sum over x of min(p_i(x), q_i(x)), Theorem 3.5's beta, for each guess -> [B, G]."""
         p = p[:, : self.tokens.shape[1]]
         if self.probs is None:
-            shared = p.gather(-1, self.tokens[..., None])[..., 0]
+            shared = p.gather(-1, self.tokens[..., None])[..., 0].clamp(max=1)  # p/l may be above q's one
         else:
             shared = torch.minimum(p, self.probs.to(p.dtype)).sum(-1)
         return shared * self.proposed

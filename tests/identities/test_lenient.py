@@ -72,6 +72,8 @@ def test_what_the_bound_buys(p: Tensor, q: Tensor, lenience: float) -> None:
     torch.testing.assert_close((q * accept).sum(), alpha, atol=1e-7, rtol=0)
     both, draft = every_guess(p, q, p)
     torch.testing.assert_close(draft.overlap(rule.ceiling(both))[0, 0], alpha)
+    sure = Draft(draft.tokens, None, draft.proposed)  # one row per token, each a point mass
+    torch.testing.assert_close(sure.overlap(rule.ceiling(both))[:, 0], (p / lenience).clamp(max=1))
     above = (torch.minimum(p / lenience, q) - p).clamp(min=0).sum()  # no correction takes back what was kept
     torch.testing.assert_close((law - p).abs().sum() / 2, above, atol=1e-7, rtol=0)
 
