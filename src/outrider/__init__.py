@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.decoding.decoder import Decoder
-    from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform
+    from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Standardised, Uniform
     from outrider.errors import OutriderError
     from outrider.hf import transformers_generate
     from outrider.llm import LLM, Chunk, Output, load
@@ -38,6 +38,7 @@ _HOMES = {
     "Ngram": "drafters",
     "NgramTable": "drafters",
     "Nothing": "drafters",
+    "Standardised": "drafters",
     "Uniform": "drafters",
     "Trace": "trace",
     "Stats": "trace",
@@ -62,6 +63,7 @@ __all__ = [
     "OutriderError",
     "Sampling",
     "Speculated",
+    "Standardised",
     "Stats",
     "Trace",
     "Uniform",

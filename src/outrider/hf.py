@@ -24,8 +24,7 @@ from outrider.options import COUPLINGS
 from outrider.sampling import Sampling
 from outrider.trace import Trace
 from outrider.types import Drafter
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.matching import gumbel_coupling
+from outrider.verification.choose import choose
 
 _OTHER_MODES = ("penalty_alpha", "prompt_lookup_num_tokens", "dola_layers", "guidance_scale", "assistant_early_exit")
 _REFUSED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -56,7 +55,7 @@ def transformers_generate(
     decoder = Decoder(
         target,
         drafter,
-        gumbel_coupling if coupling == "gumbel" or not sampled else maximal_coupling,
+        choose(coupling, greedy=not sampled),
         Sampling(temperature=1.0 if sampled else 0.0, processors=tuple(logits_processor or ())),
         min(getattr(drafter, "gamma", width - 1), width - 1) if gamma is None else gamma,
         width,

@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
 from outrider.decoding.stopping import Row, Stopping
-from outrider.drafters import Copying, Fallback, ModelDrafter, built_in
+from outrider.drafters import Copying, Fallback, ModelDrafter, Standardised, built_in
 from outrider.drafters.heads import CONFIG, HeadDrafter
 from outrider.errors import BadOption, NumericalError, PromptError, require
 from outrider.models import generation, loading, trimmed
@@ -21,12 +21,9 @@ from outrider.models.teacher import fingerprint
 from outrider.options import Options
 from outrider.trace import Stats, Trace, summarise
 from outrider.types import Drafter, Verifier
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.matching import gumbel_coupling
+from outrider.verification.choose import choose
 
 Prompt = str | Sequence[int]
-
-VERIFIERS = {"maximal": maximal_coupling, "gumbel": gumbel_coupling}
 
 
 @dataclass(frozen=True)
@@ -132,6 +129,10 @@ def _trained(folder: Path, target: loading.Loaded) -> Drafter:
     return HeadDrafter.load(folder)
 
 
+def _verifier(options: Options) -> Verifier:
+    return choose(options.coupling, options.temperature == 0, options.lenience)
+
+
 class LLM:
     """A target with a drafter, ready to generate."""
 
@@ -155,8 +156,9 @@ class LLM:
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Any:
         """Generate from a text, token ids, or a list of either -> Output, or a list of them. Options: Options."""
         prompts, single = self._prompts(prompt)
-        trace, rows = self._trace(options), {}
-        for event in self._events(prompts, Options.parse(options), trace):
+        parsed = Options.parse(options)
+        trace, rows = self._trace(parsed), {}
+        for event in self._events(prompts, parsed, trace):
             rows[event.index] = event.row
         outputs = [self._output(rows[i], trace.for_row(i), len(prompt)) for i, prompt in enumerate(prompts)]
         return outputs[0] if single else outputs
@@ -164,7 +166,8 @@ class LLM:
     def stream(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Iterator[Chunk]:
         """Like generate, but yields text as soon as it is accepted and can no longer change."""
         prompts, _ = self._prompts(prompt)
-        parsed, trace = Options.parse(options), self._trace(options)
+        parsed = Options.parse(options)
+        trace = self._trace(parsed)
         shown = [0] * len(prompts)
         for event in self._events(prompts, parsed, trace):
             text = event.row.printable(self.decode)
@@ -200,8 +203,8 @@ class LLM:
         total = prompt_length + options.max_new_tokens
         return Decoder(
             self.target.model,
-            self.drafter,
-            self._verifier(options),
+            self._drafter(options),
+            _verifier(options),
             options.sampling(defaults.repetition_penalty, defaults.constraints(prompt_length, total)),
             gamma,
             self.width,
@@ -218,12 +221,13 @@ class LLM:
     def _defaults(self) -> generation.Defaults:
         return generation.defaults(self.target.model)
 
-    def _verifier(self, options: Options) -> Verifier:
-        # At temperature 0 both couplings keep exactly the target's choices; matching needs no residual.
-        return gumbel_coupling if options.temperature == 0 else VERIFIERS[options.coupling]
+    def _drafter(self, options: Options) -> Drafter:
+        own = options.draft_options
+        return Standardised(self.drafter, **own) if own else self.drafter
 
-    def _trace(self, options: Mapping[str, Any]) -> Trace:
-        return Trace(self.drafter.name, str(options.get("coupling", "maximal")), exact=True)
+    def _trace(self, options: Options) -> Trace:
+        exact = _verifier(options).exact
+        return Trace(self._drafter(options).name, options.coupling, exact, lenience=options.lenience)
 
     def _events(self, prompts: list[list[int]], options: Options, trace: Trace) -> Iterator[Event]:
         """Requests in groups that share every rule; one group unless the model's own rules count positions."""

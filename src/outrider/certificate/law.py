@@ -1,4 +1,4 @@
-"""The distribution test for maximal coupling: many draws through the product's own step against the exact law.
+"""The distribution test for a coupling: many draws through the product's own step against the exact law.
 
 Draws that need a run of the model each are dear, so there are two tests. The rule is tested with many draws on the
 target's own distributions at one place of a text, read from the model once and kept in a table; a wrong rule on the
@@ -21,7 +21,7 @@ from outrider.sampling import Sampling, draw
 from outrider.testing.law import chi_square_tail, same_law
 from outrider.testing.rollout import counts_of, exact_law, sample
 from outrider.types import Draft, Verdict, Verifier
-from outrider.verification.coupling import accepted_prefix, maximal_coupling, take
+from outrider.verification.coupling import kept, take
 
 FALSE_FAIL = 1e-6
 """A right engine fails a law test once in a million certificates."""
@@ -38,7 +38,7 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True)
 class LawResult:
-    """Joint law of two tokens under maximal coupling."""
+    """Joint law of two tokens under a coupling."""
 
     part: str  # rule, engine or control
     drafter: str
@@ -68,10 +68,7 @@ class LawResult:
 
 def _forgetful(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
     """The classic mistake: after a rejection, draw from p instead of norm(max(0, p - q))."""
-    guesses = draft.tokens.shape[1]
-    r = noise.uniform("accept", at[:, :guesses])
-    p_of_x = p[:, :guesses].gather(-1, draft.tokens[..., None])[..., 0]
-    n = accepted_prefix(draft.proposed & (r * draft.of_tokens() <= p_of_x))
+    n = kept(p, draft, noise, at)
     return Verdict(n, draw(take(p, n), noise.race("token", take(at, n)[:, None], p.shape[-1])[:, 0]))
 
 
@@ -79,26 +76,30 @@ wrong_residual = Verifier("wrong residual", _forgetful, exact=False, shares_nois
 
 
 def laws(
-    llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]], samples: int, engine_samples: int,
+    llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]], verifier: Verifier, samples: tuple[int, int],
     progress: Progress,
 ) -> list[LawResult]:  # fmt: skip
-    """The rule, the rule with a mistake in it, and the engine with its drafter; ``texts`` are prompts and answers."""
-    engine_samples = 0 if llm.drafter.name in UNTOLD else engine_samples
-    if not samples and not engine_samples:
+    """The rule, the rule with a mistake in it, and the engine with its drafter; ``texts`` are prompts and answers.
+
+    ``samples``: draws of the rule on a table, and draws by runs of the model.
+    """
+    of_rule, of_engine = samples
+    of_engine = 0 if llm.drafter.name in UNTOLD else of_engine
+    if not of_rule and not of_engine:
         return []
     place = most_telling(llm, texts)
-    results = _rule(place, samples, lambda share: progress(0.2 * share)) if samples else []
-    if engine_samples:
-        results.append(_engine(llm, place.among(2), engine_samples, lambda share: progress(0.2 + 0.8 * share)))
+    results = _rule(place, verifier, of_rule, lambda share: progress(0.2 * share)) if of_rule else []
+    if of_engine:
+        results.append(_engine(llm, place.among(2), verifier, of_engine, lambda share: progress(0.2 + 0.8 * share)))
     return _judge(results)
 
 
-def _rule(place: Place, samples: int, progress: Progress) -> list[LawResult]:
+def _rule(place: Place, right: Verifier, samples: int, progress: Progress) -> list[LawResult]:
     model = place.table
     hotter = ModelDrafter(model, place.draft_name, Sampling(temperature=place.temperature))
     law = exact_law(model, WARM, place.table_prompt, 2)
     results = []
-    for number, verifier in enumerate((maximal_coupling, wrong_residual)):
+    for number, verifier in enumerate((right, wrong_residual)):
 
         def draws(first: int, rows: int, verifier: Verifier = verifier) -> Tensor:
             tokens = sample(
@@ -113,7 +114,7 @@ def _rule(place: Place, samples: int, progress: Progress) -> list[LawResult]:
     return results
 
 
-def _engine(llm: LLM, place: Place, samples: int, progress: Progress) -> LawResult:
+def _engine(llm: LLM, place: Place, verifier: Verifier, samples: int, progress: Progress) -> LawResult:
     """Real runs, the real drafter, the whole vocabulary; outcomes are named by the table's numbers."""
     size = place.table.vocab_size
     law = exact_law(place.table, WARM, place.table_prompt, 2)
@@ -122,13 +123,13 @@ def _engine(llm: LLM, place: Place, samples: int, progress: Progress) -> LawResu
 
     def draws(first: int, rows: int) -> Tensor:
         tokens = sample(
-            llm.target.model, llm.drafter, maximal_coupling, place.sampling, prompts=[place.prefix], rows=rows,
+            llm.target.model, llm.drafter, verifier, place.sampling, prompts=[place.prefix], rows=rows,
             length=2, gamma=2, first_seed=first, sources=None if place.source is None else [place.source],
         )  # fmt: skip
         return counts_of(number[tokens.cpu()], size)
 
     counts = _collect(draws, samples, 32, progress)
-    return _result("engine", llm.drafter.name, maximal_coupling, counts, law, None)
+    return _result("engine", llm.drafter.name, verifier, counts, law, None)
 
 
 def _collect(draws: Callable[[int, int], Tensor], samples: int, rows: int, progress: Progress) -> Tensor:

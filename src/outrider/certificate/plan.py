@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from outrider.errors import require
+from outrider.verification.choose import VERIFIERS
 
 PROMPTS = (
     "Repeat this list and add two more: apple, pear, plum, apple, pear, plum, apple, pear.",
@@ -33,6 +34,8 @@ class Plan:
     samples: int = 50_000  # draws of the rule, from the target's own distributions
     engine_samples: int = 256  # draws by the whole engine, every one of them from runs of the model
     chat: bool = True  # ask by the chat template where there is one
+    coupling: str = "maximal"  # whose law is tested
+    lenience: float = 1.0  # anything else is refused: there would be nothing to certify
 
     def __post_init__(self) -> None:
         require(len(self.prompts) > 0, "no prompts: the prompts file is empty")
@@ -45,6 +48,11 @@ class Plan:
         )
         require(len(self.gammas) > 0, "no gammas: give at least one, as 1,4,8 or 1-8")
         require(all(g >= 1 for g in self.gammas), f"gammas must be at least 1, got {self.gammas}")
+        require(
+            self.lenience == 1,
+            f"lenience {self.lenience!r} is inexact by design, so there is nothing to certify; leave it out",
+        )
+        require(self.coupling in VERIFIERS, f"coupling must be one of {', '.join(VERIFIERS)}, got {self.coupling!r}")
         for name, least in (("samples", 1000), ("engine_samples", 200)):
             count = getattr(self, name)
             require(count == 0 or count >= least, f"{name} must be 0 (none) or at least {least}, got {count}")

@@ -17,6 +17,7 @@ from outrider.errors import require
 from outrider.llm import LLM, Output
 from outrider.trace import finite
 from outrider.types import Drafter
+from outrider.verification.choose import VERIFIERS
 
 PARTS = ("invariance", "greedy", "gumbel", "law")
 
@@ -117,8 +118,10 @@ def certify(llm: LLM, plan: Plan, certificate: Certificate, show: Callable[[str,
             progress.begin("bit identity at temperature 1", combinations)
             seeded = Rows([prompts[i] for i in numbers], new_tokens, seeds)
             texts = _identity(engine, plan, seeded, certificate.gumbel, progress)
-        progress.begin("law of maximal coupling", 6)
-        certificate.law = laws(engine, texts[:8], plan.samples, plan.engine_samples, progress)
+        progress.begin(f"law of {plan.coupling} coupling", 6)
+        certificate.law = laws(
+            engine, texts[:8], VERIFIERS[plan.coupling], (plan.samples, plan.engine_samples), progress
+        )
         certificate.finished = True
     finally:
         certificate.seconds = time.perf_counter() - began

@@ -34,6 +34,10 @@ def verify(
     engine_samples: Annotated[
         int, typer.Option(help="Draws of the law test by runs of the model; 0 leaves it out.")
     ] = 256,
+    coupling: Annotated[
+        str, typer.Option(help="The coupling whose law is tested: maximal, block or gumbel.")
+    ] = "maximal",
+    lenience: Annotated[float, typer.Option(help="1, or refused: lenience is inexact by design.")] = 1.0,
     width: common.Width = 9,
     slots: Annotated[
         int | None, typer.Option(min=1, help="Row slots that run together; by default one per prompt, at most 8.")
@@ -46,7 +50,7 @@ def verify(
     out: Annotated[Path | None, typer.Option(help="Also write the certificate here, as JSON.")] = None,
     as_json: common.Json = False,
 ) -> None:
-    """Check bit identity, the law of maximal coupling and row invariance.
+    """Check bit identity, the law of a coupling and row invariance.
 
     Exit code 1 if anything fails, 3 if nothing does but a law test had no power.
     """
@@ -57,6 +61,7 @@ def verify(
     plan = Plan(
         **_prompts(prompts), max_new_tokens=max_new_tokens, tokens_total=tokens_total, gammas=_gammas(gammas, width),
         seeds=tuple(range(seeds)), samples=samples, engine_samples=engine_samples, chat=chat,
+        coupling=coupling, lenience=lenience,
     )  # fmt: skip
     with notes.status(f"loading {target}"):
         llm = outrider.load(

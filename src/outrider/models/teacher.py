@@ -32,7 +32,7 @@ class Teacher:
     def look(self, tokens: Tensor, source: Tensor | None = None, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """Over tokens [B, T]: what the output layer reads [B, T, size], and what these layers give [B, T, L, size].
 
-        ``source`` [B, S] feeds an encoder. The output layer of some families reads more than a layer gave: T5 scales it.
+        ``source`` [B, S] feeds an encoder. The output layer of some families read something else: T5 scales it.
         """
         if self.model.encoder_decoder:
             require(source is not None, "an encoder-decoder target needs sources in its training data")
