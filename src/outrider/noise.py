@@ -78,6 +78,11 @@ class Noise:
         """Streams of their own under a name: what a drafter draws from when it must be independent."""
         return Noise(self.seeds, f"{self.path}/{name}")
 
+    @property
+    def is_the_targets(self) -> bool:
+        """Under no name: the target draws from these very streams, and a draft should draw what it would."""
+        return self.path == ""
+
     def uniform(self, stream: str, at: Tensor) -> Tensor:
         """Uniforms in (0, 1) for absolute positions ``at`` [B, K] -> [B, K]."""
         bits = (self._key(stream, at) >> 40) & ((1 << 24) - 1)
