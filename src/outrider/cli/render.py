@@ -62,6 +62,13 @@ def stats_table(stats: Stats) -> Table:
         ("guesses", f"{stats.drafted} drafted, {stats.accepted} accepted, {stats.wasted} wasted"),
         ("seconds", ", ".join(f"{k} {v:.2f}" for k, v in stats.seconds.items())),
     ]
+    rows += [
+        (
+            f"{level.drafter} for {level.model}",
+            f"{level.tokens_per_run:.2f} tokens per run of {level.runs}, {level.alpha_counted:.3f} of guesses kept",
+        )
+        for level in stats.levels
+    ]
     if stats.drafter_error:
         rows.append(("drafter failed", stats.drafter_error))
     for name, value in rows:
