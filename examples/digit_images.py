@@ -11,7 +11,6 @@ digits plainly and speculatively, prints statistics and saves a picture. Needs s
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +20,24 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider import Cascade, Decoder, Drafter, DraftSession, ModelDrafter, Nothing, Sampling, Stats, Trace, summarise
+from outrider import (
+    Cascade,
+    Decoder,
+    Draft,
+    Drafter,
+    DraftSession,
+    ModelDrafter,
+    Nothing,
+    Sampling,
+    Stats,
+    Trace,
+    summarise,
+)
 from outrider.decoding.decoder import Request
 from outrider.decoding.stopping import Stopping
-from outrider.drafters.base import TableSession
+from outrider.drafters.base import ContextSession
 from outrider.models.huggingface import HuggingFaceModel
+from outrider.noise import Noise
 from outrider.types import Session, Shape, Verifier
 from outrider.verification.coupling import maximal_coupling
 from outrider.verification.matching import gumbel_coupling
@@ -33,7 +45,6 @@ from outrider.verification.matching import gumbel_coupling
 SIDE, GREYS, CLASSES = 8, 17, 10
 PIXELS = SIDE * SIDE
 VOCAB = GREYS + CLASSES  # tokens 0..16 are grey levels, 17..26 the labels a prompt consists of
-ONLY_GREYS = dict.fromkeys(range(GREYS, VOCAB), -math.inf)
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ class Size:
     heads: int
 
 
-TARGET, DRAFT = Size(8, 96, 6), Size(1, 64, 4)
+TARGET, DRAFT = Size(8, 64, 4), Size(1, 48, 4)
 
 
 def load_images() -> Tensor:
@@ -70,7 +81,7 @@ def train(size: Size, images: Tensor, seconds: float, steps: int | None = None) 
     while (done := step / steps if steps else (time.monotonic() - begin) / seconds) < 1:
         for group in optimiser.param_groups:
             group["lr"] = 4e-3 * min(1.0, (step + 1) / 20) * (1 - done)
-        batch = images[torch.randint(len(images), (64,))]
+        batch = images[torch.randint(len(images), (32,))]
         loss = torch.nn.functional.cross_entropy(model(batch[:, :-1]).logits.flatten(0, 1), batch[:, 1:].flatten())
         optimiser.zero_grad()
         loss.backward()
@@ -81,70 +92,78 @@ def train(size: Size, images: Tensor, seconds: float, steps: int | None = None) 
     return model.eval()
 
 
+def trained(folder: Path, size: Size, images: Tensor, seconds: float, steps: int | None) -> HuggingFaceModel:
+    """The model in this folder, trained first if there is none."""
+    if not (folder / "config.json").is_file():
+        train(size, images, seconds, steps).save_pretrained(folder)
+    return HuggingFaceModel(LlamaForCausalLM.from_pretrained(folder))
+
+
 class Neighbours:
-    """Drafts a pixel from counts of what followed the pixels to the left and above: no model at all."""
+    """Guesses the pixel that most often followed the ones to the left and above: point masses, no model at all."""
 
     name = "neighbours"
 
     def __init__(self, images: Tensor) -> None:
-        self.table = torch.full((GREYS * GREYS, VOCAB), 0.01)
         pixels = images[:, 1:]
         left = torch.nn.functional.pad(pixels, (1, 0))[:, :PIXELS]
         above = torch.nn.functional.pad(pixels, (SIDE, 0))[:, :PIXELS]
-        seen = ((left * GREYS + above) * VOCAB + pixels).flatten()
-        self.table.view(-1).index_add_(0, seen, torch.ones(len(seen)))
+        seen = (left * GREYS + above) * GREYS + pixels
+        counts = torch.bincount(seen.flatten(), minlength=GREYS**3)
+        self.best = counts.reshape(GREYS, GREYS, GREYS).argmax(-1)  # [left, above]
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         return _NeighboursSession(self, rows, shape, target)
 
 
-class _NeighboursSession(TableSession):
+class _NeighboursSession(ContextSession):
     def __init__(self, drafter: Neighbours, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
-        self.table = drafter.table.to(target.device)
+        self.best = drafter.best.to(target.device)
 
-    def weights(self, guesses: Tensor) -> Tensor:
-        context = self.context.ahead(guesses)
-
-        def pixel(back: int) -> Tensor:
-            """The grey level ``back`` places ago [B]; black before the first."""
-            value = context.read((context.lengths - back).clamp(min=0), 1)[:, 0]
-            return value * ((context.lengths > back) & (value < GREYS))
-
-        return self.table[pixel(1) * GREYS + pixel(SIDE)]
+    def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        gamma = min(gamma, SIDE)  # so far the pixels above are known
+        context = self.context
+        place = context.positions(gamma, offset=-SIDE)  # [B, G]
+        above = context.tokens.gather(1, place.clamp(min=0))
+        above = above * ((place > 0) & (above < GREYS))  # black above the first line
+        last = context.read(context.lengths - 1, 1)[:, 0]
+        last, tokens = last * (last < GREYS), []
+        for k in range(gamma):
+            last = self.best[last, above[:, k]]
+            tokens.append(last)
+        guesses = torch.stack(tokens, 1) if tokens else at[:, :0]
+        return Draft(guesses, None, context.active[:, None].expand(-1, gamma))
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Digits 0 to 9, some of each, and how they came about."""
+    """Digits and how they came about."""
 
-    pixels: Tensor  # [classes * each, 64]
+    pixels: Tensor  # [count, 64]
     stats: Stats
 
 
 def draw_digits(
-    model: HuggingFaceModel, drafter: Drafter, verifier: Verifier, gamma: int, *, each: int = 1, seed: int = 0
+    model: HuggingFaceModel, drafter: Drafter, verifier: Verifier, gamma: int, *, count: int = CLASSES, seed: int = 0
 ) -> Drawn:
-    """Every pixel sampled at temperature 1 from the model's distribution, one image at a time."""
-    decoder = Decoder(model, drafter, verifier, Sampling(1.0, logit_bias=ONLY_GREYS), gamma, width=gamma + 1, slots=1)
+    """0, 1, 2... with every pixel sampled at temperature 1 from the model's distribution, one image at a time."""
+    decoder = Decoder(model, drafter, verifier, Sampling(1.0), gamma, width=gamma + 1, slots=1)
     stopping = Stopping(max_new_tokens=PIXELS)
-    requests = [
-        Request((GREYS + label,), stopping, seed + CLASSES * copy + label)
-        for copy in range(each)
-        for label in range(CLASSES)
-    ]
+    requests = [Request((GREYS + i % CLASSES,), stopping, seed + i) for i in range(count)]
     trace = Trace(drafter.name, verifier.name)
     rows = {event.index: event.row for event in decoder.stream(requests, trace)}
-    return Drawn(torch.tensor([rows[i].tokens for i in range(len(requests))]), summarise(trace))
+    tokens = torch.tensor([rows[i].tokens for i in range(len(requests))])
+    return Drawn(tokens * (tokens < GREYS), summarise(trace))  # a label among the pixels, if ever, is shown black
 
 
-def compare(model: HuggingFaceModel, drafters: Sequence[tuple[Drafter, int]], each: int) -> list[Drawn]:
-    """Plain decoding and every drafter in turn; the first round of each warms up and is not counted."""
+def compare(model: HuggingFaceModel, drafters: Sequence[tuple[Drafter, int]], count: int) -> list[Drawn]:
+    """Plain decoding and every drafter in turn; the first image of each warms up and is not counted."""
     print(f"{'drafter':24} gamma  pixels/run  alpha  pixels/s  speed-up")
     results: list[Drawn] = []
     for drafter, gamma in [(Nothing(), 0), *drafters]:
-        draw_digits(model, drafter, maximal_coupling, gamma, seed=99)
-        results.append(draw_digits(model, drafter, maximal_coupling, gamma, each=each))
+        draw_digits(model, drafter, maximal_coupling, gamma, count=1, seed=99)
+        results.append(draw_digits(model, drafter, maximal_coupling, gamma, count=count))
         s, plain = results[-1].stats, results[0].stats
         ratio = s.tokens_per_second / plain.tokens_per_second
         print(
@@ -169,29 +188,29 @@ def picture(rows: Sequence[tuple[str, Tensor]], path: Path) -> None:
             axis.imshow(image.reshape(SIDE, SIDE), cmap="gray_r", vmin=0, vmax=GREYS - 1)
             axis.set_axis_off()
         line[0].set_title(title, loc="left", fontsize=9)
-    figure.tight_layout()
+    figure.subplots_adjust(0.01, 0.01, 0.99, 0.93, hspace=0.35)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Digits, pixel by pixel, plainly and speculatively.")
-    parser.add_argument("--out", type=Path, default=Path("digits"), help="folder for the picture")
-    parser.add_argument("--seconds", type=float, default=60.0, help="training time of the target; the draft gets half")
+    parser.add_argument("--out", type=Path, default=Path("digits"), help="folder for the picture and the two models")
+    parser.add_argument("--seconds", type=float, default=60.0, help="training time of the target")
     parser.add_argument("--steps", type=int, help="training steps of both, instead of a time")
-    parser.add_argument("--each", type=int, default=2, help="images of each digit per measurement")
+    parser.add_argument("--images", type=int, default=CLASSES, help="images per measurement")
+    parser.add_argument("--more", action="store_true", help="measure other gammas and Algorithm 3 as well")
     options = parser.parse_args(arguments)
     images = load_images()
-    network = train(TARGET, images, options.seconds, options.steps)
-    target = HuggingFaceModel(network)
-    small = ModelDrafter(HuggingFaceModel(train(DRAFT, images, options.seconds / 2, options.steps)), "one layer")
+    target = trained(options.out / "target", TARGET, images, options.seconds, options.steps)
+    small = ModelDrafter(trained(options.out / "draft", DRAFT, images, options.seconds / 3, options.steps), "one layer")
     table = Neighbours(images)
-    drafters: list[tuple[Drafter, int]] = [
-        (table, 2), (table, 4), (small, 4), (small, 8),
-        (Cascade(table, small, guesses=3), 8), (Cascade(table, small, guesses=3, once=True), 8),
-    ]  # fmt: skip
-    results = compare(target, drafters, options.each)
-    cascade, gamma = drafters[4]
+    cascade, gamma = Cascade(table, small, guesses=3), 6
+    drafters: list[tuple[Drafter, int]] = [(table, 3), (small, 4), (cascade, gamma)]
+    if options.more:
+        once = Cascade(table, small, guesses=3, once=True)
+        drafters += [(table, 2), (table, 5), (small, 2), (small, 6), (cascade, 4), (cascade, 8), (once, 6)]
+    results = compare(target, drafters, options.images)
     plain = draw_digits(target, Nothing(), gumbel_coupling, 0)
     same = draw_digits(target, cascade, gumbel_coupling, gamma)
     assert torch.equal(plain.pixels, same.pixels), "with Gumbel coupling the images are the same, pixel by pixel"
@@ -199,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines = [
         ("from the data set", torch.stack([images[images[:, 0] == GREYS + c][0, 1:] for c in range(CLASSES)])),
         ("plain decoding, one run per pixel", results[0].pixels),
-        (f"speculative, {cascade.name}, {results[5].stats.tokens_per_run:.1f} pixels per run", results[5].pixels),
+        (f"speculative, {cascade.name}, {results[3].stats.tokens_per_run:.1f} pixels per run", results[3].pixels),
         ("Gumbel coupling, same seed: plain", plain.pixels),
         (f"Gumbel coupling, same seed: {cascade.name}", same.pixels),
     ]

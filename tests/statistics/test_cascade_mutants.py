@@ -36,7 +36,7 @@ class Changed:
 
         def changed(gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
             draft = propose(gamma, sampling, self.before(noise), at)
-            return self.after(draft, session) if gamma else draft
+            return self.after(draft, session) if draft.by_law else draft  # where tokens are drawn, bits are compared
 
         session.propose = changed  # type: ignore[method-assign]
         return session
