@@ -76,10 +76,7 @@ def test_lower_draft_drawn_with_the_noise_of_the_correction(monkeypatch: pytest.
 
 def test_noise_of_the_target_inside() -> None:
     """Catches a law test blind to a middle level that decides by the very numbers the target decides by."""
-    same = Changed(before=lambda noise: Noise(noise.seeds, "/"))
-    check_law(same, maximal_coupling)  # another name is as good as any: the scaffold itself is right
-    monkey = Changed(before=lambda noise: _Renamed(noise.seeds))
-    caught(monkey)
+    caught(Changed(before=lambda noise: _Renamed(noise.seeds)))
 
 
 class _Renamed(Noise):
@@ -90,8 +87,8 @@ class _Renamed(Noise):
         return False
 
 
-def only_verified(draft: Draft, session: DraftSession) -> Draft:
-    """Keeps guesses up to the first the lower drafter had no part in: chosen by value."""
+def only_likely(draft: Draft, session: DraftSession) -> Draft:
+    """Throws guesses away because of what they are."""
     assert draft.probs is not None
     likely = (draft.of_tokens() > 0.25).to(torch.int64).cumprod(1).bool()
     return Draft(draft.tokens, draft.probs, draft.proposed & likely, draft.by_law)
@@ -110,7 +107,12 @@ def shifted(draft: Draft, session: DraftSession) -> Draft:
     return Draft(draft.tokens, draft.probs.roll(1, 1), draft.proposed, draft.by_law)
 
 
-@pytest.mark.parametrize("after", [only_verified, sharpened, shifted])
+def test_the_scaffold_is_right() -> None:
+    """Catches mutants that are caught because of what they are built on."""
+    check_law(Changed(), maximal_coupling, rows=40_000, detects=0.035)
+
+
+@pytest.mark.parametrize("after", [only_likely, sharpened, shifted])
 def test_wrong_drafts(after: Callable[[Draft, DraftSession], Draft]) -> None:
     """Catches a law test too weak to see guesses selected by value, or a q that is not theirs."""
     caught(Changed(after))
