@@ -184,9 +184,10 @@ def picture(rows: Sequence[tuple[str, Tensor]], path: Path) -> None:
 
     figure, axes = pyplot.subplots(len(rows), CLASSES, figsize=(CLASSES, 1.25 * len(rows)), squeeze=False)
     for line, (title, pixels) in zip(axes, rows, strict=True):
-        for axis, image in zip(line, pixels, strict=False):
-            axis.imshow(image.reshape(SIDE, SIDE), cmap="gray_r", vmin=0, vmax=GREYS - 1)
+        for axis in line:
             axis.set_axis_off()
+        for axis, image in zip(line, pixels, strict=False):  # fewer images than places, or more
+            axis.imshow(image.reshape(SIDE, SIDE), cmap="gray_r", vmin=0, vmax=GREYS - 1)
         line[0].set_title(title, loc="left", fontsize=9)
     figure.subplots_adjust(0.01, 0.01, 0.99, 0.93, hspace=0.35)
     figure.savefig(path, dpi=120)
@@ -211,8 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         once = Cascade(table, small, guesses=3, once=True)
         drafters += [(table, 2), (table, 5), (small, 2), (small, 6), (cascade, 4), (cascade, 8), (once, 6)]
     results = compare(target, drafters, options.images)
-    plain = draw_digits(target, Nothing(), gumbel_coupling, 0)
-    same = draw_digits(target, cascade, gumbel_coupling, gamma)
+    plain = draw_digits(target, Nothing(), gumbel_coupling, 0, count=options.images)
+    same = draw_digits(target, cascade, gumbel_coupling, gamma, count=options.images)
     assert torch.equal(plain.pixels, same.pixels), "with Gumbel coupling the images are the same, pixel by pixel"
     options.out.mkdir(parents=True, exist_ok=True)
     lines = [
