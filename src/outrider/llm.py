@@ -15,7 +15,7 @@ from outrider.decoding.stopping import Row, Stopping
 from outrider.drafters import Copying, Fallback, ModelDrafter, built_in
 from outrider.drafters.heads import CONFIG, HeadDrafter
 from outrider.errors import BadOption, PromptError, require
-from outrider.models import generation, loading, trimmed
+from outrider.models import generation, loading, pairs, trimmed
 from outrider.models.teacher import fingerprint
 from outrider.options import Options
 from outrider.trace import Stats, Trace, summarise
@@ -77,7 +77,8 @@ def load(
 ) -> LLM:
     """Load a target and a drafter.
 
-    target: a short name (smollm2-135m), a directory, a .gguf file or a hub id.
+    target: a short name (smollm2-135m, t5-ende), a directory, a .gguf file or a hub id. A directory with a
+    target and a draft in it is a pair: its draft is what "auto" means there.
     draft: "auto", "copy", "ngram", "uniform", None or "none", a model named like a target, or a Drafter.
     width: W, the tokens of every target run; gamma can be up to width - 1.
     slots: rows that run together; None means as many as there are prompts, at most 8.
@@ -94,15 +95,18 @@ def _drafter(draft: str | Drafter | None, target: loading.Loaded, dtype: str, tr
         require(isinstance(draft, Drafter), f"draft must be a name or have `name` and `start`, got {draft!r}")
         return draft
     known = built_in()
+    if draft == "auto" and pairs.draft_of(target.name) is not None:
+        draft = target.name
     if draft == "auto" and (head := shipped_draft(target)) is not None:
         return Fallback(Copying(), head)
     if draft is None or draft in known:
         return known[draft or "none"]
     if (Path(draft) / CONFIG).is_file():
         return _trained(Path(draft), target)
-    loaded = loading.load(draft, str(target.model.device), dtype, trust)
+    partner = pairs.draft_of(draft)  # as a draft, the name of a pair means the draft in it
+    loaded = loading.load(draft if partner is None else str(partner), str(target.model.device), dtype, trust)
     loading.check_same_tokens(target, loaded)
-    return ModelDrafter(loaded.model, name=draft)
+    return ModelDrafter(loaded.model, name=draft if partner is None else f"{Path(draft).name} draft")
 
 
 def shipped_draft(target: loading.Loaded) -> Drafter | None:
