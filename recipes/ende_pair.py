@@ -17,19 +17,20 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pretrain
 import torch
 from common import Run, arguments, fast_tokenizer, guarded
+from pretrain import Pairs, Ragged, Written, cross_entropy, from_teacher
 from transformers import AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration
 
 from outrider.errors import BadOption, require
-from outrider.training import pretrain
 from outrider.training.data import open_text
 from outrider.training.objectives import OBJECTIVES
-from outrider.training.pretrain import Pairs, Ragged, Written, cross_entropy, from_teacher, say
 
 PAD, END = "<pad>", "</s>"
 PADDING, STOP = 0, 1  # their ids; as with every T5, padding also begins the output
@@ -169,7 +170,12 @@ def main(argv: Sequence[str]) -> None:
     add("--dropout", type=float, default=0.1, help="of the target; the draft has none")
     add("--label-smoothing", type=float, default=0.05, help="of the target; more blurs what it says at temperature 1")
     add("--generated", type=int, default=120_000, help="translations by the target for the draft to learn from as well")
+    add("--no-bleu", action="store_true", help="do without sacrebleu; the translations are kept in training/")
     options = parser.parse_args(argv)
+    require(
+        options.no_bleu or find_spec("sacrebleu") is not None,
+        "BLEU needs sacrebleu, which is not installed: pip install 'outrider[recipes]', or do without by --no-bleu",
+    )
     options.vocab = 8192 if options.vocab is None else options.vocab
     sizes = Size.parse(options.target_size), Size.parse(options.draft_size)
     run = Run(options, Path(__file__).name, argv)
@@ -240,9 +246,10 @@ def measure(run: Run, tables: dict[str, Any], held_out: dict[str, Sentences], to
         run.clock(f"{where}: nats per token: target {losses['target']:.4f}, draft {losses['draft']:.4f}")
         texts = {n: texts_of(tokenizer, m, test.sources) for n, m in models.items()}
         texts["copy"] = [p[0] for p in test.pairs]
-        scores = {n: bleu(t, [p[1] for p in test.pairs]) for n, t in texts.items()}
-        run.results.setdefault("bleu", {})[where] = scores
-        run.clock(f"{where}: BLEU {scores}")
+        if not run.options.no_bleu:
+            scores = {n: bleu(t, [p[1] for p in test.pairs]) for n, t in texts.items()}
+            run.results.setdefault("bleu", {})[where] = scores
+            run.clock(f"{where}: BLEU {scores}")
         ours = zip(test.pairs, texts["target"], texts["draft"], strict=True)
         lines = ("\t".join([*pair, *both]) for pair, *both in ours)
         (run.work / f"translations.{where}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -278,12 +285,9 @@ def texts_of(tokenizer: Any, model: Any, sources: Ragged, rows: int = 1024) -> l
     return texts
 
 
-def bleu(texts: Sequence[str], references: Sequence[str]) -> float | None:
-    try:
-        import sacrebleu
-    except ImportError:
-        say("sacrebleu is not installed: no BLEU; the translations are kept in training/")
-        return None
+def bleu(texts: Sequence[str], references: Sequence[str]) -> float:
+    import sacrebleu
+
     return round(sacrebleu.corpus_bleu(list(texts), [list(references)]).score, 2)
 
 
