@@ -153,6 +153,12 @@ class LLM:
             f"width must be a whole number of at least 1, got {width!r}",
         )
 
+    def with_draft(self, draft: str | Drafter | None) -> LLM:
+        """The same target, loaded once, with another drafter: what ``draft`` of ``load`` may be."""
+        dtype = str(self.target.model.dtype).removeprefix("torch.")
+        drafter = _drafter(draft, self.target, dtype, trust=False)
+        return LLM(self.target, drafter, width=self.width, slots=self.slots, exact=self.exact)
+
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Any:
         """Generate from a text, token ids, or a list of either -> Output, or a list of them. Options: Options."""
         prompts, single = self._prompts(prompt)
