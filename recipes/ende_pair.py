@@ -16,7 +16,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,8 @@ from common import Run, arguments, fast_tokenizer, guarded
 from pretrain import Pairs, Ragged, Written, cross_entropy, from_teacher
 from transformers import AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration
 
-from outrider.errors import BadOption, require
+from outrider.errors import require
+from outrider.models.small import Size
 from outrider.training.data import open_text
 from outrider.training.objectives import OBJECTIVES
 
@@ -46,37 +46,13 @@ PAPER = {
 """Table 3, T5-XXL (EnDe); the draft's row is T5-small's."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """Width, inner width of the gated GELU layers, layers of encoder and decoder, heads."""
-
-    dim: int
-    inner: int
-    encoder: int
-    decoder: int
-    heads: int
-
-    @staticmethod
-    def parse(text: str) -> Size:
-        try:
-            dim, inner, layers, heads = text.lower().split("x")
-            size = Size(int(dim), int(inner), *(int(n) for n in layers.split("+")), int(heads))
-            good = min(vars(size).values()) > 0 and size.dim % size.heads == 0
-        except (ValueError, TypeError):
-            good = False
-        if not good:
-            raise BadOption(
-                f"size must look like 256x512x5+4x4 (width, inner, encoder+decoder layers, heads): {text!r}"
-            )
-        return size
-
-
 def build(size: Size, vocab: int, dropout: float) -> T5ForConditionalGeneration:
     model = T5ForConditionalGeneration(
         T5Config(
             vocab_size=vocab, d_model=size.dim, d_ff=size.inner, d_kv=size.dim // size.heads, num_heads=size.heads,
-            num_layers=size.encoder, num_decoder_layers=size.decoder, feed_forward_proj="gated-gelu_pytorch_tanh",
-            dropout_rate=dropout, pad_token_id=PADDING, eos_token_id=STOP, decoder_start_token_id=PADDING,
+            num_layers=size.encoder or size.layers, num_decoder_layers=size.layers,
+            feed_forward_proj="gated-gelu_pytorch_tanh", dropout_rate=dropout,
+            pad_token_id=PADDING, eos_token_id=STOP, decoder_start_token_id=PADDING,
         )
     )  # fmt: skip
     model.set_attn_implementation("eager")  # short sentences with a learnt bias on every score: nothing to fuse

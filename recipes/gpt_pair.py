@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from outrider.errors import require
-from outrider.models.trimmed import Size
+from outrider.models.small import Size
 from outrider.training.data import documents
 from outrider.training.objectives import OBJECTIVES
 

@@ -129,7 +129,7 @@ def _trained(folder: Path, target: loading.Loaded) -> Drafter:
         f"draft {folder} was trained for another target than {target.name!r}; train one with `outrider distill`",
     )
     if config["kind"] == "model":
-        return ModelDrafter(trimmed.load(folder, target.model), name=folder.name)
+        return ModelDrafter(trimmed.load(folder, target.model), name=folder.name, gamma=config.get("gamma"))
     return HeadDrafter.load(folder)
 
 

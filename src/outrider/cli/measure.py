@@ -39,6 +39,7 @@ def measure(
     trust_remote_code: common.Trust = False,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers here, as JSON.")] = None,
     card: Annotated[Path | None, typer.Option(help="Also write them into this model card.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing: with --card or --out.")] = False,
     as_json: common.Json = False,
 ) -> None:
     """Plain and speculative decoding side by side: acceptance, cost, speed-up with its interval, per task."""
@@ -72,7 +73,7 @@ def measure(
         update(card, section(report))
     if as_json:
         answers.out(json.dumps(report), highlight=False)
-    else:
+    elif not quiet:
         show(report)
 
 
@@ -108,7 +109,11 @@ def repeated_command(context: typer.Context) -> str:
     words = ["outrider", "measure", str(context.params["target"])]
     for option in context.command.params:
         value = context.params.get(option.name or "")
-        if option.name in ("target", "out", "card", "as_json") or value in (None, [], ()) or value == option.default:
+        if (
+            option.name in ("target", "out", "card", "quiet", "as_json")
+            or value in (None, [], ())
+            or value == option.default
+        ):
             continue
         for each in value if isinstance(value, (list, tuple)) else [value]:
             words += [option.opts[0]] if each is True else [option.opts[0], str(each)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from outrider.errors import BadOption, require
+from outrider.errors import BadOption
 from outrider.models.huggingface import HuggingFaceModel
 
 
@@ -19,50 +20,47 @@ def fingerprint(model: HuggingFaceModel) -> str:
     return hashlib.sha256(sample.view(torch.int16).numpy().tobytes()).hexdigest()[:16]
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What a target makes of a text: its logits after every token, and the states they came from."""
+
+    logits: Tensor  # [B, T, V], as the model itself gives them: softcaps and biases included
+    hidden: Tensor | None  # [B, T, size]; None where the target shows none
+
+    def likeliest(self) -> Tensor:
+        """The target's own choice among all tokens after each position -> [B, T]."""
+        return self.logits.argmax(-1)
+
+    def probabilities(self, tokens: Tensor, chunk: int = 8192) -> Tensor:
+        """p of the chosen tokens [N] after each position -> [B, T, N]; the vocabulary is normalised whole."""
+        flat = self.logits.flatten(0, 1)
+        parts = []
+        for piece in torch.split(flat, chunk):
+            logits = piece.float()
+            parts.append((logits[:, tokens] - logits.logsumexp(-1, keepdim=True)).exp())
+        return torch.cat(parts).reshape(*self.logits.shape[:-1], len(tokens))
+
+
 class Teacher:
     """Runs a target over finished text and answers what a student asks."""
 
     def __init__(self, model: HuggingFaceModel) -> None:
-        require(
-            model.hidden_size is not None, "this target shows no hidden states: only --kind model can learn from it"
-        )
         self.model, self.device = model, model.device
-        self.embedding, self.unembedding = model.embedding, model.unembedding
 
     @torch.no_grad()
-    def hidden(self, tokens: Tensor, source: Tensor | None = None) -> Tensor:
-        """Last hidden states over tokens [B, T] -> [B, T, size]; ``source`` [B, S] feeds an encoder."""
+    def read(self, tokens: Tensor, source: Tensor | None = None) -> Reading:
+        """Over tokens [B, T]; ``source`` [B, S] feeds an encoder. Negative numbers are padding at the end."""
+        given = {"input_ids": tokens.clamp(min=0), "use_cache": False}
         if self.model.encoder_decoder:
-            require(source is not None, "an encoder-decoder target needs sources in its training data")
-            mask = source != self.model.model.config.pad_token_id
-            self.model.model(input_ids=source, attention_mask=mask.long(), decoder_input_ids=tokens)
-        else:
-            self.model.model(input_ids=tokens, use_cache=False)
-        assert self.model.seen is not None
-        return self.model.seen
-
-    @torch.no_grad()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The output layer on hidden states [..., size] -> [..., V], in float32."""
-        return self.model.model.get_output_embeddings()(hidden).float()  # type: ignore[no-any-return]
-
-    @torch.no_grad()
-    def likeliest(self, hidden: Tensor, chunk: int = 8192) -> Tensor:
-        """The target's own choice among all tokens after each state [..., size] -> [...]."""
-        flat = hidden.reshape(-1, hidden.shape[-1])
-        return torch.cat([self.logits(piece).argmax(-1) for piece in torch.split(flat, chunk)]).reshape(
-            hidden.shape[:-1]
-        )
-
-    @torch.no_grad()
-    def probabilities(self, hidden: Tensor, tokens: Tensor, chunk: int = 8192) -> Tensor:
-        """p of the chosen tokens [N] after each state [..., size] -> [..., N]; the vocabulary is normalised whole."""
-        flat = hidden.reshape(-1, hidden.shape[-1])
-        parts = []
-        for piece in torch.split(flat, chunk):
-            logits = self.logits(piece)
-            parts.append((logits[:, tokens] - logits.logsumexp(-1, keepdim=True)).exp())
-        return torch.cat(parts).reshape(*hidden.shape[:-1], len(tokens))
+            if source is None:
+                raise BadOption("an encoder-decoder target needs sources in its training data")
+            present = (source >= 0).long()
+            given = {
+                "input_ids": source.clamp(min=0), "attention_mask": present, "decoder_input_ids": given["input_ids"],
+                "use_cache": False,
+            }  # fmt: skip
+        logits = self.model.model(**given).logits
+        return Reading(logits, self.model.seen)
 
 
 def user_turn_opener(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -102,8 +100,10 @@ def write(
         ids = torch.full((len(chosen), longest), pad, dtype=torch.int64)
         mask = torch.zeros_like(ids)
         for row, prompt in enumerate(chosen):
-            ids[row, longest - len(prompt) :] = torch.tensor(list(prompt))
-            mask[row, longest - len(prompt) :] = 1
+            # A decoder goes on from the end of its prompt; an encoder counts positions from the beginning.
+            place = slice(0, len(prompt)) if model.encoder_decoder else slice(longest - len(prompt), longest)
+            ids[row, place] = torch.tensor(list(prompt))
+            mask[row, place] = 1
         torch.manual_seed(seed * 1_000_003 + start)
         sampled = (
             {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
@@ -113,6 +113,7 @@ def write(
             attention_mask=mask.to(model.device),
             max_new_tokens=new_tokens,
             pad_token_id=pad,
+            num_beams=1,  # some translators ask for beams, which no draft is made for
             **sampled,
         )
         first = 1 if model.encoder_decoder else longest
