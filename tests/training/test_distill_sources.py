@@ -88,15 +88,15 @@ def assert_same_text(target: loading.Loaded, draft: Path) -> None:
         assert one.tokens == two.tokens and one.stats.drafted > 0 and one.stats.drafter_error is None
 
 
-def test_alpha_rises_and_the_draft_is_used(
-    target: loading.Loaded, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alpha_rises_and_the_draft_is_used(target: loading.Loaded, root: Path, tmp_path: Path) -> None:
     """Catches a student that sees other sources than the drafter will, or learns from padding."""
-    heard = Listener()
-    monkeypatch.setattr(module, "train", partial(train, every=1))
-    last = distill(target, tmp_path / "draft", plan_for(root), heard)
-    first = heard.reports[0].measured.overlap[0]
-    assert last.measured is not None and last.measured.overlap[0] > first + 0.1
+    plan = plan_for(root, budget=Budget(tokens=4000, batch=8, rate=1e-2))
+    after = distill(target, tmp_path / "draft", plan).measured
+    text = str(tmp_path / "draft" / "training" / "text.safetensors")
+    untrained = replace(plan, text=text, prompts=(), budget=Budget(tokens=1, batch=8, rate=1e-9))
+    before = distill(target, tmp_path / "before", untrained).measured
+    assert before is not None and after is not None
+    assert after.overlap[0] > before.overlap[0] + 0.1
     assert_same_text(target, tmp_path / "draft")
 
 
