@@ -19,6 +19,7 @@ from outrider.cli.main import app
 from outrider.drafters.heads import HeadDrafter
 from outrider.errors import BadOption, ModelNotFound
 from outrider.models import loading
+from outrider.models.teacher import write
 from outrider.testing import check_drafter
 from outrider.training.data import Corpus
 from outrider.training.distill import Plan, distill, make_student
@@ -144,6 +145,16 @@ def test_on_policy_text_holds_the_drafts_own_guesses(kind: str, target: loading.
     assert 0 < int(changed.sum()) < 30 and not changed[:, :first].any()
     assert torch.equal(some.tokens, mixed(student, batch, replace(PLAN.budget, on_policy=0.5), step=3).tokens)
     assert mixed(student, batch, PLAN.budget, step=3) is batch
+
+
+def test_a_target_writes_no_further_than_it_can_count(tmp_path: Path) -> None:
+    """A model with learnt positions failed deep inside when prompt and answer were longer than its table."""
+    short = loading.load(str(library.save_bart(tmp_path / "bart")), "cpu", "float32")
+    assert short.model.max_length == 128
+    [(source, answer)] = write(
+        short.model, short.tokenizer, [[5] * 200], new_tokens=300, temperature=1.0, batch=1, seed=0
+    )
+    assert len(source) == 128 and 1 <= len(answer) <= 127
 
 
 def test_no_text(target: loading.Loaded, tmp_path: Path) -> None:

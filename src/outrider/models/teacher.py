@@ -95,8 +95,10 @@ def write(
         )
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     for start in range(0, len(order), batch):
-        chosen = [prompts[i] for i in order[start : start + batch]]
+        chosen = [_fitting(prompts[i], model) for i in order[start : start + batch]]
         longest = max(len(p) for p in chosen)
+        used = 1 if model.encoder_decoder else longest
+        room = new_tokens if model.max_length is None else model.max_length - used
         ids = torch.full((len(chosen), longest), pad, dtype=torch.int64)
         mask = torch.zeros_like(ids)
         for row, prompt in enumerate(chosen):
@@ -111,14 +113,21 @@ def write(
         result = model.model.generate(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
-            max_new_tokens=new_tokens,
+            max_new_tokens=min(new_tokens, room),
             pad_token_id=pad,
             num_beams=1,  # some translators ask for beams, which no draft is made for
             **sampled,
         )
-        first = 1 if model.encoder_decoder else longest
-        for prompt, row in zip(chosen, result[:, first:].tolist(), strict=True):
+        for prompt, row in zip(chosen, result[:, used:].tolist(), strict=True):
             yield prompt, _until_end(row, model)
+
+
+def _fitting(prompt: Sequence[int], model: HuggingFaceModel) -> Sequence[int]:
+    """No more than the model knows positions for: a source's beginning, or the end of what is to be gone on from."""
+    limit = model.max_length
+    if limit is None:
+        return prompt
+    return prompt[:limit] if model.encoder_decoder else prompt[-max(1, limit // 2) :]
 
 
 def _until_end(tokens: list[int], model: HuggingFaceModel) -> list[int]:

@@ -85,7 +85,8 @@ def _pairs(loaded: Loaded, given: Sequence[Example], plan: SelfText) -> Iterator
             # Every source once in each way; after that, only what is drawn is new.
             temperature = plan.temperatures[(number + turn) % 2] if turn < 2 else plan.temperatures[-1]
             yield from write(
-                loaded.model, loaded.tokenizer, alone[first : first + stretch], new_tokens=plan.new_tokens,
+                loaded.model, loaded.tokenizer, alone[first : first + stretch],
+                new_tokens=min(plan.new_tokens, plan.block),
                 temperature=temperature, batch=plan.batch, seed=plan.seed + 7919 * turn + number,
             )  # fmt: skip
         turn += 1
