@@ -74,7 +74,8 @@ def load(
 ) -> LLM:
     """Load a target and a drafter.
 
-    target: a short name (smollm2-135m), a directory, a .gguf file or a hub id.
+    target: a short name (smollm2-135m, t5-ende), a directory, a .gguf file or a hub id. A directory with a
+    target and a draft in it is a pair: its draft is what "auto" means there.
     draft: "auto", "copy", "ngram", "uniform", None or "none", a model named like a target, or a Drafter;
         "copy>small-model" is a cascade: copying drafts for the small model, which drafts for the target.
     width: W, the tokens of every target run; gamma can be up to width - 1.
@@ -110,6 +111,12 @@ class LLM:
             isinstance(width, int) and width >= 1,
             f"width must be a whole number of at least 1, got {width!r}",
         )
+
+    def with_draft(self, draft: str | Drafter | None) -> LLM:
+        """The same target, loaded once, with another drafter: what ``draft`` of ``load`` may be."""
+        dtype = str(self.target.model.dtype).removeprefix("torch.")
+        drafter = drafter_named(draft, Beside(self.target, dtype, trust=False))
+        return LLM(self.target, drafter, width=self.width, slots=self.slots, exact=self.exact)
 
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Any:
         """Generate from a text, token ids, or a list of either -> Output, or a list of them. Options: Options."""

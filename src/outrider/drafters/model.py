@@ -23,8 +23,11 @@ class ModelDrafter:
 
     gamma = 4  # guesses per run unless asked otherwise: each costs a run of the model
 
-    def __init__(self, model: LanguageModel, name: str = "model", sampling: Sampling | None = None) -> None:
+    def __init__(
+        self, model: LanguageModel, name: str = "model", sampling: Sampling | None = None, gamma: int | None = None
+    ) -> None:
         self.model, self.name, self.sampling = model, name, sampling
+        self.gamma = type(self).gamma if gamma is None else gamma
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         # After full acceptance two tokens are pending: width 2, always, so that q does not depend on neighbours.
