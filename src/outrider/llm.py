@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
+from outrider.decoding.planner import Auto, Gradient, Policy
 from outrider.decoding.stopping import Row, Stopping
 from outrider.drafters import Copying, Fallback, ModelDrafter, built_in
 from outrider.drafters.heads import CONFIG, HeadDrafter
 from outrider.errors import BadOption, PromptError, require
 from outrider.models import generation, loading, trimmed
 from outrider.models.teacher import fingerprint
-from outrider.options import Options
+from outrider.options import GAMMAS, Options
 from outrider.trace import Stats, Trace, summarise
 from outrider.types import Drafter, Verifier
 from outrider.verification.coupling import maximal_coupling
@@ -191,20 +192,32 @@ class LLM:
     def decoder(self, options: Options, prompt_length: int = 1) -> Decoder:
         """The decoder a call with these options runs on."""
         defaults = self._defaults
-        gamma = options.gamma
-        if gamma is None:
-            gamma = min(getattr(self.drafter, "gamma", self.width - 1), self.width - 1)
         total = prompt_length + options.max_new_tokens
         return Decoder(
             self.target.model,
             self.drafter,
             self._verifier(options),
             options.sampling(defaults.repetition_penalty, defaults.constraints(prompt_length, total)),
-            gamma,
+            self._gamma(options),
             self.width,
             self.slots,
             self.exact,
         )
+
+    def _gamma(self, options: Options) -> int | Policy:
+        if options.gamma not in (None, *GAMMAS):
+            return options.gamma
+        if options.gamma == "gradient":
+            return Gradient()
+        if not self._verifier(options).shares_noise and options.seed is not None:
+            # The text depends on gamma here, and a seed asks for the same text: no clock may decide.
+            return Auto.nominal(self.drafter, self.width - 1)
+        return self._auto
+
+    @cached_property
+    def _auto(self) -> Auto:
+        """Kept from call to call, because it is told what steps cost by the steps themselves."""
+        return Auto()
 
     @property
     def decoder_start(self) -> int | None:
