@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.decoding.decoder import Decoder
-    from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform
+    from outrider.decoding.planner import Auto, Fixed, Gradient
+    from outrider.drafters import Copying, Fallback, Mixture, ModelDrafter, Ngram, NgramTable, Nothing, Uniform
     from outrider.errors import OutriderError
     from outrider.hf import transformers_generate
     from outrider.llm import LLM, Chunk, Output, load
@@ -25,12 +26,16 @@ _HOMES = {
     "Chunk": "llm",
     "transformers_generate": "hf",
     "Decoder": "decoding.decoder",
+    "Auto": "decoding.planner",
+    "Fixed": "decoding.planner",
+    "Gradient": "decoding.planner",
     "Sampling": "sampling",
     "Draft": "types",
     "Drafter": "types",
     "DraftSession": "types",
     "Copying": "drafters",
     "Fallback": "drafters",
+    "Mixture": "drafters",
     "ModelDrafter": "drafters",
     "Ngram": "drafters",
     "NgramTable": "drafters",
@@ -44,6 +49,7 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "Auto",
     "Chunk",
     "Copying",
     "Decoder",
@@ -51,6 +57,9 @@ __all__ = [
     "DraftSession",
     "Drafter",
     "Fallback",
+    "Fixed",
+    "Gradient",
+    "Mixture",
     "ModelDrafter",
     "Ngram",
     "NgramTable",

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
-from outrider.decoding.planner import Auto, Gradient, Policy
+from outrider.decoding.planner import Auto, Policy, chosen
 from outrider.decoding.stopping import Row, Stopping
-from outrider.drafters import Copying, Fallback, ModelDrafter, built_in
+from outrider.drafters import Copying, Mixture, ModelDrafter, built_in
 from outrider.drafters.heads import CONFIG, HeadDrafter
 from outrider.errors import BadOption, PromptError, require
 from outrider.models import generation, loading, trimmed
 from outrider.models.teacher import fingerprint
-from outrider.options import GAMMAS, Options
+from outrider.options import Options
 from outrider.trace import Stats, Trace, summarise
 from outrider.types import Drafter, Verifier
 from outrider.verification.coupling import maximal_coupling
@@ -96,7 +96,7 @@ def _drafter(draft: str | Drafter | None, target: loading.Loaded, dtype: str, tr
         return draft
     known = built_in()
     if draft == "auto" and (head := shipped_draft(target)) is not None:
-        return Fallback(Copying(), head)
+        return Mixture(Copying(), head)
     if draft is None or draft in known:
         return known[draft or "none"]
     if (Path(draft) / CONFIG).is_file():
@@ -205,14 +205,9 @@ class LLM:
         )
 
     def _gamma(self, options: Options) -> int | Policy:
-        if options.gamma not in (None, *GAMMAS):
-            return options.gamma
-        if options.gamma == "gradient":
-            return Gradient()
-        if not self._verifier(options).shares_noise and options.seed is not None:
-            # The text depends on gamma here, and a seed asks for the same text: no clock may decide.
-            return Auto.nominal(self.drafter, self.width - 1)
-        return self._auto
+        """Where the text depends on gamma and a seed asks for the same text again, no clock may decide."""
+        clockless = not self._verifier(options).shares_noise and options.seed is not None
+        return chosen(options.gamma, Auto.nominal(self.drafter) if clockless else self._auto)
 
     @cached_property
     def _auto(self) -> Auto:

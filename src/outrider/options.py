@@ -31,7 +31,7 @@ class Options:
     stop: str | Sequence[str] = ()
     eos: int | Sequence[int] | None = None  # None: the model's own; () : never stop at a token
     seed: int | Sequence[int] | None = None
-    gamma: int | str | Any | None = None  # guesses per run, "auto", "gradient" or a policy; None: "auto"
+    gamma: Any = None  # guesses per run, "auto", "gradient" or a policy; None: "auto"
     coupling: str = "maximal"
     logits_processor: Sequence[Any] = ()  # a transformers LogitsProcessorList
     stopping_criteria: Sequence[Any] = ()  # a transformers StoppingCriteriaList

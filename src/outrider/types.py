@@ -43,6 +43,11 @@ class Draft:
         place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return Draft(self.tokens, self.probs, self.proposed & (place < most[:, None]))
 
+    def narrow(self, guesses: int) -> Draft:
+        """The first columns only."""
+        probs = None if self.probs is None else self.probs[:, :guesses]
+        return Draft(self.tokens[:, :guesses], probs, self.proposed[:, :guesses])
+
     def of_tokens(self) -> Tensor:
         """q_i(x_i) -> [B, G]; one where nothing was proposed (it is never looked at)."""
         if self.probs is None:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from outrider.decoding.costs import Clock, Costs
+from outrider.decoding.clock import Clock
 from outrider.errors import require
+from outrider.options import GAMMAS
+from outrider.theory import Costs, speedup
 from outrider.types import Drafter
 
 
@@ -28,14 +30,14 @@ class Setting:
     shape: Hashable  # steps of one shape have one cost
 
     @property
-    def cost(self) -> float:
-        """c: time of a guess over time of a target run, as the drafter declares it."""
-        return float(getattr(self.drafter, "cost", 0.05))
-
-    @property
     def choices(self) -> Sequence[int]:
         """A drafter that limits its own guesses is asked for all or none."""
         return (0, self.limit) if getattr(self.drafter, "plans", False) else range(self.limit + 1)
+
+
+def declared_cost(drafter: Drafter) -> float:
+    """c: time of a guess over time of a target run, as the drafter says; a small head's where it says nothing."""
+    return float(getattr(drafter, "cost", 0.05))
 
 
 class Planner(Protocol):
@@ -84,30 +86,34 @@ class Fixed:
 
 
 class Auto:
-    """The gamma with the most expected tokens per second: Theorem 3.8 with measured costs and acceptance by depth.
+    """The gamma with the greatest expected speed-up: Theorem 3.8 with costs as they are and acceptance by depth.
 
-    ``costs`` fixes the time of steps with 0, 1, 2... guesses; a row's choices then follow from its own text alone.
-    Without, steps are timed as they happen, and the timings are kept from call to call.
+    ``costs`` fixes what guesses and runs cost (a number is the papers' c); a row's choices then follow from its own
+    text alone. Without, steps are timed as they happen, and the timings are kept from call to call.
     """
 
-    def __init__(self, costs: Costs | Sequence[float] | None = None) -> None:
-        self.costs = None if costs is None else Costs.of(costs)
+    def __init__(self, costs: Costs | float | None = None) -> None:
+        self.given = Costs(draft=costs) if isinstance(costs, (int, float)) else costs
+        if self.given is not None:
+            self.given.step(1)  # refuses what is no cost
         self._clocks: dict[Hashable, Clock] = {}
 
     @staticmethod
-    def nominal(drafter: Drafter, limit: int) -> Auto:
+    def nominal(drafter: Drafter) -> Auto:
         """With the costs the drafter declares: nothing depends on a clock."""
-        return Auto(Costs.per_guess(Setting(1, limit, drafter, None).cost))
+        return Auto(declared_cost(drafter))
 
     def start(self, setting: Setting) -> Planner:
+        if self.given is not None:
+            return _Adaptive(setting, self.given)
         key = (setting.rows, setting.shape, setting.drafter.name)
-        clock = self._clocks.setdefault(key, Clock(setting.cost)) if self.costs is None else None
-        return _Adaptive(setting, self.costs, clock)
+        return _Adaptive(setting, self._clocks.setdefault(key, Clock(declared_cost(setting.drafter))))
 
 
 class _Adaptive:
-    def __init__(self, setting: Setting, costs: Costs | None, clock: Clock | None) -> None:
-        self.setting, self.costs, self.clock = setting, costs, clock
+    def __init__(self, setting: Setting, costs: Costs | Clock) -> None:
+        self.setting, self.clock = setting, costs if isinstance(costs, Clock) else None
+        self.costs = costs.costs() if isinstance(costs, Clock) else costs
         self.rows = [Acceptance(setting.limit) for _ in range(setting.rows)]
         self.pauses = [Pause() for _ in range(setting.rows)]
 
@@ -117,21 +123,14 @@ class _Adaptive:
     def choose(self, row: int) -> int:
         if self.clock is not None and self.clock.wants_plain:
             return 0
-        tokens = self.rows[row].expected_tokens()
-        seconds = self._seconds()
-        rates = {gamma: tokens[gamma] / seconds(gamma) for gamma in self.setting.choices}
-        best = max(rates, key=lambda gamma: rates[gamma])
+        chances = self.rows[row].chances()
+        gains = {gamma: speedup(chances, gamma, self.costs) for gamma in self.setting.choices}
+        best = max(gains, key=lambda gamma: gains[gamma])
         if best == 0 and self.pauses[row].over():
-            return max((g for g in rates if g), key=lambda gamma: rates[gamma], default=0)
+            return max((g for g in gains if g), key=lambda gamma: gains[gamma], default=0)
         if best:
             self.pauses[row] = Pause()
         return best
-
-    def _seconds(self) -> Costs | Clock:
-        if self.costs is not None:
-            return self.costs
-        assert self.clock is not None
-        return self.clock if self.clock.known else Costs.per_guess(self.setting.cost)
 
     def learn(self, row: int, asked: int, accepted: int) -> None:
         self.rows[row].add(asked, accepted)
@@ -139,6 +138,7 @@ class _Adaptive:
     def timed(self, gamma: int, seconds: float) -> None:
         if self.clock is not None:
             self.clock.add(gamma, seconds)
+            self.costs = self.clock.costs()
 
 
 @dataclass
@@ -192,13 +192,10 @@ class Acceptance:
     def alpha(self) -> float:
         return (sum(self.kept) + _PRIOR * _PRIOR_WEIGHT) / (sum(self.tried) + _PRIOR_WEIGHT)
 
-    def expected_tokens(self) -> list[float]:
-        """Of a run with 0, 1, ... guesses, the target's own token included: equation 1 where depths are alike."""
-        alpha, reached, tokens = self.alpha, 1.0, [1.0]
-        for tried, kept in zip(self.tried, self.kept, strict=True):
-            reached *= (kept + alpha * _DEPTH_WEIGHT) / (tried + _DEPTH_WEIGHT)
-            tokens.append(tokens[-1] + reached)
-        return tokens
+    def chances(self) -> list[float]:
+        """Of guess 1, 2, ... to be kept if those before it were."""
+        alpha, weight = self.alpha, _DEPTH_WEIGHT
+        return [(k + alpha * weight) / (t + weight) for k, t in zip(self.kept, self.tried, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -224,7 +221,7 @@ class Gradient:
 class _Climbing:
     def __init__(self, rule: Gradient, setting: Setting) -> None:
         self.rule, self.limit = rule, setting.limit
-        self.c = setting.cost if rule.c is None else rule.c
+        self.c = declared_cost(setting.drafter) if rule.c is None else rule.c
         self.rows = [[0.0, 0.0, rule.first] for _ in range(setting.rows)]  # kept, examined, gamma
 
     def admit(self, row: int) -> None:
@@ -246,5 +243,15 @@ class _Climbing:
 
 def improvement_slope(alpha: float, gamma: float, c: float) -> float:
     """d/dgamma of (1 - alpha^(gamma+1)) / ((1 - alpha)(gamma c + 1)), Theorem 3.8, for real gamma."""
-    power, run = alpha ** (gamma + 1), gamma * c + 1
+    power, run = math.pow(alpha, gamma + 1), gamma * c + 1
     return (-power * math.log(alpha) * run - (1 - power) * c) / ((1 - alpha) * run * run)
+
+
+def chosen(gamma: Any, auto: Auto) -> int | Policy:
+    """What the option ``gamma`` says: a whole number, a policy, "gradient", or ("auto", None) the given one."""
+    known = isinstance(gamma, (int, Policy)) or gamma in (None, *GAMMAS)
+    require(known, f"gamma must be a whole number, {' or '.join(GAMMAS)}, or a policy, got {gamma!r}")
+    if gamma in (None, "auto"):
+        return auto
+    decided: int | Policy = Gradient() if gamma == "gradient" else gamma
+    return decided

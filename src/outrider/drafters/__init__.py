@@ -2,13 +2,14 @@
 
 from outrider.drafters.copying import Copying
 from outrider.drafters.fallback import Fallback
+from outrider.drafters.mixture import Mixture
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import Ngram, NgramTable
 from outrider.drafters.nothing import Nothing
 from outrider.drafters.uniform import Uniform
 from outrider.types import Drafter
 
-__all__ = ["Copying", "Fallback", "ModelDrafter", "Ngram", "NgramTable", "Nothing", "Uniform", "built_in"]
+__all__ = ["Copying", "Fallback", "Mixture", "ModelDrafter", "Ngram", "NgramTable", "Nothing", "Uniform", "built_in"]
 
 
 def built_in() -> dict[str, Drafter]:
@@ -18,5 +19,5 @@ def built_in() -> dict[str, Drafter]:
         "ngram": Ngram(),
         "uniform": Uniform(),
         "none": Nothing(),
-        "auto": Fallback(Copying(), Ngram()),
+        "auto": Mixture(Copying(), Ngram()),
     }

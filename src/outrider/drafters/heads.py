@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from outrider.drafters.base import ContextSession
+from outrider.drafters.base import ContextSession, Reach
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
 from outrider.noise import Noise
 from outrider.sampling import Sampling, draw, standardise
@@ -85,10 +85,17 @@ class Head(nn.Module):
 
 
 class HeadDrafter:
-    """A trained head as a drafter. ``tokens`` [N] are the tokens it can draft."""
+    """A trained head as a drafter. ``tokens`` [N] are the tokens it can draft.
 
-    def __init__(self, head: Head, tokens: Tensor, name: str = "head") -> None:
+    It stops where, by its own confidence, its guesses so far are all right with a chance below ``floor``.
+    """
+
+    cost = 0.05  # target runs a guess takes, about
+
+    def __init__(self, head: Head, tokens: Tensor, name: str = "head", floor: float = 0.1) -> None:
         self.head, self.tokens, self.name = head.eval().requires_grad_(False), tokens, name
+        require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
+        self.floor = floor
 
     @property
     def gamma(self) -> int:
@@ -127,7 +134,7 @@ class _HeadSession(ContextSession):
         super().__init__(rows, shape, target)
         assert target.embedding is not None and target.unembedding is not None
         self.target = target
-        self.kind = drafter.head.config.kind
+        self.kind, self.floor = drafter.head.config.kind, drafter.floor
         # A copy: the drafter is shared, and another session may run in another dtype.
         self.head = deepcopy(drafter.head).to(device=target.device, dtype=target.unembedding.dtype)
         self.tokens = drafter.tokens.to(target.device)  # [N]
@@ -142,7 +149,8 @@ class _HeadSession(ContextSession):
         assert self.target.hidden is not None
         last = self.context.read(self.context.lengths - 1, 1)[:, 0]
         state = self.target.hidden
-        tokens, probs = at.new_zeros((rows, 0)), []
+        tokens, probs, proposed = at.new_zeros((rows, 0)), [], []
+        reach = Reach(0.0 if self.kind == "blockwise" else self.floor, self.context.active)
         if self.kind == "blockwise":
             gamma = min(gamma, len(self.head.blocks))
             fan = self.head.fan(state, self.embedding[last])[:, :gamma]  # [B, G, size]
@@ -153,8 +161,12 @@ class _HeadSession(ContextSession):
             last, q = self._draw(logits, sampling, noise, tokens, at[:, k : k + 1])
             tokens = torch.cat([tokens, last[:, None]], 1)
             probs.append(q)
+            proposed.append(reach.going)
+            reach.took(last, q, logits, sampling)
+            if reach.over:
+                break
         dense = None if probs[0] is None else torch.stack([q for q in probs if q is not None], 1)
-        return Draft(tokens, dense, self.context.active[:, None].expand(-1, gamma))
+        return Draft(tokens, dense, torch.stack(proposed, 1))
 
     @property
     def device(self) -> torch.device:

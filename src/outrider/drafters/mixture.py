@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.drafters.fallback import joined, widened
 from outrider.errors import require
 from outrider.noise import Noise
 from outrider.sampling import Sampling
@@ -76,7 +77,7 @@ class _MixtureSession:
         self.last = Draft.empty(len(self.kind), at.device)
         if gamma == 0:
             return self.last
-        copied = _widened(self.first.propose(gamma, sampling, noise, at), gamma)
+        copied = widened(self.first.propose(gamma, sampling, noise, at), gamma)
         worth, wanted, kind = self._weigh(copied, gamma, sampling)
         use_first = worth >= wanted.amax(1)  # [B]
         guesses = torch.where(use_first, 0, wanted.argmax(1))  # of the second drafter
@@ -84,15 +85,16 @@ class _MixtureSession:
         most = int(guesses.max()) if self.on_cpu else gamma
         self.last = copied
         if most > 0:
-            second = _widened(self.second.propose(most, sampling, noise, at[:, : most + 1]), gamma)
-            self.last = self._joined(copied, second.cut(guesses), use_first[:, None])
+            second = widened(self.second.propose(most, sampling, noise, at[:, : most + 1]), gamma)
+            self.last = joined(copied, second.cut(guesses), use_first[:, None], self.vocab_size)
+        if self.on_cpu:  # columns nobody uses would be standardised and verified
+            self.last = self.last.narrow(int(self.last.proposed.sum(1).max()))
         return self.last
 
     def _weigh(self, copied: Draft, gamma: int, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens per cost of the copy [B] and of 0..gamma guesses of the second [B, G+1]; the kind of match [B]."""
-        warm = min(sampling.temperature, 1.0)
-        prior = torch.tensor([*(a + warm * (b - a) for a, b in zip(PRIORS[0.0], PRIORS[1.0], strict=True)), MODEL_PRIOR])
-        prior = prior.to(self.kept.device)
+        cold, warm = (torch.tensor((*PRIORS[t], MODEL_PRIOR), device=self.kept.device) for t in (0.0, 1.0))
+        prior = cold + min(sampling.temperature, 1.0) * (warm - cold)
         rate = (self.kept + PRIOR_WEIGHT * prior) / (self.tried + PRIOR_WEIGHT)  # [B, kinds]
         matched = getattr(self.first, "matched", torch.zeros_like(self.kind))
         kind = torch.bucketize(matched, torch.tensor(BUCKETS, device=matched.device), right=True)  # [B]
@@ -102,21 +104,6 @@ class _MixtureSession:
         worth = tokens.gather(1, kind[:, None, None].expand(-1, 1, gamma + 1))[:, 0].gather(1, length[:, None])[:, 0]
         worth = torch.where(length > 0, worth, 0.0)  # nothing to copy: the second drafter decides, be it for none
         return worth, tokens[:, -1] / (1 + self.cost * place), kind
-
-    def _joined(self, first: Draft, second: Draft, use_first: Tensor) -> Draft:
-        probs = None
-        if first.probs is not None or second.probs is not None:
-            probs = torch.where(use_first[..., None], self._dense(first), self._dense(second))
-        return Draft(
-            torch.where(use_first, first.tokens, second.tokens),
-            probs,
-            torch.where(use_first, first.proposed, second.proposed),
-        )
-
-    def _dense(self, draft: Draft) -> Tensor:
-        if draft.probs is not None:
-            return draft.probs
-        return torch.nn.functional.one_hot(draft.tokens, self.vocab_size).to(torch.float32)
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self._learn(tokens, count)
@@ -140,12 +127,3 @@ class _MixtureSession:
         self.last = Draft.empty(len(rows), rows.device)
         for session in (self.first, self.second):
             session.select(rows)
-
-
-def _widened(draft: Draft, gamma: int) -> Draft:
-    """Fewer columns than asked for are columns where nothing is proposed."""
-    missing, pad = gamma - draft.tokens.shape[1], torch.nn.functional.pad
-    if missing == 0:
-        return draft
-    probs = None if draft.probs is None else pad(draft.probs, (0, 0, 0, missing))
-    return Draft(pad(draft.tokens, (0, missing)), probs, pad(draft.proposed, (0, missing)))

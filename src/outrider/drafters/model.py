@@ -8,6 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from outrider.drafters.base import Reach
+from outrider.errors import require
 from outrider.noise import Noise
 from outrider.sampling import Sampling, draw, standardise
 from outrider.types import Draft, DraftSession, LanguageModel, Session, Shape, Source
@@ -18,13 +20,18 @@ class ModelDrafter:
 
     Vocabularies may differ in padding rows: tokens the target does not have are never drafted, and tokens
     the draft does not have get probability zero. ``sampling`` gives the draft options of its own: q is then
-    what it really drew from, which is all that exactness needs.
+    what it really drew from, which is all that exactness needs. Drafting stops where, by the model's own
+    confidence, the guesses so far are all right with a chance below ``floor``; 0 is never.
     """
 
-    gamma = 4  # guesses per run unless asked otherwise: each costs a run of the model
+    gamma = 4  # guesses worth asking for where nobody chooses: each costs a run of the model
+    cost = 0.15  # target runs a guess takes, about: what gamma is chosen by where nothing is measured
 
-    def __init__(self, model: LanguageModel, name: str = "model", sampling: Sampling | None = None) -> None:
-        self.model, self.name, self.sampling = model, name, sampling
+    def __init__(
+        self, model: LanguageModel, name: str = "model", sampling: Sampling | None = None, floor: float = 0.0
+    ) -> None:
+        self.model, self.name, self.sampling, self.floor = model, name, sampling, floor
+        require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         # After full acceptance two tokens are pending: width 2, always, so that q does not depend on neighbours.
@@ -34,7 +41,7 @@ class ModelDrafter:
 class _ModelSession:
     def __init__(self, drafter: ModelDrafter, rows: int, shape: Shape, target: Session) -> None:
         self.session = drafter.model.start(rows, shape)
-        self.sampling = drafter.sampling
+        self.sampling, self.floor = drafter.sampling, drafter.floor
         self.vocab_size = target.vocab_size
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
@@ -50,16 +57,18 @@ class _ModelSession:
         if gamma == 0:
             return Draft.empty(context.rows, context.device)
         logits = self.session.score(tokens)[:, -1]  # [B, V]
-        probs = []
+        probs, proposed, reach = [], [], Reach(self.floor, context.active)
         for k in range(gamma):
             q = self._standardise(logits, sampling, tokens)
             x = draw(q, noise.race("token", at[:, k : k + 1], q.shape[-1])[:, 0])[:, None]  # [B, 1]
             tokens = torch.cat([tokens, x], 1)
             probs.append(q)
-            if k + 1 < gamma:
-                logits = self.session.extend(x)[:, -1]
-        proposed = context.active[:, None].expand(-1, gamma)
-        return Draft(tokens, torch.stack(probs, 1), proposed)
+            proposed.append(reach.going)
+            reach.took(x[:, 0], q, logits, sampling)
+            if k + 1 == gamma or reach.over:
+                break
+            logits = self.session.extend(x)[:, -1]
+        return Draft(tokens, torch.stack(probs, 1), torch.stack(proposed, 1))
 
     def _standardise(self, logits: Tensor, sampling: Sampling, tokens: Tensor) -> Tensor:
         missing = self.vocab_size - logits.shape[-1]

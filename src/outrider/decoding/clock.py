@@ -1,37 +1,10 @@
-"""What a step costs by the number of guesses asked for: given, or measured on the spot with the wall clock."""
+"""What a step costs by the number of guesses asked for, measured on the spot with the wall clock."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.errors import require
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Time of a step with 0, 1, 2... guesses, in any unit. Beyond the last one it goes on as from the one before."""
-
-    steps: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        good = len(self.steps) >= 2 and all(isinstance(s, (int, float)) and 0 < s < float("inf") for s in self.steps)
-        require(good, f"costs must be times of steps with 0, 1, ... guesses, two or more above 0, got {self.steps!r}")
-
-    @staticmethod
-    def of(costs: Costs | Sequence[float]) -> Costs:
-        return costs if isinstance(costs, Costs) else Costs(tuple(costs))
-
-    @staticmethod
-    def per_guess(c: float) -> Costs:
-        """The papers' assumption: a guess takes c target runs, and a run of any width takes 1."""
-        return Costs((1.0, 1.0 + c))
-
-    def __call__(self, gamma: int) -> float:
-        last = len(self.steps) - 1
-        if gamma <= last:
-            return self.steps[gamma]
-        return self.steps[last] + (gamma - last) * max(0.0, self.steps[last] - self.steps[last - 1])
+from outrider.theory import Costs
 
 
 @dataclass
@@ -52,7 +25,7 @@ class Clock:
         self.seen += 1
         if self.seen == 1:
             return  # the first step of a shape warms up caches, threads and kernels
-        usual = self(gamma) if self.known else seconds
+        usual = self._seconds(gamma) if self.known else seconds
         seconds = min(seconds, 2 * usual)
         if gamma == 0:
             self.plain.add(seconds)
@@ -69,7 +42,13 @@ class Clock:
         """A few plain steps at first, then one in sixty-four: without them nothing says what speculation saves."""
         return self.line.weight >= 1 and (self.plain.weight < 2 or self.seen % 64 == 0)
 
-    def __call__(self, gamma: int) -> float:
+    def costs(self) -> Costs:
+        """In units of a plain step; what drafting takes is in the step as a whole. The papers' form until known."""
+        if not self.known:
+            return Costs(draft=self.nominal)
+        return Costs(target=lambda width: self._seconds(width - 1) / self.plain.mean)
+
+    def _seconds(self, gamma: int) -> float:
         return self.plain.mean if gamma == 0 else self.line.at(gamma, self.nominal * self.plain.mean)
 
 
