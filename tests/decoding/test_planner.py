@@ -70,6 +70,14 @@ def test_clock_is_not_upset_by_a_pause_or_by_warming_up() -> None:
     assert clock.costs().step(4) == pytest.approx(1.2, rel=0.1)
 
 
+def test_clock_needs_no_plain_steps_where_steps_tell_what_they_would_take_without_guesses() -> None:
+    clock = Clock(nominal=0.5)
+    for _ in range(100):
+        clock.add(4, 1.2, 1.0)
+        assert not clock.wants_plain
+    assert clock.costs().step(4) == pytest.approx(1.2)
+
+
 def test_clock_believes_the_drafter_until_it_has_seen_both_kinds_of_step() -> None:
     clock = Clock(nominal=0.25)
     clock.add(4, 9.0)
@@ -145,7 +153,7 @@ def test_plain_steps_are_timed_now_and_then() -> None:
     gammas = []
     for _ in range(200):
         gamma = planner.choose(0)
-        planner.timed(gamma, 1.0 + 0.5 * gamma)
+        planner.timed(gamma, 1.0 + 0.5 * gamma, None)
         planner.learn(0, gamma, min(gamma, 1))
         gammas.append(gamma)
     assert gammas[:8].count(0) >= 2

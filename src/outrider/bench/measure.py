@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 from outrider.drafters import Nothing
 from outrider.llm import LLM, Output
+from outrider.theory import oracle_tokens
 from outrider.trace import PHASES, Stats, finite, merge, ratio, summarise
 
 
@@ -38,6 +40,7 @@ class Row:
     speedup_interval: tuple[float, float]  # 95 %, bootstrap over prompts
     speedup_narrow: float  # against unpadded plain decoding
     cost: float  # c: seconds per guess over seconds per target run
+    oracle_tokens: float  # 1 / (1 - alpha): tokens per run if gamma were right every time, an upper bound
     identical: int  # prompts whose text equals plain decoding's
 
     def to_json(self) -> dict[str, Any]:
@@ -84,6 +87,7 @@ def _row(task: str, arms: Arms) -> Row:
         cost=ratio(
             ratio(stats.seconds["draft"], stats.drafted), ratio(stats.seconds["target"], stats.runs)
         ),
+        oracle_tokens=oracle_tokens(stats.alpha) if stats.examined else math.nan,
         identical=sum(a.tokens == b.tokens for a, b in zip(arms.plain, arms.speculative, strict=True)),
     )  # fmt: skip
 

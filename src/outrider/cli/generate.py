@@ -33,7 +33,7 @@ def generate(
     presence_penalty: Annotated[float, typer.Option(help="For any earlier occurrence in the output.")] = 0.0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
-    gamma: common.Gamma = None,
+    gamma: common.Gamma = "auto",
     coupling: Annotated[
         str, typer.Option(help="maximal (most guesses kept) or gumbel (text independent of the drafter).")
     ] = "maximal",
@@ -63,7 +63,7 @@ def generate(
         "presence_penalty": presence_penalty,
         "stop": stop or (),
         "seed": seed,
-        "gamma": gamma,
+        "gamma": common.read_gamma(gamma),
         "coupling": coupling,
     }
     check_options(options, text)

@@ -25,7 +25,7 @@ def measure(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     coupling: Annotated[str, typer.Option(help="maximal or gumbel.")] = "maximal",
     seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
-    gamma: common.Gamma = None,
+    gamma: common.Gamma = "auto",
     width: common.Width = 9,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
@@ -40,7 +40,7 @@ def measure(
 
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed, "coupling": coupling}
     common.check_writable(out, "--out")
-    Options.parse(options | {"gamma": gamma})
+    Options.parse(options | {"gamma": common.read_gamma(gamma)})
     tasks = read(prompts, per_task)
     import outrider
 
@@ -58,7 +58,7 @@ def measure(
         rows = run(
             llm,
             asked,
-            options | {"gamma": gamma},
+            options | {"gamma": common.read_gamma(gamma)},
             lambda what, share: bar.update(shown, description=what, completed=share),
         )
     report = {"target": target, "drafter": llm.drafter.name, "options": options, "rows": [r.to_json() for r in rows]}
@@ -70,7 +70,8 @@ def measure(
         answers.print(_table(rows, f"{target} with {llm.drafter.name}, temperature {temperature:g}"))
         answers.print(
             "speed-up: against plain decoding with the same shapes (95 % interval over prompts), and against unpadded "
-            "plain decoding; c: time of a guess over time of a target run", style="dim",
+            "plain decoding; oracle: 1/(1 - alpha) tokens per run, were gamma right every time; c: time of a guess over time of "
+            "a target run", style="dim",
         )  # fmt: skip
 
 
@@ -81,6 +82,7 @@ def _table(rows: list[Any], title: str) -> Table:
         "prompts",
         "alpha",
         "tokens/run",
+        "oracle",
         "c",
         "plain t/s",
         "spec. t/s",
@@ -92,7 +94,8 @@ def _table(rows: list[Any], title: str) -> Table:
     for r in rows:
         low, high = r.speedup_interval
         table.add_row(
-            r.task, str(r.prompts), f"{r.stats.alpha:.2f}", f"{r.stats.tokens_per_run:.2f}", f"{r.cost:.3f}",
+            r.task, str(r.prompts), f"{r.stats.alpha:.2f}", f"{r.stats.tokens_per_run:.2f}",
+            f"{r.oracle_tokens:.2f}", f"{r.cost:.3f}",
             f"{r.plain_tokens_per_second:.1f}", f"{r.stats.tokens_per_second:.1f}",
             f"{r.speedup:.2f} ({low:.2f}-{high:.2f})", f"{r.speedup_narrow:.2f}", f"{r.identical}/{r.prompts}",
         )  # fmt: skip

@@ -20,17 +20,20 @@ class Clock:
     plain: _Average = field(default_factory=lambda: _Average())
     line: _Line = field(default_factory=lambda: _Line())
     seen: int = 0
+    split: bool = False  # the last step with guesses also told what one without would take
 
-    def add(self, gamma: int, seconds: float) -> None:
+    def add(self, gamma: int, seconds: float, undrafted: float | None = None) -> None:
+        """A step took this long; without its draft, where that is known, it would have taken ``undrafted``."""
         self.seen += 1
         if self.seen == 1:
             return  # the first step of a shape warms up caches, threads and kernels
-        usual = self._seconds(gamma) if self.known else seconds
-        seconds = min(seconds, 2 * usual)
-        if gamma == 0:
-            self.plain.add(seconds)
-        else:
+        if self.known and seconds > 2 * (usual := self._seconds(gamma)):
+            seconds, undrafted = 2 * usual, None
+        if gamma:
             self.line.add(gamma, seconds)
+        self.split = gamma > 0 and undrafted is not None
+        if gamma == 0 or undrafted is not None:
+            self.plain.add(seconds if undrafted is None else undrafted)
 
     @property
     def known(self) -> bool:
@@ -39,8 +42,8 @@ class Clock:
 
     @property
     def wants_plain(self) -> bool:
-        """A few plain steps at first, then one in sixty-four: without them nothing says what speculation saves."""
-        return self.line.weight >= 1 and (self.plain.weight < 2 or self.seen % 64 == 0)
+        """A few plain steps at first, then one in sixty-four, where nothing else tells what speculation saves."""
+        return not self.split and self.line.weight >= 1 and (self.plain.weight < 2 or self.seen % 64 == 0)
 
     def costs(self) -> Costs:
         """In units of a plain step; what drafting takes is in the step as a whole. The papers' form until known."""

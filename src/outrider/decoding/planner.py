@@ -32,12 +32,17 @@ class Setting:
     @property
     def choices(self) -> Sequence[int]:
         """A drafter that limits its own guesses is asked for all or none."""
-        return (0, self.limit) if getattr(self.drafter, "plans", False) else range(self.limit + 1)
+        return (0, self.limit) if plans(self.drafter) else range(self.limit + 1)
 
 
 def declared_cost(drafter: Drafter) -> float:
     """c: time of a guess over time of a target run, as the drafter says; a small head's where it says nothing."""
     return float(getattr(drafter, "cost", 0.05))
+
+
+def plans(drafter: Drafter) -> bool:
+    """Whether the drafter itself stops where another guess is not worth its cost."""
+    return bool(getattr(drafter, "plans", False))
 
 
 class Planner(Protocol):
@@ -52,8 +57,8 @@ class Planner(Protocol):
     def learn(self, row: int, asked: int, accepted: int) -> None:
         """Of the guesses asked for, this many were committed."""
 
-    def timed(self, gamma: int, seconds: float) -> None:
-        """A step whose longest row was asked for gamma guesses took this long."""
+    def timed(self, gamma: int, seconds: float, undrafted: float | None) -> None:
+        """A step whose longest row was asked for gamma guesses took this long; without them, if known, that long."""
 
 
 @runtime_checkable
@@ -81,7 +86,7 @@ class Fixed:
     def learn(self, row: int, asked: int, accepted: int) -> None:
         """Nothing is learnt."""
 
-    def timed(self, gamma: int, seconds: float) -> None:
+    def timed(self, gamma: int, seconds: float, undrafted: float | None) -> None:
         """Nothing is learnt."""
 
 
@@ -101,7 +106,9 @@ class Auto:
     @staticmethod
     def nominal(drafter: Drafter) -> Auto:
         """With the costs the drafter declares: nothing depends on a clock."""
-        return Auto(declared_cost(drafter))
+        c = declared_cost(drafter)
+        # A drafter that stops by itself makes about two guesses, however many it is asked for.
+        return Auto(Costs(draft=lambda number: c if number <= 2 else 0.0) if plans(drafter) else c)
 
     def start(self, setting: Setting) -> Planner:
         if self.given is not None:
@@ -135,9 +142,9 @@ class _Adaptive:
     def learn(self, row: int, asked: int, accepted: int) -> None:
         self.rows[row].add(asked, accepted)
 
-    def timed(self, gamma: int, seconds: float) -> None:
+    def timed(self, gamma: int, seconds: float, undrafted: float | None) -> None:
         if self.clock is not None:
-            self.clock.add(gamma, seconds)
+            self.clock.add(gamma, seconds, undrafted)
             self.costs = self.clock.costs()
 
 
@@ -237,7 +244,7 @@ class _Climbing:
         gamma += self.rule.rate * improvement_slope(alpha, gamma, self.c)
         self.rows[row] = [kept, examined, min(max(gamma, 1.0), float(max(1, self.limit)))]
 
-    def timed(self, gamma: int, seconds: float) -> None:
+    def timed(self, gamma: int, seconds: float, undrafted: float | None) -> None:
         """The rule takes c as known."""
 
 

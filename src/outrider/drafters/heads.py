@@ -101,6 +101,10 @@ class HeadDrafter:
     def gamma(self) -> int:
         return self.head.config.gamma
 
+    @property
+    def plans(self) -> bool:
+        return self.floor > 0 and self.head.config.kind == "feature"
+
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         size = None if target.hidden is None else target.hidden.shape[-1]
         if size != self.head.config.hidden_size or target.unembedding is None:

@@ -58,6 +58,7 @@ class _MixtureSession:
         # On a GPU asking who wants the second drafter costs a wait, so it runs anyway and its guesses are free.
         self.on_cpu = target.device.type == "cpu"
         self.cost = drafter.second_cost if self.on_cpu else 0.0
+        self.stops = bool(getattr(drafter.second, "plans", False))
         kinds = len(BUCKETS) + 2  # of match, and the second drafter last
         self.kept = torch.zeros((rows, kinds), device=target.device)  # guesses the text followed
         self.tried = torch.zeros((rows, kinds), device=target.device)
@@ -103,7 +104,10 @@ class _MixtureSession:
         length = copied.proposed.sum(1)  # [B]
         worth = tokens.gather(1, kind[:, None, None].expand(-1, 1, gamma + 1))[:, 0].gather(1, length[:, None])[:, 0]
         worth = torch.where(length > 0, worth, 0.0)  # nothing to copy: the second drafter decides, be it for none
-        return worth, tokens[:, -1] / (1 + self.cost * place), kind
+        second = tokens[:, -1]  # [B, G+1]
+        if self.stops:  # about as many guesses as tokens are made, and asking for few gains nothing
+            return worth, torch.where((place == 0) | (place == gamma), second / (1 + self.cost * second), 0.0), kind
+        return worth, second / (1 + self.cost * place), kind
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self._learn(tokens, count)

@@ -33,6 +33,10 @@ class ModelDrafter:
         self.model, self.name, self.sampling, self.floor = model, name, sampling, floor
         require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
 
+    @property
+    def plans(self) -> bool:
+        return self.floor > 0
+
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         # After full acceptance two tokens are pending: width 2, always, so that q does not depend on neighbours.
         return _ModelSession(self, rows, replace(shape, width=2), target)
