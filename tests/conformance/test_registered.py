@@ -6,7 +6,7 @@ import pytest
 
 import tiny
 from helpers import case, wrapped
-from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform, built_in
+from outrider.drafters import Copying, Fallback, Mixture, ModelDrafter, Ngram, NgramTable, Nothing, Uniform, built_in
 from outrider.llm import VERIFIERS
 from outrider.models.toy import ToyModel
 from outrider.testing import check_drafter, check_session, check_verifier
@@ -31,6 +31,9 @@ def drafters() -> dict[str, Drafter]:
         "copy, then uniform": Fallback(Copying(), Uniform()),
         "nothing, then n-gram": Fallback(Nothing(), Ngram()),
         "n-gram, then nothing": Fallback(Ngram(), Nothing()),
+        "copy or model": Mixture(Copying(), ModelDrafter(ToyModel(12, seed=9))),
+        "table or nothing": Mixture(Ngram(NgramTable.fit([text], 12)), Nothing()),
+        "model that stops": ModelDrafter(ToyModel(12, seed=9), floor=0.3),
     }
 
 

@@ -70,8 +70,8 @@ def measure(
         answers.print(_table(rows, f"{target} with {llm.drafter.name}, temperature {temperature:g}"))
         answers.print(
             "speed-up: against plain decoding with the same shapes (95 % interval over prompts), and against unpadded "
-            "plain decoding; oracle: 1/(1 - alpha) tokens per run, were gamma right every time; c: time of a guess over time of "
-            "a target run", style="dim",
+            "plain decoding; oracle: 1/(1 - alpha) tokens per run, were gamma right every time; c: time of a guess "
+            "over time of a target run", style="dim",
         )  # fmt: skip
 
 
