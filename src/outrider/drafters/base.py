@@ -44,10 +44,10 @@ class Reach:
         self.floor, self.going = floor, active  # [B] bool
         self.chance = torch.ones(active.shape, device=active.device)  # [B]
 
-    def took(self, token: Tensor, q: Tensor | None, logits: Tensor, sampling: Sampling) -> None:
-        """token [B] was drawn from q [B, V], which was made of logits [B, N]."""
+    def took(self, q: Tensor | None, logits: Tensor, sampling: Sampling) -> None:
+        """Another guess was drawn, from q [B, V], which was made of logits [B, N]."""
         if self.floor > 0:
-            self.chance = self.chance * _confidence(token, q, logits, sampling)
+            self.chance = self.chance * _confidence(q, logits, sampling)
             self.going = self.going & (self.chance >= self.floor)
 
     @property
@@ -56,11 +56,14 @@ class Reach:
         return self.floor > 0 and self.going.device.type == "cpu" and not bool(self.going.any())
 
 
-def _confidence(token: Tensor, q: Tensor | None, logits: Tensor, sampling: Sampling) -> Tensor:
-    """Probability of token [B] under q [B, V]; at temperature 0, where q is a point mass, of the best logit [B, N]."""
+def _confidence(q: Tensor | None, logits: Tensor, sampling: Sampling) -> Tensor:
+    """The largest probability in q [B, V]; at temperature 0, where q is a point mass, the one behind it -> [B].
+
+    How likely the very token drawn was tells less: a token sampled against the odds is often kept all the same.
+    """
     if q is None or sampling.greedy:
         return (logits.amax(-1) - logits.logsumexp(-1)).exp().to(torch.float32)
-    return q.gather(-1, token[:, None])[:, 0].to(torch.float32)
+    return q.amax(-1).to(torch.float32)
 
 
 class TableSession(ContextSession):

@@ -166,7 +166,7 @@ class _HeadSession(ContextSession):
             tokens = torch.cat([tokens, last[:, None]], 1)
             probs.append(q)
             proposed.append(reach.going)
-            reach.took(last, q, logits, sampling)
+            reach.took(q, logits, sampling)
             if reach.over:
                 break
         dense = None if probs[0] is None else torch.stack([q for q in probs if q is not None], 1)

@@ -23,10 +23,10 @@ from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source
 BUCKETS = (3, 5, 8)
 """Matches of at least this many tokens are counted together up to the next bound; shorter ones are the first kind."""
 
-PRIORS = {0.0: (0.45, 0.6, 0.75, 0.9), 1.0: (0.25, 0.4, 0.5, 0.7)}
+PRIORS = {0.0: (0.4, 0.55, 0.8, 0.9), 1.0: (0.25, 0.4, 0.5, 0.7)}
 """Acceptance of a copied token by kind of match before a row has shown any, greedy and at temperature 1."""
 
-MODEL_PRIOR, PRIOR_WEIGHT = 0.6, 4.0
+MODEL_PRIOR, PRIOR_WEIGHT = 0.5, 4.0
 """Acceptance of the other drafter before anything is known; either prior counts as this many guesses."""
 
 FADE = 0.97

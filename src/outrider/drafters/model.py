@@ -68,7 +68,7 @@ class _ModelSession:
             tokens = torch.cat([tokens, x], 1)
             probs.append(q)
             proposed.append(reach.going)
-            reach.took(x[:, 0], q, logits, sampling)
+            reach.took(q, logits, sampling)
             if k + 1 == gamma or reach.over:
                 break
             logits = self.session.extend(x)[:, -1]
