@@ -24,9 +24,10 @@ class Pair:
     """A mixture's session beside a target's, and which drafter was asked."""
 
     def __init__(self, *prompts: list[int], second: Any = None, cost: float = 0.05) -> None:
-        self.target = MODEL.start(len(prompts), Shape(capacity=128, width=5))
+        shape = Shape(capacity=256, width=5)
+        self.target = MODEL.start(len(prompts), shape)
         second = second or ModelDrafter(MODEL.near(0.5), "near")
-        self.session: Any = Mixture(Copying(), second, cost).start(len(prompts), self.target.shape, self.target)
+        self.session: Any = Mixture(Copying(), second, cost).start(len(prompts), shape, self.target)
         for row, prompt in enumerate(prompts):
             self.target.admit(row, prompt)
             self.session.admit(row, prompt)
