@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
+from outrider.decoding.planner import Auto, Policy, chosen
 from outrider.decoding.stopping import Row, Stopping
 from outrider.drafters import Standardised
 from outrider.errors import BadOption, NumericalError, PromptError, require
@@ -162,20 +163,27 @@ class LLM:
     def decoder(self, options: Options, prompt_length: int = 1) -> Decoder:
         """The decoder a call with these options runs on."""
         defaults = self._defaults
-        gamma = options.gamma
-        if gamma is None:
-            gamma = min(getattr(self.drafter, "gamma", self.width - 1), self.width - 1)
         total = prompt_length + options.max_new_tokens
         return Decoder(
             self.target.model,
             self._drafter(options),
             _verifier(options),
             options.sampling(defaults.repetition_penalty, defaults.constraints(prompt_length, total)),
-            gamma,
+            self._gamma(options),
             self.width,
             self.slots,
             self.exact,
         )
+
+    def _gamma(self, options: Options) -> int | Policy:
+        """Where the text depends on gamma and a seed asks for the same text again, no clock may decide."""
+        clockless = not _verifier(options).shares_noise and options.seed is not None
+        return chosen(options.gamma, Auto.nominal(self.drafter) if clockless else self._auto)
+
+    @cached_property
+    def _auto(self) -> Auto:
+        """Kept from call to call, because it is told what steps cost by the steps themselves."""
+        return Auto()
 
     @property
     def decoder_start(self) -> int | None:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.drafters import Cascade, Copying, Fallback, ModelDrafter, built_in
+from outrider.drafters import Cascade, Copying, Mixture, ModelDrafter, built_in
 from outrider.drafters.heads import CONFIG, HeadDrafter
 from outrider.errors import BadOption, require
 from outrider.models import loading, pairs, trimmed
@@ -37,7 +37,7 @@ def drafter_named(draft: str | Drafter | None, beside: Beside) -> Drafter:
     if draft == "auto" and pairs.draft_of(beside.target.name) is not None:
         draft = beside.target.name
     if draft == "auto" and (head := shipped_draft(beside.target)) is not None:
-        return Fallback(Copying(), head)
+        return Mixture(Copying(), head)
     if draft is None or draft in known:
         return known[draft or "none"]
     if (Path(draft) / CONFIG).is_file():

@@ -15,6 +15,7 @@ from typing import Any
 from outrider.drafters import Nothing
 from outrider.errors import require
 from outrider.llm import LLM, Output
+from outrider.theory import oracle_tokens
 from outrider.trace import PHASES, Stats, finite, merge, ratio, summarise
 
 PLAIN, NARROW = "plain", "plain, unpadded"
@@ -87,6 +88,7 @@ class Row:
     speedup_narrow: float  # against unpadded plain decoding
     speedup_narrow_interval: Interval
     cost: float  # c: seconds per guess over seconds per target run
+    oracle_tokens: float  # 1 / (1 - alpha): tokens per run if gamma were right every time, an upper bound
     identical: int  # prompts whose text equals plain decoding's
 
     def to_json(self) -> dict[str, Any]:
@@ -177,6 +179,7 @@ def _row(draft: str, temperature: float, task: str, cells: Sequence[Mapping[str,
         speedup_narrow=ratio(_speed(ours), _speed(narrow)),
         speedup_narrow_interval=bootstrap([c.work for c in ours], [c.work for c in narrow]),
         cost=ratio(ratio(timed.seconds["draft"], timed.drafted), ratio(timed.seconds["target"], timed.runs)),
+        oracle_tokens=oracle_tokens(stats.alpha) if stats.examined else math.nan,
         identical=sum(a.tokens == b.tokens for a, b in zip(plain, ours, strict=True)),
     )
 

@@ -38,10 +38,18 @@ DraftTemperature = Annotated[float | None, typer.Option(help="Temperature of the
 DraftTopK = Annotated[int | None, typer.Option(help="Top-k of the draft, if not the target's.")]
 DraftTopP = Annotated[float | None, typer.Option(help="Top-p of the draft, if not the target's.")]
 Width = Annotated[int, typer.Option(help="Tokens of every target run; gamma can be up to width - 1.")]
-Gamma = Annotated[int | None, typer.Option(help="Guesses per target run; 0 to width - 1.")]
+Gamma = Annotated[
+    str,
+    typer.Option(help="Guesses per target run: 0 to width - 1, auto (chosen as it runs), or gradient (a baseline)."),
+]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate at most.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def read_gamma(text: str) -> int | str:
+    """The value of ``--gamma`` as the option of the same name takes it."""
+    return int(text) if text.lstrip("-").isdigit() else text
 
 
 def read_prompt(prompt: str | None) -> str:

@@ -36,7 +36,7 @@ def measure(
     draft_top_k: common.DraftTopK = None,
     draft_top_p: common.DraftTopP = None,
     seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
-    gamma: common.Gamma = None,
+    gamma: common.Gamma = "auto",
     width: common.Width = 9,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
@@ -56,8 +56,8 @@ def measure(
     common.check_writable(out, "--out")
     common.check_writable(card, "--card")
     options = {
-        "max_new_tokens": max_new_tokens, "seed": seed, "coupling": coupling, "gamma": gamma, "lenience": lenience,
-        "draft_temperature": draft_temperature, "draft_top_k": draft_top_k, "draft_top_p": draft_top_p,
+        "max_new_tokens": max_new_tokens, "seed": seed, "coupling": coupling, "gamma": common.read_gamma(gamma),
+        "lenience": lenience, "draft_temperature": draft_temperature, "draft_top_k": draft_top_k, "draft_top_p": draft_top_p,
     }  # fmt: skip
     settings = Settings(tuple(temperature or [0.0]), repeats, options)
     for t in settings.temperatures:
@@ -135,7 +135,8 @@ def show(report: dict[str, Any]) -> None:
                 _table(rows, f"{report['target']} with {drafter}, temperature {temperature:g}, {_rule(report)}")
             )
     answers.print(
-        "n: guesses whose fate was decided; c: time of a guess over time of a target run; speed-up: against plain "
+        "n: guesses whose fate was decided; oracle: 1/(1 - alpha) tokens"
+        " per run, were gamma right every time; c: time of a guess over time of a target run; speed-up: against plain "
         "decoding with the same shapes, and against unpadded plain decoding; intervals: 95 %, over prompts",
         style="dim",
     )
@@ -151,7 +152,7 @@ def _table(rows: list[dict[str, Any]], title: str) -> Table:
 
     table = Table(title=title, title_justify="left")
     columns = (
-        "task", "prompts", "n", "alpha", "tokens/run", "c", "plain t/s", "spec. t/s", "speed-up", "unpadded",
+        "task", "prompts", "n", "alpha", "tokens/run", "oracle", "c", "plain t/s", "spec. t/s", "speed-up", "unpadded",
         "same text",
     )  # fmt: skip
     for column in columns:
@@ -160,7 +161,7 @@ def _table(rows: list[dict[str, Any]], title: str) -> Table:
         stats = r["stats"]
         table.add_row(
             r["task"], str(r["prompts"]), str(stats["examined"]), with_interval(stats["alpha"], r["alpha_interval"]),
-            number(stats["tokens_per_run"]), number(r["cost"], 3), number(r["plain_tokens_per_second"], 1),
+            number(stats["tokens_per_run"]), number(r["oracle_tokens"]), number(r["cost"], 3), number(r["plain_tokens_per_second"], 1),
             number(r["tokens_per_second"], 1), with_interval(r["speedup"], r["speedup_interval"]),
             number(r["speedup_narrow"]), f"{r['identical']}/{r['prompts']}",
         )  # fmt: skip
