@@ -161,8 +161,9 @@ def _table(rows: list[dict[str, Any]], title: str) -> Table:
         stats = r["stats"]
         table.add_row(
             r["task"], str(r["prompts"]), str(stats["examined"]), with_interval(stats["alpha"], r["alpha_interval"]),
-            number(stats["tokens_per_run"]), number(r["oracle_tokens"]), number(r["cost"], 3), number(r["plain_tokens_per_second"], 1),
-            number(r["tokens_per_second"], 1), with_interval(r["speedup"], r["speedup_interval"]),
-            number(r["speedup_narrow"]), f"{r['identical']}/{r['prompts']}",
+            number(stats["tokens_per_run"]), number(r["oracle_tokens"]), number(r["cost"], 3),
+            number(r["plain_tokens_per_second"], 1), number(r["tokens_per_second"], 1),
+            with_interval(r["speedup"], r["speedup_interval"]), number(r["speedup_narrow"]),
+            f"{r['identical']}/{r['prompts']}",
         )  # fmt: skip
     return table
