@@ -57,7 +57,8 @@ def measure(
     common.check_writable(card, "--card")
     options = {
         "max_new_tokens": max_new_tokens, "seed": seed, "coupling": coupling, "gamma": common.read_gamma(gamma),
-        "lenience": lenience, "draft_temperature": draft_temperature, "draft_top_k": draft_top_k, "draft_top_p": draft_top_p,
+        "lenience": lenience, "draft_temperature": draft_temperature, "draft_top_k": draft_top_k,
+        "draft_top_p": draft_top_p,
     }  # fmt: skip
     settings = Settings(tuple(temperature or [0.0]), repeats, options)
     for t in settings.temperatures:

@@ -24,6 +24,7 @@ from outrider.drafters.base import ContextSession, Reach
 from outrider.drafters.head_layers import Head, HeadConfig, Memory
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
 from outrider.noise import Noise
+from outrider.packing import pack, packed, product
 from outrider.sampling import Sampling, draw, standardise
 from outrider.types import Draft, DraftSession, Session, Shape, Source
 
@@ -97,7 +98,10 @@ class _HeadSession(ContextSession):
         self.head = deepcopy(drafter.head).to(device=target.device, dtype=target.unembedding.dtype)
         self.tokens = drafter.tokens.to(target.device)  # [N]
         self.embedding = target.embedding
-        self.output = target.unembedding[self.tokens].t().contiguous()  # [size, N]
+        self.output = target.unembedding[self.tokens]  # [N, size]
+        if target.device.type == "cpu" and self.output.dtype == torch.float32:
+            pack(self.head, rows=1)
+            self.output = packed(self.output, rows=1)
 
     def begin(self, gamma: int) -> int:
         """Before the first guess; -> how many guesses there can be."""
@@ -117,7 +121,7 @@ class _HeadSession(ContextSession):
         tokens, probs, proposed = at.new_zeros((rows, 0)), [], []
         reach = Reach(self.floor, self.context.active)
         for k in range(gamma):
-            logits = self.state(k, last) @ self.output  # [B, N]
+            logits = product(self.state(k, last), self.output, None)  # [B, N]
             last, q = self._draw(logits, sampling, noise, tokens, at[:, k : k + 1])
             tokens = torch.cat([tokens, last[:, None]], 1)
             probs.append(q)
@@ -174,7 +178,7 @@ class _FeatureSession(_HeadSession):
         self.memory: Memory | None = None
         if self.head.attention is not None:
             depth, shared = self.head.attention.depth, self.head.attention.shared
-            kept = torch.zeros((2, rows, shared, shape.capacity, depth), dtype=self.output.dtype, device=target.device)
+            kept = torch.zeros((2, rows, shared, shape.capacity, depth), dtype=self.embedding.dtype, device=self.device)
             self.keys, self.values = kept
 
     @torch.no_grad()

@@ -57,6 +57,7 @@ class _Place:
     def __init__(self) -> None:
         self.rows = torch.zeros((1, 1), dtype=torch.int64)
         self.positions = torch.zeros((1, 1), dtype=torch.int64)
+        self.grouped: tuple[Tensor, Tensor] | None = None  # see lean.py
 
 
 class RaggedCache(Cache):  # type: ignore[misc]
