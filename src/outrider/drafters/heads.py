@@ -8,6 +8,7 @@ the N most frequent tokens only: the output layer is most of a head's cost, and 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from outrider.drafters.base import ContextSession
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
 from outrider.noise import Noise
 from outrider.sampling import Sampling, draw, standardise
-from outrider.types import Draft, DraftSession, Session, Shape
+from outrider.types import Draft, DraftSession, Session, Shape, Source
 
 CONFIG = "outrider_draft.json"
 
@@ -133,27 +134,66 @@ class _HeadSession(ContextSession):
         self.tokens = drafter.tokens.to(target.device)  # [N]
         self.embedding = target.embedding
         self.output = target.unembedding[self.tokens].t().contiguous()  # [size, N]
+        self.supposed: Tensor | None = None  # of a fork: [B, size] or fan [B, k, size] in place of the target's states
+        self.first: Tensor | None = None  # what ``_first`` found since the last commit
+
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        super().admit(row, prompt, source)
+        self.first = None
+
+    def commit(self, tokens: Tensor, count: Tensor) -> None:
+        if self.supposed is not None:  # the target has not run these tokens: the head's own states must do
+            self.supposed = self._first()[:, 1:] if self.kind == "blockwise" else self._first()
+        super().commit(tokens, count)
+        self.first = None
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        self.supposed = None if self.supposed is None else self.supposed.index_select(0, rows)
+        self.first = None if self.first is None else self.first.index_select(0, rows)
+
+    def fork(self, rows: Tensor) -> _HeadSession:
+        first = self._first()
+        other = super().fork(rows)
+        base = first if self.kind == "blockwise" else self._states()
+        other.supposed = base.index_select(0, rows)
+        return other
+
+    def _states(self) -> Tensor:
+        """[B, size]: the state behind each row's last token."""
+        assert self.target.hidden is not None
+        return self.target.hidden if self.supposed is None else self.supposed
+
+    @torch.no_grad()
+    def _first(self) -> Tensor:
+        """The state behind the first guess [B, size], or behind all that one look gives [B, k, size]; once a step."""
+        if self.first is None:
+            last = self.embedding[self.context.read(self.context.lengths - 1, 1)[:, 0]]
+            if self.kind == "feature":
+                self.first = self.head.step(self._states(), last)
+            else:
+                self.first = self.head.fan(self._states(), last) if self.supposed is None else self.supposed
+        return self.first
 
     @torch.no_grad()
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         rows = self.context.rows
         if gamma == 0:
             return Draft.empty(rows, self.device)
-        assert self.target.hidden is not None
-        last = self.context.read(self.context.lengths - 1, 1)[:, 0]
-        state = self.target.hidden
         tokens, probs = at.new_zeros((rows, 0)), []
+        state = self._first()
         if self.kind == "blockwise":
-            gamma = min(gamma, len(self.head.blocks))
-            fan = self.head.fan(state, self.embedding[last])[:, :gamma]  # [B, G, size]
+            gamma, fan = min(gamma, state.shape[1]), state
         for k in range(gamma):
-            if self.kind == "feature":
+            if self.kind == "blockwise":
+                state = fan[:, k]
+            elif k > 0:
                 state = self.head.step(state, self.embedding[last])
-            logits = (fan[:, k] if self.kind == "blockwise" else state) @ self.output  # [B, N]
+            logits = state @ self.output  # [B, N]
             last, q = self._draw(logits, sampling, noise, tokens, at[:, k : k + 1])
             tokens = torch.cat([tokens, last[:, None]], 1)
             probs.append(q)
-        dense = None if probs[0] is None else torch.stack([q for q in probs if q is not None], 1)
+        dense = None if not probs or probs[0] is None else torch.stack([q for q in probs if q is not None], 1)
         return Draft(tokens, dense, self.context.active[:, None].expand(-1, gamma))
 
     @property

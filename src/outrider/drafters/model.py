@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -72,3 +73,8 @@ class _ModelSession:
 
     def select(self, rows: Tensor) -> None:
         self.session.select(rows)
+
+    def fork(self, rows: Tensor) -> _ModelSession:
+        other = copy(self)
+        other.session = self.session.fork(rows)
+        return other

@@ -1,0 +1,193 @@
+"""Beam search with one target run for several steps, and the same search without speculation.
+
+The search itself is ``verification/beam.py``; here the drafter's tree is run through the target, the search is
+replayed on what that run has shown, and rows move to the hypotheses that survive. Without a drafter every run
+shows the running hypotheses alone, which is plain beam search; the shapes are the same, and so are the bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import nan
+
+import torch
+from torch import Tensor
+
+from outrider.decoding.decoder import Decoder, Request
+from outrider.decoding.guard import Guarded
+from outrider.decoding.stopping import Row, Stopping
+from outrider.decoding.tree import Growth, Path, Root, grow, lay_out
+from outrider.errors import require
+from outrider.sampling import log_standardise
+from outrider.trace import Record, Stopwatch, Trace
+from outrider.verification.beam import Hypothesis, Rules, Scored, Search, Tokens, replay
+
+
+@dataclass(frozen=True)
+class Beams:
+    """What is asked of beam search."""
+
+    width: int  # w: hypotheses that run together
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    draft_width: int | None = None  # u: rows of a target run, and the drafter's beams; None: w
+
+
+@dataclass(frozen=True)
+class BeamDecoder:
+    """A decoder's target, drafter, sampling and shapes, for beam search. Requests run one after another."""
+
+    decoder: Decoder
+    beams: Beams
+
+    def __post_init__(self) -> None:
+        w, u = self.beams.width, self.rows
+        require(u >= w, f"draft_beams must be at least beams, which is {w}; got {u}")
+        require(self.decoder.sampling.greedy, "beams: beam search has no temperature; leave it at 0")
+
+    @property
+    def rows(self) -> int:
+        return self.beams.draft_width or self.beams.width
+
+    def search(self, request: Request, trace: Trace, index: int = 0) -> tuple[Hypothesis, ...]:
+        """The finished hypotheses of a request, best first: w of them, or fewer if the target allows no more."""
+        return _Search(self, request, trace, index).run()
+
+
+class _Search:
+    """One request on one target session and one draft session with a row for every path of the tree."""
+
+    def __init__(self, plan: BeamDecoder, request: Request, trace: Trace, index: int) -> None:
+        decoder = plan.decoder
+        shape, self.stopping = decoder.shape(request), decoder.stopping(request)
+        self.trace, self.index, self.request = trace, index, request
+        self.rows, self.sampling, self.gamma = plan.rows, decoder.sampling, decoder.gamma
+        self.rules = _rules(plan, self.stopping, request)
+        self.watch = Stopwatch(trace.seconds)
+        self.target = decoder.target.start(self.rows, shape)
+        self.drafter = Guarded(lambda: decoder.drafter.start(self.rows, shape, self.target), self.rows, self.target)
+        self.growth = Growth(
+            self.rows, self.gamma, replace(self.sampling, temperature=1.0), tuple(self.stopping.eos), self.target.device
+        )
+        self.state = Search.start(plan.beams.width)
+        self.home: dict[Tokens, int] = {(): 0}  # the row of each running hypothesis
+
+    def run(self) -> tuple[Hypothesis, ...]:
+        everywhere = torch.zeros(self.rows, dtype=torch.int64, device=self.target.device)
+        for session in (self.target, self.drafter):
+            session.admit(0, self.request.prompt, self.request.source)
+            session.select(everywhere)
+        self.watch.lap("prefill")
+        while not self.state.done:
+            self._step()
+        self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
+        return self.state.finished
+
+    def _step(self) -> None:
+        paths, guesses = self._draft()
+        self.watch.lap("draft")
+        came_from = self._place(paths)
+        scored, where = self._score(paths)
+        self.watch.lap("target")
+        before = len(self.state.running[0].tokens)
+        self.state, steps = replay(self.state, self.rules, scored)
+        self._settle(where, steps, came_from)
+        self.watch.lap("accept")
+        self.trace.runs += 1
+        self._record(before, steps, guesses)
+        self.watch.lap("host")
+
+    def _draft(self) -> tuple[list[Path], Tokens]:
+        """The rows of the next target run, and the drafter's best guesses: one for each level of its tree."""
+        # The copies that a search starts with are one hypothesis.
+        running = {h.tokens: h for h in reversed(self.state.running)}
+        roots = [Root(h, self.home[h.tokens]) for h in reversed(running.values())]
+        room = self.rules.max_new_tokens - len(roots[0].hypothesis.tokens) - 1  # the last token needs no run behind it
+        growth = replace(self.growth, depth=min(self.gamma, room))
+        levels = self.drafter.attempt(lambda session: grow(session, roots, growth)) if growth.depth > 0 else None
+        best = levels[-1][0].tokens[len(roots[0].hypothesis.tokens) :] if levels else ()
+        return lay_out(roots, levels or [], self.rows), best
+
+    def _place(self, paths: list[Path]) -> list[int]:
+        """A row for every path, the first of a root in its own -> the row each row was copied from."""
+        free = [row for row in range(self.rows) if row not in self.home.values()]
+        came_from, taken = list(range(self.rows)), set()
+        for path in paths:
+            row = path.root.row if path.root.row not in taken else free.pop()
+            taken.add(row)
+            came_from[row], path.row = path.root.row, row
+        self.target.select(self._tensor(came_from))
+        return came_from
+
+    def _score(self, paths: list[Path]) -> tuple[Scored, dict[Tokens, int]]:
+        """Run all paths -> the best continuations behind every node, and the row each node is in."""
+        guesses = max(len(path.tail) for path in paths)
+        tails = torch.zeros((self.rows, guesses), dtype=torch.int64)
+        place: dict[Tokens, int] = {}
+        for path in paths:
+            tails[path.row, : len(path.tail)] = torch.tensor(path.tail, dtype=torch.int64)
+            for depth in range(len(path.tail) + 1):
+                node = (*path.root.hypothesis.tokens, *path.tail[:depth])
+                place.setdefault(node, path.row * (guesses + 1) + depth)
+        tails = tails.to(self.target.device)
+        scores = log_standardise(self.target.score(tails), self.sampling, self.target.context, tails)  # [u, G+1, V]
+        best = scores.flatten(0, 1).topk(min(self.rules.kept, scores.shape[-1]), -1)
+        scored = Scored(place, best.values.cpu(), best.indices.tolist())
+        return scored, {node: index // (guesses + 1) for node, index in place.items()}
+
+    def _settle(self, where: dict[Tokens, int], steps: int, came_from: list[int]) -> None:
+        """Every surviving hypothesis gets a row that holds all of it but its last token; the first one stays."""
+        survivors = list(dict.fromkeys(h.tokens for h in self.state.running)) if not self.state.done else []
+        origin, home = list(range(self.rows)), {}
+        parents = {tokens: where[tokens[:-1]] for tokens in survivors}
+        for tokens in survivors:
+            if parents[tokens] not in home.values():
+                home[tokens] = parents[tokens]
+        free = [row for row in range(self.rows) if row not in home.values()]
+        for tokens in survivors:
+            if tokens not in home:
+                home[tokens] = free.pop()
+            origin[home[tokens]] = parents[tokens]
+        new, count = torch.zeros((self.rows, steps), dtype=torch.int64), torch.zeros(self.rows, dtype=torch.int64)
+        for tokens, row in home.items():
+            new[row], count[row] = torch.tensor(tokens[-steps:]), steps
+        new, count = new.to(self.target.device), count.to(self.target.device)
+        self.target.select(self._tensor(origin))
+        self.target.commit(new, count)
+        self.drafter.select(self._tensor([came_from[row] for row in origin]))
+        self.drafter.commit(new, count)
+        self.home = home
+
+    def _record(self, before: int, steps: int, guesses: Tokens) -> None:
+        self.trace.records.append(
+            Record(
+                row=self.index,
+                position=len(self.request.prompt) + before,
+                drafted=guesses,
+                accepted=steps - 1,
+                token=self.state.running[0].tokens[-1],
+                overlap=(nan,) * len(guesses),
+                emitted=steps,
+            )
+        )
+
+    def _tensor(self, rows: list[int]) -> Tensor:
+        return torch.tensor(rows, device=self.target.device)
+
+
+def _rules(plan: BeamDecoder, stopping: Stopping, request: Request) -> Rules:
+    def ends(tokens: Tokens) -> str | None:
+        row = Row(stopping, list(request.prompt), list(tokens[:-1]))
+        row.push(tokens[-1:])
+        return row.finish_reason
+
+    beams = plan.beams
+    return Rules(
+        beams=beams.width,
+        max_new_tokens=stopping.max_new_tokens,
+        ends=ends,
+        end_tokens=len(stopping.eos),
+        length_penalty=beams.length_penalty,
+        early_stopping=beams.early_stopping,
+        bounded=plan.decoder.sampling.lowers,
+    )
