@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from outrider.decoding.beam import Beam, beam_search
 from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
 from outrider.decoding.stopping import Row, Stopping
 from outrider.drafters import Copying, Fallback, ModelDrafter, built_in
@@ -37,6 +38,7 @@ class Output:
     finish_reason: str  # eos, stop, length or criteria
     prompt_tokens: int
     trace: Trace
+    hypotheses: tuple[Beam, ...] = ()  # of beam search, best first; the text is the first one's
 
     @cached_property
     def stats(self) -> Stats:
@@ -49,6 +51,7 @@ class Output:
             "finish_reason": self.finish_reason,
             "prompt_tokens": self.prompt_tokens,
             "stats": self.stats.to_json(),
+            **({"hypotheses": [asdict(h) for h in self.hypotheses]} if self.hypotheses else {}),
         }
 
 
@@ -152,16 +155,30 @@ class LLM:
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Any:
         """Generate from a text, token ids, or a list of either -> Output, or a list of them. Options: Options."""
         prompts, single = self._prompts(prompt)
-        trace, rows = self._trace(options), {}
-        for event in self._events(prompts, Options.parse(options), trace):
-            rows[event.index] = event.row
-        outputs = [self._output(rows[i], trace.for_row(i), len(prompt)) for i, prompt in enumerate(prompts)]
+        parsed, trace, rows = Options.parse(options), self._trace(options), {}
+        if parsed.beams > 1:
+            outputs = list(self._search(prompts, parsed))
+        else:
+            for event in self._events(prompts, parsed, trace):
+                rows[event.index] = event.row
+            outputs = [self._output(rows[i], trace.for_row(i), len(prompt)) for i, prompt in enumerate(prompts)]
         return outputs[0] if single else outputs
+
+    def _search(self, prompts: list[list[int]], options: Options) -> Iterator[Output]:
+        """Beam search, one prompt after another."""
+        for request, prompt in zip(self._requests(prompts, options), prompts, strict=True):
+            trace = Trace(self.drafter.name, "beam")
+            beams = beam_search(self.decoder(options, len(request.prompt)), request, options, trace)
+            best = beams[0]
+            yield Output(best.text, best.tokens, best.finish_reason, len(prompt), trace, beams)
 
     def stream(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Iterator[Chunk]:
         """Like generate, but yields text as soon as it is accepted and can no longer change."""
         prompts, _ = self._prompts(prompt)
         parsed, trace = Options.parse(options), self._trace(options)
+        require(
+            parsed.beams == 1, f"beams={parsed.beams} cannot be streamed: no text is final before the end; use generate"
+        )
         shown = [0] * len(prompts)
         for event in self._events(prompts, parsed, trace):
             text = event.row.printable(self.decode)

@@ -27,6 +27,10 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Width = Annotated[int, typer.Option(help="Tokens of every target run; gamma can be up to width - 1.")]
 Gamma = Annotated[int | None, typer.Option(help="Guesses per target run; 0 to width - 1.")]
+Beams = Annotated[int, typer.Option(help="Beam search with this many hypotheses; 1 is none.")]
+DraftBeams = Annotated[
+    int | None, typer.Option(help="Beams of the drafter and rows of a target run: at least as many as --beams.")
+]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate at most.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

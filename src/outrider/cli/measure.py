@@ -12,6 +12,7 @@ from rich.table import Table
 
 from outrider.cli import common
 from outrider.cli.common import answers, notes
+from outrider.errors import require
 
 
 def measure(
@@ -26,6 +27,8 @@ def measure(
     coupling: Annotated[str, typer.Option(help="maximal or gumbel.")] = "maximal",
     seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
     gamma: common.Gamma = None,
+    beams: common.Beams = 1,
+    draft_beams: common.DraftBeams = None,
     width: common.Width = 9,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
@@ -38,7 +41,13 @@ def measure(
     from outrider.bench.prompts import read
     from outrider.options import Options
 
-    options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed, "coupling": coupling}
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens}
+    if beams > 1:
+        refused = f"--temperature {temperature:g} --coupling {coupling}"
+        require(temperature == 0 and coupling == "maximal", f"{refused}: --beams has no use for them; leave them out")
+        options |= {"beams": beams, "draft_beams": draft_beams}
+    else:
+        options |= {"temperature": temperature, "seed": seed, "coupling": coupling, "draft_beams": draft_beams}
     common.check_writable(out, "--out")
     Options.parse(options | {"gamma": gamma})
     tasks = read(prompts, per_task)
@@ -67,7 +76,8 @@ def measure(
     if as_json:
         answers.out(json.dumps(report), highlight=False)
     else:
-        answers.print(_table(rows, f"{target} with {llm.drafter.name}, temperature {temperature:g}"))
+        how = f"{beams} beams" if beams > 1 else f"temperature {temperature:g}"
+        answers.print(_table(rows, f"{target} with {llm.drafter.name}, {how}"))
         answers.print(
             "speed-up: against plain decoding with the same shapes (95 % interval over prompts), and against unpadded "
             "plain decoding; c: time of a guess over time of a target run", style="dim",

@@ -17,20 +17,16 @@ from outrider.decoding.decoder import Decoder, Request
 from outrider.decoding.guard import Guarded
 from outrider.decoding.stopping import Row, Stopping
 from outrider.decoding.tree import Growth, Path, Root, grow, lay_out
+from outrider.drafters import Nothing
 from outrider.errors import require
+from outrider.options import Options
 from outrider.sampling import log_standardise
 from outrider.trace import Record, Stopwatch, Trace
+from outrider.types import Shape
 from outrider.verification.beam import Hypothesis, Rules, Scored, Search, Tokens, replay
 
-
-@dataclass(frozen=True)
-class Beams:
-    """What is asked of beam search."""
-
-    width: int  # w: hypotheses that run together
-    length_penalty: float = 1.0
-    early_stopping: bool | str = False
-    draft_width: int | None = None  # u: rows of a target run, and the drafter's beams; None: w
+GAMMA = 2
+"""Levels of a draft tree unless asked otherwise, whatever the drafter: the width of a run, gamma + 1, decides bits."""
 
 
 @dataclass(frozen=True)
@@ -38,20 +34,55 @@ class BeamDecoder:
     """A decoder's target, drafter, sampling and shapes, for beam search. Requests run one after another."""
 
     decoder: Decoder
-    beams: Beams
+    beams: int  # w: hypotheses that run together
+    rows: int  # u: rows of a target run, and the drafter's beams
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
-        w, u = self.beams.width, self.rows
-        require(u >= w, f"draft_beams must be at least beams, which is {w}; got {u}")
+        require(self.rows >= self.beams, f"draft_beams must be at least beams, {self.beams}; got {self.rows}")
         require(self.decoder.sampling.greedy, "beams: beam search has no temperature; leave it at 0")
 
-    @property
-    def rows(self) -> int:
-        return self.beams.draft_width or self.beams.width
+    @staticmethod
+    def of(decoder: Decoder, options: Options) -> BeamDecoder:
+        """A run is as wide as the tree is deep, and has a row for each of the drafter's beams."""
+        gamma = min(GAMMA, decoder.width - 1) if options.gamma is None else options.gamma
+        rows = options.draft_beams or draft_beams(options.beams)
+        if not decoder.exact and isinstance(decoder.drafter, Nothing):  # nobody needs the padding
+            gamma, rows = 0, options.beams
+        shaped = replace(decoder, gamma=gamma, width=gamma + 1)
+        return BeamDecoder(shaped, options.beams, rows, options.length_penalty, options.early_stopping)
 
     def search(self, request: Request, trace: Trace, index: int = 0) -> tuple[Hypothesis, ...]:
         """The finished hypotheses of a request, best first: w of them, or fewer if the target allows no more."""
         return _Search(self, request, trace, index).run()
+
+
+@dataclass(frozen=True)
+class Beam:
+    """A finished hypothesis as text. The score is its log-probability over length ** length_penalty."""
+
+    text: str
+    tokens: list[int]
+    score: float
+    finish_reason: str
+
+
+def beam_search(decoder: Decoder, request: Request, options: Options, trace: Trace) -> tuple[Beam, ...]:
+    """The best ``num_return`` hypotheses; fewer if a processor leaves fewer possible."""
+    rules = decoder.stopping(request)
+    assert rules.decode is not None
+    beams = []
+    for hypothesis in BeamDecoder.of(decoder, options).search(request, trace)[: options.num_return]:
+        row = rules.start(request.prompt)
+        row.push(hypothesis.tokens)
+        beams.append(Beam(row.text(rules.decode), row.tokens, hypothesis.score, str(hypothesis.finish_reason)))
+    return tuple(beams)
+
+
+def draft_beams(beams: int) -> int:
+    """u where none is asked for: half as many again, since a row more costs more than the steps it gains."""
+    return beams + max(1, beams // 2)
 
 
 class _Search:
@@ -59,7 +90,8 @@ class _Search:
 
     def __init__(self, plan: BeamDecoder, request: Request, trace: Trace, index: int) -> None:
         decoder = plan.decoder
-        shape, self.stopping = decoder.shape(request), decoder.stopping(request)
+        self.stopping = decoder.stopping(request)
+        shape = _close_fitting(decoder.shape(request), request, self.stopping)
         self.trace, self.index, self.request = trace, index, request
         self.rows, self.sampling, self.gamma = plan.rows, decoder.sampling, decoder.gamma
         self.rules = _rules(plan, self.stopping, request)
@@ -69,7 +101,7 @@ class _Search:
         self.growth = Growth(
             self.rows, self.gamma, replace(self.sampling, temperature=1.0), tuple(self.stopping.eos), self.target.device
         )
-        self.state = Search.start(plan.beams.width)
+        self.state = Search.start(plan.beams)
         self.home: dict[Tokens, int] = {(): 0}  # the row of each running hypothesis
 
     def run(self) -> tuple[Hypothesis, ...]:
@@ -138,7 +170,7 @@ class _Search:
     def _settle(self, where: dict[Tokens, int], steps: int, came_from: list[int]) -> None:
         """Every surviving hypothesis gets a row that holds all of it but its last token; the first one stays."""
         survivors = list(dict.fromkeys(h.tokens for h in self.state.running)) if not self.state.done else []
-        origin, home = list(range(self.rows)), {}
+        origin, home = list(range(self.rows)), dict[Tokens, int]()
         parents = {tokens: where[tokens[:-1]] for tokens in survivors}
         for tokens in survivors:
             if parents[tokens] not in home.values():
@@ -175,19 +207,24 @@ class _Search:
         return torch.tensor(rows, device=self.target.device)
 
 
+def _close_fitting(shape: Shape, request: Request, stopping: Stopping) -> Shape:
+    """The least capacity, in steps of 64: every row is attended over in full, and a search has many rows."""
+    needed = len(request.prompt) + stopping.max_new_tokens + 2 * shape.width
+    return replace(shape, capacity=-(-needed // 64) * 64)
+
+
 def _rules(plan: BeamDecoder, stopping: Stopping, request: Request) -> Rules:
     def ends(tokens: Tokens) -> str | None:
         row = Row(stopping, list(request.prompt), list(tokens[:-1]))
         row.push(tokens[-1:])
         return row.finish_reason
 
-    beams = plan.beams
     return Rules(
-        beams=beams.width,
+        beams=plan.beams,
         max_new_tokens=stopping.max_new_tokens,
         ends=ends,
         end_tokens=len(stopping.eos),
-        length_penalty=beams.length_penalty,
-        early_stopping=beams.early_stopping,
+        length_penalty=plan.length_penalty,
+        early_stopping=plan.early_stopping,
         bounded=plan.decoder.sampling.lowers,
     )

@@ -188,10 +188,10 @@ class _HeadSession(ContextSession):
             if self.kind == "blockwise":
                 state = fan[:, k]
             elif k > 0:
-                state = self.head.step(state, self.embedding[last])
+                state = self.head.step(state, self.embedding[tokens[:, -1]])
             logits = state @ self.output  # [B, N]
-            last, q = self._draw(logits, sampling, noise, tokens, at[:, k : k + 1])
-            tokens = torch.cat([tokens, last[:, None]], 1)
+            token, q = self._draw(logits, sampling, noise, tokens, at[:, k : k + 1])
+            tokens = torch.cat([tokens, token[:, None]], 1)
             probs.append(q)
         dense = None if not probs or probs[0] is None else torch.stack([q for q in probs if q is not None], 1)
         return Draft(tokens, dense, self.context.active[:, None].expand(-1, gamma))

@@ -127,7 +127,9 @@ class HuggingFaceSession(BufferedSession):
         if model.encoder_decoder:
             self.cross = self._allocate(model.cross_shapes, shape.source_capacity)
             self.source_lengths = torch.ones(rows, dtype=torch.int64, device=model.device)
-            self.source_names = torch.arange(-rows, 0, device=model.device)  # which source a row holds: a number of its own for each
+            self.source_names = torch.arange(
+                -rows, 0, device=model.device
+            )  # which source a row holds: a number of its own for each
         if model.hidden_size is not None:
             self.embedding, self.unembedding = model.embedding, model.unembedding
             self.hidden = torch.zeros((rows, model.hidden_size), dtype=model.dtype, device=model.device)

@@ -128,7 +128,9 @@ class BufferedSession(ABC):
 
     def _move_memory(self, rows: Tensor) -> None:
         """Make row i of the model's memory the old row rows[i]; ``context`` is still as it was."""
+        self._copy_memory(rows)
 
+    @abstractmethod
     def _copy_memory(self, rows: Tensor) -> None:
         """Give this session, fresh from a fork, a memory of its own, with the rows of the shared one."""
 

@@ -99,9 +99,7 @@ def advance(search: Search, rules: Rules, scored: Scored) -> Search | None:
     return _next(search, rules, candidates)
 
 
-def _candidates(
-    known: list[Hypothesis], length: int, rules: Rules, scored: Scored
-) -> tuple[list[Hypothesis], bool]:
+def _candidates(known: list[Hypothesis], length: int, rules: Rules, scored: Scored) -> tuple[list[Hypothesis], bool]:
     """The best continuations in order, as far down as the step depends on them; whether that end was reached."""
     places = [scored.place[h.tokens] for h in known]
     totals = scored.values[places] + torch.tensor([h.score for h in known])[:, None]  # [k, K] float32
