@@ -80,7 +80,9 @@ def test_wrong_sessions_are_caught(wrong: type[HuggingFaceSession]) -> None:
         check_session(lambda rows, shape: wrong(model, rows, shape))
 
 
-@pytest.mark.parametrize(("wrong", "says"), [(Grows, "must not grow"), (ExtendStartsOver, "extend"), (ForksShareTokens, "fork")])
+@pytest.mark.parametrize(
+    ("wrong", "says"), [(Grows, "must not grow"), (ExtendStartsOver, "extend"), (ForksShareTokens, "fork")]
+)
 def test_wrong_toy_sessions_are_caught(wrong: type[ToySession], says: str) -> None:
     """Catches a check_session that never releases, extends or forks."""
     model = ToyModel(12)
