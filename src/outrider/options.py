@@ -80,7 +80,7 @@ class Options:
     def _check_beams(self) -> None:
         """What beam search has no use for is refused beside it, and the other way round."""
         require(
-            self.early_stopping in (True, False, "never"),
+            isinstance(self.early_stopping, bool) or self.early_stopping == "never",
             f'early_stopping must be True, False or "never", got {self.early_stopping!r}',
         )
         penalty = self.length_penalty

@@ -77,6 +77,7 @@ def beam_search(decoder: Decoder, request: Request, options: Options, trace: Tra
         row = rules.start(request.prompt)
         row.push(hypothesis.tokens)
         beams.append(Beam(row.text(rules.decode), row.tokens, hypothesis.score, str(hypothesis.finish_reason)))
+    require(bool(beams), "no hypothesis can be finished: logit_bias or a logits_processor forbids every token")
     return tuple(beams)
 
 
@@ -208,9 +209,9 @@ class _Search:
 
 
 def _close_fitting(shape: Shape, request: Request, stopping: Stopping) -> Shape:
-    """The least capacity, in steps of 64: every row is attended over in full, and a search has many rows."""
+    """The least capacity, in prefill chunks: every row is attended over in full, and a search has many rows."""
     needed = len(request.prompt) + stopping.max_new_tokens + 2 * shape.width
-    return replace(shape, capacity=-(-needed // 64) * 64)
+    return replace(shape, capacity=-(-needed // shape.chunk) * shape.chunk)
 
 
 def _rules(plan: BeamDecoder, stopping: Stopping, request: Request) -> Rules:

@@ -100,11 +100,11 @@ def _best(draft: Draft, rows: Tensor, growth: Growth) -> tuple[Tensor, list[list
     known = draft.proposed[rows, :1]  # [F, 1]
     if draft.probs is None:
         tokens = draft.tokens[rows, :1]
-        known = known & ~torch.isin(tokens, torch.tensor(growth.ends, device=rows.device))
+        known = known & ~torch.isin(tokens, torch.tensor(growth.ends, dtype=torch.int64, device=rows.device))
         log_q = torch.zeros_like(tokens, dtype=torch.float32)
     else:
         q = draft.probs[rows, 0].to(torch.float32)  # [F, V]
-        q[:, list(growth.ends)] = 0
+        q[:, torch.tensor(growth.ends, dtype=torch.int64, device=rows.device)] = 0
         best = q.topk(min(growth.width, q.shape[1]), -1)
         log_q, tokens = best.values.log(), best.indices
     return log_q.masked_fill(~known, -torch.inf).cpu(), tokens.tolist()
