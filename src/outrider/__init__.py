@@ -7,11 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.decoding.decoder import Decoder
-    from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform
+    from outrider.decoding.planner import Auto, Fixed, Gradient
+    from outrider.drafters import (
+        Cascade,
+        Copying,
+        Fallback,
+        Mixture,
+        ModelDrafter,
+        Ngram,
+        NgramTable,
+        Nothing,
+        Standardised,
+        Uniform,
+    )
     from outrider.errors import OutriderError
     from outrider.hf import transformers_generate
-    from outrider.llm import LLM, Chunk, Output, load
+    from outrider.llm import LLM, load
+    from outrider.output import Chunk, Output
     from outrider.sampling import Sampling
+    from outrider.speculation import Speculated, speculate
     from outrider.trace import Stats, Trace, summarise
     from outrider.types import Draft, Drafter, DraftSession
 
@@ -21,20 +35,28 @@ __version__ = "0.1.0"
 _HOMES = {
     "load": "llm",
     "LLM": "llm",
-    "Output": "llm",
-    "Chunk": "llm",
+    "Output": "output",
+    "Chunk": "output",
     "transformers_generate": "hf",
     "Decoder": "decoding.decoder",
+    "Auto": "decoding.planner",
+    "Fixed": "decoding.planner",
+    "Gradient": "decoding.planner",
     "Sampling": "sampling",
+    "Speculated": "speculation",
+    "speculate": "speculation",
     "Draft": "types",
     "Drafter": "types",
     "DraftSession": "types",
+    "Cascade": "drafters",
     "Copying": "drafters",
     "Fallback": "drafters",
+    "Mixture": "drafters",
     "ModelDrafter": "drafters",
     "Ngram": "drafters",
     "NgramTable": "drafters",
     "Nothing": "drafters",
+    "Standardised": "drafters",
     "Uniform": "drafters",
     "Trace": "trace",
     "Stats": "trace",
@@ -44,6 +66,8 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "Auto",
+    "Cascade",
     "Chunk",
     "Copying",
     "Decoder",
@@ -51,6 +75,9 @@ __all__ = [
     "DraftSession",
     "Drafter",
     "Fallback",
+    "Fixed",
+    "Gradient",
+    "Mixture",
     "ModelDrafter",
     "Ngram",
     "NgramTable",
@@ -58,11 +85,14 @@ __all__ = [
     "Output",
     "OutriderError",
     "Sampling",
+    "Speculated",
+    "Standardised",
     "Stats",
     "Trace",
     "Uniform",
     "__version__",
     "load",
+    "speculate",
     "summarise",
     "transformers_generate",
 ]

@@ -2,69 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import secrets
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from outrider.decoding.beam import Beam, beam_search
+from outrider.decoding.beam import beam_search
 from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
+from outrider.decoding.planner import Auto, Policy, chosen
 from outrider.decoding.stopping import Row, Stopping
-from outrider.drafters import Copying, Fallback, ModelDrafter, built_in
-from outrider.drafters.heads import CONFIG, HeadDrafter
-from outrider.errors import BadOption, PromptError, require
-from outrider.models import generation, loading, trimmed
-from outrider.models.teacher import fingerprint
+from outrider.drafters import Standardised
+from outrider.errors import BadOption, NumericalError, PromptError, require
+from outrider.models import generation, loading
+from outrider.naming import Beside, drafter_named
 from outrider.options import Options
-from outrider.trace import Stats, Trace, summarise
+from outrider.output import Chunk, Output
+from outrider.trace import Trace
 from outrider.types import Drafter, Verifier
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.matching import gumbel_coupling
+from outrider.verification.choose import choose
 
 Prompt = str | Sequence[int]
-
-VERIFIERS = {"maximal": maximal_coupling, "gumbel": gumbel_coupling}
-
-
-@dataclass(frozen=True)
-class Output:
-    """One finished generation."""
-
-    text: str
-    tokens: list[int]  # the new ones
-    finish_reason: str  # eos, stop, length or criteria
-    prompt_tokens: int
-    trace: Trace
-    hypotheses: tuple[Beam, ...] = ()  # of beam search, best first; the text is the first one's
-
-    @cached_property
-    def stats(self) -> Stats:
-        return summarise(self.trace)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "text": self.text,
-            "tokens": self.tokens,
-            "finish_reason": self.finish_reason,
-            "prompt_tokens": self.prompt_tokens,
-            "stats": self.stats.to_json(),
-            **({"hypotheses": [asdict(h) for h in self.hypotheses]} if self.hypotheses else {}),
-        }
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What one target run added to one prompt's text."""
-
-    index: int  # of the prompt
-    text: str
-    tokens: tuple[int, ...]
-    accepted: int  # how many of the tokens were guesses
-    finish_reason: str | None
-    trace: Trace  # so far, of the whole call
 
 
 def load(
@@ -80,56 +38,22 @@ def load(
 ) -> LLM:
     """Load a target and a drafter.
 
-    target: a short name (smollm2-135m), a directory, a .gguf file or a hub id.
-    draft: "auto", "copy", "ngram", "uniform", None or "none", a model named like a target, or a Drafter.
+    target: a short name (smollm2-135m, t5-ende), a directory, a .gguf file or a hub id. A directory with a
+    target and a draft in it is a pair: its draft is what "auto" means there.
+    draft: "auto", "copy", "ngram", "uniform", None or "none", a model named like a target, or a Drafter;
+        "copy>small-model" is a cascade: copying drafts for the small model, which drafts for the target.
     width: W, the tokens of every target run; gamma can be up to width - 1.
     slots: rows that run together; None means as many as there are prompts, at most 8.
     exact: constant shapes, so that speculation on or off gives the same text to the bit.
     """
     require(isinstance(target, str), f"target must be a model's name, got {target!r}")
     loaded = loading.load(target, device, dtype, trust_remote_code)
-    drafter = _drafter(draft, loaded, dtype, trust_remote_code)
+    drafter = drafter_named(draft, Beside(loaded, dtype, trust_remote_code))
     return LLM(loaded, drafter, width=width, slots=slots, exact=exact)
 
 
-def _drafter(draft: str | Drafter | None, target: loading.Loaded, dtype: str, trust: bool) -> Drafter:
-    if not isinstance(draft, str) and draft is not None:
-        require(isinstance(draft, Drafter), f"draft must be a name or have `name` and `start`, got {draft!r}")
-        return draft
-    known = built_in()
-    if draft == "auto" and (head := shipped_draft(target)) is not None:
-        return Fallback(Copying(), head)
-    if draft is None or draft in known:
-        return known[draft or "none"]
-    if (Path(draft) / CONFIG).is_file():
-        return _trained(Path(draft), target)
-    loaded = loading.load(draft, str(target.model.device), dtype, trust)
-    loading.check_same_tokens(target, loaded)
-    return ModelDrafter(loaded.model, name=draft)
-
-
-def shipped_draft(target: loading.Loaded) -> Drafter | None:
-    """The draft that comes with the package for these very weights, if there is one."""
-    if target.model.hidden_size is None or target.model.encoder_decoder:
-        return None
-    name = fingerprint(target.model)
-    for folder in sorted((Path(__file__).parent / "data" / "drafts").glob("*")):
-        if (folder / CONFIG).is_file() and json.loads((folder / CONFIG).read_text("utf-8"))["fingerprint"] == name:
-            return HeadDrafter.load(folder, f"{folder.name} head")
-    return None
-
-
-def _trained(folder: Path, target: loading.Loaded) -> Drafter:
-    """A draft made by ``outrider distill``, beside the target it was made for."""
-    config = json.loads((folder / CONFIG).read_text("utf-8"))
-    ours = fingerprint(target.model)
-    require(
-        config.get("fingerprint", ours) == ours,
-        f"draft {folder} was trained for another target than {target.name!r}; train one with `outrider distill`",
-    )
-    if config["kind"] == "model":
-        return ModelDrafter(trimmed.load(folder, target.model), name=folder.name)
-    return HeadDrafter.load(folder)
+def _verifier(options: Options) -> Verifier:
+    return choose(options.coupling, options.temperature == 0, options.lenience)
 
 
 class LLM:
@@ -152,13 +76,20 @@ class LLM:
             f"width must be a whole number of at least 1, got {width!r}",
         )
 
+    def with_draft(self, draft: str | Drafter | None) -> LLM:
+        """The same target, loaded once, with another drafter: what ``draft`` of ``load`` may be."""
+        dtype = str(self.target.model.dtype).removeprefix("torch.")
+        drafter = drafter_named(draft, Beside(self.target, dtype, trust=False))
+        return LLM(self.target, drafter, width=self.width, slots=self.slots, exact=self.exact)
+
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Any:
         """Generate from a text, token ids, or a list of either -> Output, or a list of them. Options: Options."""
         prompts, single = self._prompts(prompt)
-        parsed, trace, rows = Options.parse(options), self._trace(options), {}
+        parsed = Options.parse(options)
         if parsed.beams > 1:
             outputs = list(self._search(prompts, parsed))
         else:
+            trace, rows = self._trace(parsed), {}
             for event in self._events(prompts, parsed, trace):
                 rows[event.index] = event.row
             outputs = [self._output(rows[i], trace.for_row(i), len(prompt)) for i, prompt in enumerate(prompts)]
@@ -170,15 +101,16 @@ class LLM:
             trace = Trace(self.drafter.name, "beam")
             beams = beam_search(self.decoder(options, len(request.prompt)), request, options, trace)
             best = beams[0]
-            yield Output(best.text, best.tokens, best.finish_reason, len(prompt), trace, beams)
+            yield Output(best.text, best.tokens, best.finish_reason, len(prompt), trace, hypotheses=beams)
 
     def stream(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Iterator[Chunk]:
         """Like generate, but yields text as soon as it is accepted and can no longer change."""
         prompts, _ = self._prompts(prompt)
-        parsed, trace = Options.parse(options), self._trace(options)
+        parsed = Options.parse(options)
         require(
             parsed.beams == 1, f"beams={parsed.beams} cannot be streamed: no text is final before the end; use generate"
         )
+        trace = self._trace(parsed)
         shown = [0] * len(prompts)
         for event in self._events(prompts, parsed, trace):
             text = event.row.printable(self.decode)
@@ -208,20 +140,27 @@ class LLM:
     def decoder(self, options: Options, prompt_length: int = 1) -> Decoder:
         """The decoder a call with these options runs on."""
         defaults = self._defaults
-        gamma = options.gamma
-        if gamma is None:
-            gamma = min(getattr(self.drafter, "gamma", self.width - 1), self.width - 1)
         total = prompt_length + options.max_new_tokens
         return Decoder(
             self.target.model,
-            self.drafter,
-            self._verifier(options),
+            self._drafter(options),
+            _verifier(options),
             options.sampling(defaults.repetition_penalty, defaults.constraints(prompt_length, total)),
-            gamma,
+            self._gamma(options),
             self.width,
             self.slots,
             self.exact,
         )
+
+    def _gamma(self, options: Options) -> int | Policy:
+        """Where the text depends on gamma and a seed asks for the same text again, no clock may decide."""
+        clockless = not _verifier(options).shares_noise and options.seed is not None
+        return chosen(options.gamma, Auto.nominal(self.drafter) if clockless else self._auto)
+
+    @cached_property
+    def _auto(self) -> Auto:
+        """Kept from call to call, because it is told what steps cost by the steps themselves."""
+        return Auto()
 
     @property
     def decoder_start(self) -> int | None:
@@ -232,12 +171,13 @@ class LLM:
     def _defaults(self) -> generation.Defaults:
         return generation.defaults(self.target.model)
 
-    def _verifier(self, options: Options) -> Verifier:
-        # At temperature 0 both couplings keep exactly the target's choices; matching needs no residual.
-        return gumbel_coupling if options.temperature == 0 else VERIFIERS[options.coupling]
+    def _drafter(self, options: Options) -> Drafter:
+        own = options.draft_options
+        return Standardised(self.drafter, **own) if own else self.drafter
 
-    def _trace(self, options: Mapping[str, Any]) -> Trace:
-        return Trace(self.drafter.name, str(options.get("coupling", "maximal")), exact=True)
+    def _trace(self, options: Options) -> Trace:
+        exact = _verifier(options).exact
+        return Trace(self._drafter(options).name, options.coupling, exact, lenience=options.lenience)
 
     def _events(self, prompts: list[list[int]], options: Options, trace: Trace) -> Iterator[Event]:
         """Requests in groups that share every rule; one group unless the model's own rules count positions."""
@@ -246,8 +186,14 @@ class LLM:
         counts_positions = bool(self._defaults.constraints(1, 2))
         for index, request in enumerate(requests):
             groups.setdefault(len(request.prompt) if counts_positions else 1, []).append(index)
+        failed = 0
         for length, members in groups.items():
-            yield from self.decoder(options, length).stream([requests[i] for i in members], trace, members)
+            try:
+                yield from self.decoder(options, length).stream([requests[i] for i in members], trace, members)
+            except NumericalError:  # every row of this group
+                failed += 1
+                if failed == len(groups):
+                    raise
 
     def _requests(self, prompts: list[list[int]], options: Options) -> list[Request]:
         model, start = self.target.model, self._defaults.decoder_start
@@ -304,4 +250,7 @@ class LLM:
         return list(ids)
 
     def _output(self, row: Row, trace: Trace, prompt_tokens: int) -> Output:
-        return Output(row.text(self.decode), row.tokens, row.finish_reason or "length", prompt_tokens, trace)
+        if row.error is not None:
+            warnings.warn(f"a text ended early: {row.error}", stacklevel=3)
+        reason = row.finish_reason or "length"
+        return Output(row.text(self.decode), row.tokens, reason, prompt_tokens, trace, row.error)

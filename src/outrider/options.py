@@ -11,8 +11,9 @@ from typing import Any
 from outrider.errors import BadOption, require
 from outrider.sampling import Sampling
 
-COUPLINGS = ("maximal", "gumbel")
-SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "coupling", "seed")
+COUPLINGS = ("maximal", "gumbel", "block")
+GAMMAS = ("auto", "gradient")
+SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "coupling", "lenience", "seed")
 BEAMS_ONLY = ("length_penalty", "early_stopping", "num_return", "draft_beams")
 
 
@@ -32,8 +33,12 @@ class Options:
     stop: str | Sequence[str] = ()
     eos: int | Sequence[int] | None = None  # None: the model's own; () : never stop at a token
     seed: int | Sequence[int] | None = None
-    gamma: int | None = None  # None: the drafter's own choice
+    gamma: Any = None  # guesses per run, "auto", "gradient" or a policy; None: "auto"
     coupling: str = "maximal"
+    lenience: float = 1.0  # below 1: more guesses kept, no longer exact
+    draft_temperature: float | None = None  # None: the target's, here and in the next two
+    draft_top_k: int | None = None
+    draft_top_p: float | None = None
     beams: int = 1  # hypotheses that run together; 1 is no beam search
     length_penalty: float = 1.0  # beam scores are divided by length ** length_penalty
     early_stopping: bool | str = False  # True, False or "never", as in transformers
@@ -62,12 +67,17 @@ class Options:
 
         self._check_kinds()
         whole("max_new_tokens", 1)
-        if self.gamma is not None:
+        if isinstance(self.gamma, str) or hasattr(self.gamma, "start"):
+            known = not isinstance(self.gamma, str) or self.gamma in GAMMAS
+            require(known, f"gamma must be a whole number, {' or '.join(GAMMAS)}, or a policy, got {self.gamma!r}")
+        elif self.gamma is not None:
             whole("gamma", 0)
         require(
             self.coupling in COUPLINGS,
             f"coupling must be one of {', '.join(COUPLINGS)}, got {self.coupling!r}",
         )
+        self._check_lenience()
+        self._check_draft()
         stops = self.stop_strings
         require(all(isinstance(s, str) and s for s in stops), f"stop must be non-empty strings, got {self.stop!r}")
         self.sampling()  # checks the rest
@@ -90,6 +100,11 @@ class Options:
             self.num_return <= self.beams,
             f"num_return must be at most beams, which is {self.beams}; got {self.num_return}",
         )
+        planned = self.gamma is None or self.gamma == "auto" or isinstance(self.gamma, int)
+        require(
+            self.beams == 1 or planned,
+            f"gamma must be a whole number with beams, the levels of a draft tree, got {self.gamma!r}; or leave it out",
+        )
         unused = SAMPLING_ONLY if self.beams > 1 else BEAMS_ONLY
         asked = [
             f"{k}={getattr(self, k)!r}" for k in unused if getattr(self, k) != Options.__dataclass_fields__[k].default
@@ -97,6 +112,36 @@ class Options:
         remedy = "leave it out, or set beams=1" if self.beams > 1 else "set beams to at least 2, or leave it out"
         kind = "beam search" if self.beams > 1 else "decoding without beams"
         require(not asked, f"{', '.join(asked)} means nothing to {kind}; {remedy}")
+
+    def _check_lenience(self) -> None:
+        number = isinstance(self.lenience, (int, float)) and not isinstance(self.lenience, bool)
+        require(
+            number and 0 < self.lenience <= 1,
+            f"lenience must be a number above 0 and at most 1 (1 is exact), got {self.lenience!r}",
+        )
+        require(
+            self.lenience == 1 or self.coupling == "maximal",
+            f"lenience {self.lenience!r} loosens coupling 'maximal' only, got {self.coupling!r}; leave one out",
+        )
+
+    def _check_draft(self) -> None:
+        own = self.draft_options
+        for name, value in own.items():
+            try:
+                Sampling(**{"temperature": 1.0, name: value})
+            except BadOption as error:
+                raise BadOption(f"draft_{error}") from None
+        require(
+            self.temperature != 0 or not own,
+            f"{', '.join(f'draft_{name}' for name in own)} cannot help at temperature 0, where only the draft's "
+            "likeliest guess can be right; leave it out",
+        )
+
+    @property
+    def draft_options(self) -> dict[str, Any]:
+        """The draft's own sampling options, where it has any."""
+        given = {"temperature": self.draft_temperature, "top_k": self.draft_top_k, "top_p": self.draft_top_p}
+        return {name: value for name, value in given.items() if value is not None}
 
     def _check_kinds(self) -> None:
         """Values of the wrong kind would fail deep inside or, worse, have no effect."""

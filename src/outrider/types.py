@@ -31,12 +31,25 @@ class Draft:
     tokens: Tensor  # [B, G] int64
     probs: Tensor | None  # [B, G, V]; None means point masses on the tokens
     proposed: Tensor  # [B, G] bool: True for a prefix of each row, False where nothing was proposed
+    by_law: bool = False  # tokens follow probs without being draw(probs, race): they were verified, not drawn
 
     @staticmethod
     def empty(rows: int, device: torch.device) -> Draft:
         """No guesses at all: gamma = 0."""
         none = torch.zeros((rows, 0), dtype=torch.int64, device=device)
         return Draft(none, None, none.bool())
+
+    def cut(self, most: Tensor | None) -> Draft:
+        """Each row's first most [B] guesses only. Drawing them all and keeping a prefix is drawing a prefix."""
+        if most is None:
+            return self
+        place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return Draft(self.tokens, self.probs, self.proposed & (place < most[:, None]))
+
+    def narrow(self, guesses: int) -> Draft:
+        """The first columns only."""
+        probs = None if self.probs is None else self.probs[:, :guesses]
+        return Draft(self.tokens[:, :guesses], probs, self.proposed[:, :guesses])
 
     def of_tokens(self) -> Tensor:
         """q_i(x_i) -> [B, G]; one where nothing was proposed (it is never looked at)."""
@@ -62,11 +75,21 @@ class Draft:
             q = self.probs[torch.arange(rows, device=n.device), index[:, 0]].to(like.dtype)
         return q * real[:, None]
 
+    def padded(self, like: Tensor) -> Tensor:
+        """q at every index and a row of zeros behind it -> [B, G+1, V] as ``like``; zero where nothing was proposed."""
+        guesses = self.tokens.shape[1]
+        q = torch.zeros_like(like)
+        if self.probs is None:
+            q[:, :guesses].scatter_(-1, self.tokens[..., None], 1.0)
+        else:
+            q[:, :guesses] = self.probs
+        return q * torch.nn.functional.pad(self.proposed, (0, 1))[..., None]
+
     def overlap(self, p: Tensor) -> Tensor:
         """sum over x of min(p_i(x), q_i(x)), Theorem 3.5's beta, for each guess -> [B, G]."""
         p = p[:, : self.tokens.shape[1]]
         if self.probs is None:
-            shared = p.gather(-1, self.tokens[..., None])[..., 0]
+            shared = p.gather(-1, self.tokens[..., None])[..., 0].clamp(max=1)  # p/l may be above q's one
         else:
             shared = torch.minimum(p, self.probs.to(p.dtype)).sum(-1)
         return shared * self.proposed
@@ -80,6 +103,14 @@ class Verdict:
     token: Tensor  # [B] int64: t
 
 
+def _as_asked(sampling: Sampling) -> Sampling:
+    return sampling
+
+
+def _p_itself(p: Tensor) -> Tensor:
+    return p
+
+
 @dataclass(frozen=True)
 class Verifier:
     """A rule that turns p and a draft into a verdict: a pure function and what it promises."""
@@ -88,13 +119,21 @@ class Verifier:
     rule: Callable[[Tensor, Draft, Noise, Tensor], Verdict]
     exact: bool  # the output follows the target's distribution
     shares_noise: bool  # the draft is drawn with the very noise the target would use
+    looks_ahead: bool = False  # guesses behind the last one kept have a say in the verdict
+    sees: Callable[[Sampling], Sampling] = _as_asked  # the options its p is standardised with
+    ceiling: Callable[[Tensor], Tensor] = _p_itself  # the most each token may be given: p itself if exact
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
         return self.rule(p, draft, noise, at)
 
-    def noise_for_draft(self, noise: Noise) -> Noise:
-        """Shared or independent: independence is what makes acceptance by p/q unbiased."""
-        return noise if self.shares_noise else noise.child("draft")
+    def noise_for_draft(self, noise: Noise, at: Tensor) -> Noise:
+        """Shared or independent: independence is what makes acceptance by p/q unbiased.
+
+        A rule that looks ahead has let numbers at positions to come decide something. Used again by the next run
+        they would no longer be random, so it draws from streams of this run alone.
+        """
+        own = noise.of_run(at) if self.looks_ahead else noise
+        return noise if self.shares_noise else own.child("draft")
 
 
 @runtime_checkable
@@ -103,15 +142,23 @@ class Session(Protocol):
 
     context: Context
     vocab_size: int
-    hidden: Tensor | None
-    """[B, size]: what the output layer read when it gave each row's last token; None if the model shows none."""
-
     embedding: Tensor | None
     unembedding: Tensor | None
     """[V, size] each: the model's input and output tables, for heads that share them; None if it shows none."""
 
     @property
+    def hidden(self) -> Tensor | None:
+        """[B, size]: what the output layer read when it gave each row's last token; None if the model shows none."""
+
+    @property
+    def states(self) -> Tensor | None:
+        """[B, C, L, size]: what the layers asked for with ``keep_states`` gave at every position run so far."""
+
+    @property
     def device(self) -> torch.device: ...
+
+    def keep_states(self, layers: Sequence[int]) -> None:
+        """From now on keep what these layers gave: 0 the embeddings, k layer k, -1 the last."""
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         """Start a sequence in a slot: everything but its last token is run through the model, alone."""
@@ -131,6 +178,12 @@ class Session(Protocol):
         What was scored and agrees stays cached; the rest is run next time. ``follows`` promises that the
         tokens agree with the scored guesses but for the last of each row, which bounds that rest without
         asking the device how long it is.
+        """
+
+    def rewind(self, lengths: Tensor) -> None:
+        """Take back what was committed beyond lengths [B]: it was only believed. Shorter rows stay as they are.
+
+        ``hidden`` is right again after the next score; before, it is the nearest state of the last run.
         """
 
     def select(self, rows: Tensor) -> None:
@@ -184,11 +237,16 @@ class DraftSession(Protocol):
 
         Rows may differ (``proposed``), and all may be shorter than gamma (fewer columns).
         Contract, tested bit for bit: tokens == draw(probs, noise.race("token", at)), so the q returned is
-        the q drawn from.
+        the q drawn from. A draft that is itself the outcome of verification says ``by_law``: each token then
+        follows its probs given the tokens before it, as a function of ``noise`` up to its own position, and with
+        the target's own noise the equation holds all the same. Tested as a law, and bit for bit.
         """
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         """These tokens are now the truth, whatever was proposed."""
+
+    def rewind(self, lengths: Tensor) -> None:
+        """Take back what was committed beyond lengths [B]. Only a cascade asks for it, of the drafter below it."""
 
     def select(self, rows: Tensor) -> None:
         """Reorder, fork or drop rows."""

@@ -52,6 +52,13 @@ class ForksShareTokens(ToySession):
         return self
 
 
+class KeepsWhatWasTakenBack(ToySession):
+    """rewind leaves a row as it is."""
+
+    def rewind(self, lengths: Tensor) -> None:
+        """Nothing."""
+
+
 class Grows(ToySession):
     """A released row goes on growing."""
 
@@ -81,7 +88,13 @@ def test_wrong_sessions_are_caught(wrong: type[HuggingFaceSession]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"), [(Grows, "must not grow"), (ExtendStartsOver, "extend"), (ForksShareTokens, "fork")]
+    ("wrong", "says"),
+    [
+        (Grows, "must not grow"),
+        (ExtendStartsOver, "extend"),
+        (KeepsWhatWasTakenBack, "tokens are committed"),
+        (ForksShareTokens, "fork"),
+    ],
 )
 def test_wrong_toy_sessions_are_caught(wrong: type[ToySession], says: str) -> None:
     """Catches a check_session that never releases, extends or forks."""

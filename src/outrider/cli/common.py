@@ -21,12 +21,27 @@ Target = Annotated[
 ]
 Draft = Annotated[
     str,
-    typer.Option("--draft", "-d", help="auto, copy, ngram, uniform, none, or a model named like a target."),
+    typer.Option(
+        "--draft", "-d", help="auto, copy, ngram, uniform, none, a model named like a target, or a chain 'copy>MODEL'."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Coupling = Annotated[
+    str,
+    typer.Option(help="maximal (the papers' rule), block (never fewer guesses kept) or gumbel (one text per seed)."),
+]
+Lenience = Annotated[
+    float, typer.Option(help="Below 1: keep more guesses, inexactly; 0.5 lets a token be twice as likely.")
+]
+DraftTemperature = Annotated[float | None, typer.Option(help="Temperature of the draft, if not the target's.")]
+DraftTopK = Annotated[int | None, typer.Option(help="Top-k of the draft, if not the target's.")]
+DraftTopP = Annotated[float | None, typer.Option(help="Top-p of the draft, if not the target's.")]
 Width = Annotated[int, typer.Option(help="Tokens of every target run; gamma can be up to width - 1.")]
-Gamma = Annotated[int | None, typer.Option(help="Guesses per target run; 0 to width - 1.")]
+Gamma = Annotated[
+    str,
+    typer.Option(help="Guesses per target run: 0 to width - 1, auto (chosen as it runs), or gradient (a baseline)."),
+]
 Beams = Annotated[int, typer.Option(help="Beam search with this many hypotheses; 1 is none.")]
 DraftBeams = Annotated[
     int | None, typer.Option(help="Beams of the drafter and rows of a target run: at least as many as --beams.")
@@ -34,6 +49,11 @@ DraftBeams = Annotated[
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate at most.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def read_gamma(text: str) -> int | str:
+    """The value of ``--gamma`` as the option of the same name takes it."""
+    return int(text) if text.lstrip("-").isdigit() else text
 
 
 def read_prompt(prompt: str | None) -> str:

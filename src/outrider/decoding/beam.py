@@ -18,7 +18,7 @@ from outrider.decoding.guard import Guarded
 from outrider.decoding.stopping import Row, Stopping
 from outrider.decoding.tree import Growth, Path, Root, grow, lay_out
 from outrider.drafters import Nothing
-from outrider.errors import require
+from outrider.errors import NumericalError, require
 from outrider.options import Options
 from outrider.sampling import log_standardise
 from outrider.trace import Record, Stopwatch, Trace
@@ -46,12 +46,17 @@ class BeamDecoder:
     @staticmethod
     def of(decoder: Decoder, options: Options) -> BeamDecoder:
         """A run is as wide as the tree is deep, and has a row for each of the drafter's beams."""
-        gamma = min(GAMMA, decoder.width - 1) if options.gamma is None else options.gamma
+        gamma = options.gamma if isinstance(options.gamma, int) else min(GAMMA, decoder.width - 1)
         rows = options.draft_beams or draft_beams(options.beams)
         if not decoder.exact and isinstance(decoder.drafter, Nothing):  # nobody needs the padding
             gamma, rows = 0, options.beams
         shaped = replace(decoder, gamma=gamma, width=gamma + 1)
         return BeamDecoder(shaped, options.beams, rows, options.length_penalty, options.early_stopping)
+
+    @property
+    def gamma(self) -> int:
+        """Levels of a draft tree: as many as asked for, or as a run has room for."""
+        return self.decoder.gamma if isinstance(self.decoder.gamma, int) else self.decoder.width - 1
 
     def search(self, request: Request, trace: Trace, index: int = 0) -> tuple[Hypothesis, ...]:
         """The finished hypotheses of a request, best first: w of them, or fewer if the target allows no more."""
@@ -94,7 +99,7 @@ class _Search:
         self.stopping = decoder.stopping(request)
         shape = _close_fitting(decoder.shape(request), request, self.stopping)
         self.trace, self.index, self.request = trace, index, request
-        self.rows, self.sampling, self.gamma = plan.rows, decoder.sampling, decoder.gamma
+        self.rows, self.sampling, self.gamma = plan.rows, decoder.sampling, plan.gamma
         self.rules = _rules(plan, self.stopping, request)
         self.watch = Stopwatch(trace.seconds)
         self.target = decoder.target.start(self.rows, shape)
@@ -163,10 +168,23 @@ class _Search:
                 node = (*path.root.hypothesis.tokens, *path.tail[:depth])
                 place.setdefault(node, path.row * (guesses + 1) + depth)
         tails = tails.to(self.target.device)
-        scores = log_standardise(self.target.score(tails), self.sampling, self.target.context, tails)  # [u, G+1, V]
+        logits = self.target.score(tails)  # [u, G+1, V]
+        place = self._healthy(place, logits)
+        scores = log_standardise(logits, self.sampling, self.target.context, tails)
         best = scores.flatten(0, 1).topk(min(self.rules.kept, scores.shape[-1]), -1)
         scored = Scored(place, best.values.cpu(), best.indices.tolist())
         return scored, {node: index // (guesses + 1) for node, index in place.items()}
+
+    def _healthy(self, place: dict[Tokens, int], logits: Tensor) -> dict[Tokens, int]:
+        """The nodes whose logits are numbers. Others do not count as shown; without a hypothesis itself, it ends."""
+        good = logits.amax(-1).isfinite().flatten().tolist()
+        shown = {node: index for node, index in place.items() if good[index]}
+        if not all(h.tokens in shown for h in self.state.running):
+            raise NumericalError(
+                f"the model returned NaN or infinite logits after {int(self.target.context.lengths.max())} tokens; "
+                "try dtype='float32', or check the model's weights"
+            )
+        return shown
 
     def _settle(self, where: dict[Tokens, int], steps: int, came_from: list[int]) -> None:
         """Every surviving hypothesis gets a row that holds all of it but its last token; the first one stays."""

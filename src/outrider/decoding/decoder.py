@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from outrider.algorithm import Step, speculative_step
 from outrider.decoding.guard import Guarded
+from outrider.decoding.planner import Fixed, Policy, Setting
 from outrider.decoding.stopping import Row, Stopping
 from outrider.errors import NumericalError, PromptError, require
 from outrider.noise import Noise, Silence
 from outrider.sampling import Sampling
-from outrider.trace import Record, Stopwatch, Trace
+from outrider.trace import Record, Stopwatch, Trace, add_levels
 from outrider.types import Drafter, LanguageModel, Shape, Source, Verifier
 
 WIDTH = 9
@@ -50,19 +52,21 @@ class Decoder:
     drafter: Drafter
     verifier: Verifier
     sampling: Sampling
-    gamma: int
+    gamma: int | Policy  # guesses per run, or what chooses them row by row
     width: int = WIDTH
     slots: int | None = None  # row slots; None: as many as there are requests, at most 8
     exact: bool = True  # constant shapes, hence the same bits with and without speculation
 
     def __post_init__(self) -> None:
         require(self.width >= 1, f"width must be at least 1, got {self.width}")
-        require(self.gamma >= 0, f"gamma must be 0 (no guesses) or more, got {self.gamma}")
-        require(
-            self.gamma < self.width,
-            f"gamma {self.gamma} needs a width of {self.gamma + 1}, this model was loaded with {self.width}; "
-            f"load it with width={self.gamma + 1}",
-        )
+        if isinstance(self.gamma, int):
+            require(self.gamma >= 0, f"gamma must be 0 (no guesses) or more, got {self.gamma}")
+            require(
+                self.gamma < self.width,
+                f"gamma {self.gamma} needs a width of {self.gamma + 1}, this model was loaded with {self.width}; "
+                f"load it with width={self.gamma + 1}",
+            )
+        require(isinstance(self.gamma, (int, Policy)), f"gamma must be a whole number or a policy, got {self.gamma!r}")
         require(self.slots is None or self.slots >= 1, f"slots must be at least 1, got {self.slots}")
         size = self.target.vocab_size
         outside = [token for token in self.sampling.logit_bias if not 0 <= token < size]
@@ -71,6 +75,8 @@ class Decoder:
     def stream(self, requests: Sequence[Request], trace: Trace, names: Sequence[int] | None = None) -> Iterator[Event]:
         """Events in the order they happen. A row depends on its own request and the shapes, never on others.
 
+        A row whose logits are not numbers ends there with ``row.error``, and the others go on; NumericalError if
+        that leaves none.
         ``names`` are the numbers the requests go by in events and trace; 0, 1, 2... if not given.
         """
         names = range(len(requests)) if names is None else names
@@ -78,8 +84,14 @@ class Decoder:
         for index, request in enumerate(requests):
             groups.setdefault(self.shape(request), []).append(index)
         slots = self.slots or min(len(requests), 8)
+        failed: dict[int, str] = {}
         for shape, members in groups.items():
-            yield from _Batch(self, shape, slots, trace).run([(names[i], requests[i]) for i in members])
+            for event in _Batch(self, shape, slots, trace).run([(names[i], requests[i]) for i in members]):
+                yield event
+                if event.row.error is not None:
+                    failed[event.index] = event.row.error
+        if failed and len(failed) == len(requests):  # nothing is left to go on with
+            raise NumericalError(next(iter(failed.values())))
 
     def shape(self, request: Request) -> Shape:
         """The shapes a request runs in follow from it alone: that is what keeps its bits its own."""
@@ -137,6 +149,9 @@ class _Batch:
         self.drafter = Guarded(lambda: decoder.drafter.start(slots, shape, self.target), slots, self.target)
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=target.device)
         self.rows: list[tuple[int, Row] | None] = [None] * slots
+        policy = Fixed(decoder.gamma) if isinstance(decoder.gamma, int) else decoder.gamma
+        self.planner = policy.start(Setting(slots, decoder.width - 1, decoder.drafter, shape))
+        self.asked = [0] * slots  # guesses asked for in the run at hand
 
     def run(self, requests: Sequence[tuple[int, Request]]) -> Iterator[Event]:
         waiting = deque(requests)
@@ -144,28 +159,41 @@ class _Batch:
             for slot, row in enumerate(self.rows):
                 if row is None and waiting:
                     self._admit(slot, *waiting.popleft())
-            step = self._step()
-            yield from self._emit(step)
+            yield from self._emit(self._timed_step())
             self.watch.lap("host")
         self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
+        self.trace.levels = add_levels(self.trace.levels, self.drafter.levels)
 
     def _admit(self, slot: int, index: int, request: Request) -> None:
         self.watch.lap("host")
         self.target.admit(slot, request.prompt, request.source)
         self.drafter.admit(slot, request.prompt, request.source)
+        self.planner.admit(slot)
         self.seeds[slot] = request.seed
         self.rows[slot] = (index, self.decoder.stopping(request).start(request.prompt))
         self.watch.lap("prefill")
 
+    def _timed_step(self) -> _HostStep:
+        began, drafted = time.perf_counter(), self.trace.seconds["draft"]
+        host = _read(self._step())
+        seconds = time.perf_counter() - began
+        # On a GPU the clock sees work being launched, not done; and a run of varying width is not the same run.
+        splits = self.target.device.type == "cpu" and self.decoder.exact
+        undrafted = seconds - (self.trace.seconds["draft"] - drafted) if splits else None
+        self.planner.timed(max(self.asked), seconds, undrafted)
+        return host
+
     def _step(self) -> Step:
         decoder = self.decoder
         noise = Silence(self.seeds) if decoder.sampling.greedy else Noise(self.seeds)
-        gamma = decoder.gamma if self.drafter.session is not None else 0
+        drafting = self.drafter.session is not None
+        self.asked = [self.planner.choose(i) if row and drafting else 0 for i, row in enumerate(self.rows)]
+        self.drafter.cap(self.asked)
+        gamma = max(self.asked)
         self.trace.runs += 1
         return speculative_step(self.target, self.drafter, decoder.verifier, decoder.sampling, noise, gamma, self.watch)
 
-    def _emit(self, step: Step) -> Iterator[Event]:
-        host = _read(step)
+    def _emit(self, host: _HostStep) -> Iterator[Event]:
         for slot, entry in enumerate(self.rows):
             if entry is None:
                 continue
@@ -174,14 +202,19 @@ class _Batch:
             position = len(row.prompt) + len(row.tokens)
             taken = row.push(emitted)
             if len(taken) > healthy:  # bad logits behind guesses that do not count are nobody's business
-                raise NumericalError(
+                row.fail(
+                    len(taken) - healthy,
                     f"the model returned NaN or infinite logits after {position + healthy} tokens; "
-                    "try dtype='float32', or check the model's weights and any logits_processor"
+                    "try dtype='float32', or check the model's weights and any logits_processor",
                 )
+                taken, emitted = taken[:healthy], emitted[: healthy + 1]
+                drafted, overlap = drafted[:healthy], overlap[:healthy]
             accepted = len(emitted) - 1
-            self.trace.records.append(
-                Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(overlap), len(taken))
-            )
+            self.planner.learn(slot, self.asked[slot], accepted)
+            if taken:
+                self.trace.records.append(
+                    Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(overlap), len(taken))
+                )
             yield Event(index, tuple(taken), min(accepted, len(taken)), row)
             if row.finish_reason is not None:
                 self.rows[slot] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from outrider.errors import BadOption, OutriderError
 from outrider.noise import Noise
 from outrider.sampling import Sampling
+from outrider.trace import Level
 from outrider.types import Draft, DraftSession, Session, Source
 
 T = TypeVar("T")
@@ -24,6 +26,7 @@ class Guarded:
         self.rows, self.target = rows, target
         self.error: str | None = None
         self.session: DraftSession | None = None
+        self.caps: Tensor | None = None  # [B]: the most guesses of each row; None: what the drafter gives
         try:
             self.session = start()
         except OutriderError:  # a drafter that does not fit this target is the user's to know
@@ -43,10 +46,18 @@ class Guarded:
             self._try(_check_form, draft, (self.rows, gamma, self.target.vocab_size))
         if self.session is None:
             return Draft.empty(self.rows, self.target.device)
-        return _inside(draft, self.target.vocab_size)
+        return _inside(draft, self.target.vocab_size).cut(self.caps)
+
+    def cap(self, guesses: Sequence[int]) -> None:
+        """No row drafts more than this next time. Rows share a drafter's run, but not each other's gamma."""
+        alike = min(guesses) == max(guesses)
+        self.caps = None if alike else torch.tensor(guesses, dtype=torch.int64, device=self.target.device)
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self._call("commit", tokens, count)
+
+    def rewind(self, lengths: Tensor) -> None:
+        self._call("rewind", lengths)
 
     def select(self, rows: Tensor) -> None:
         self.rows = len(rows)
@@ -63,6 +74,11 @@ class Guarded:
         except Exception as error:
             self._fail(error)
             return None
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """What the levels of a cascade did; other drafters have none."""
+        return getattr(self.session, "levels", ())
 
     def _call(self, method: str, *arguments: Any) -> Any:
         return None if self.session is None else self._try(getattr(self.session, method), *arguments)
@@ -83,7 +99,7 @@ def _inside(draft: Draft, vocab_size: int) -> Draft:
     """A guess that is no token ends its row's guesses; the device decides, nothing is asked of it."""
     known = (draft.tokens >= 0) & (draft.tokens < vocab_size)
     proposed = (draft.proposed & known).to(torch.int64).cumprod(-1).bool()
-    return Draft(draft.tokens.clamp(0, vocab_size - 1), draft.probs, proposed)
+    return replace(draft, tokens=draft.tokens.clamp(0, vocab_size - 1), proposed=proposed)
 
 
 def _check_form(draft: Any, shape: tuple[int, int, int]) -> None:

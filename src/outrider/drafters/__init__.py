@@ -1,14 +1,29 @@
 """Drafters: everything that can guess ahead. A new one is one file and one class; see docs/adding-a-drafter.md."""
 
+from outrider.drafters.cascade import Cascade
 from outrider.drafters.copying import Copying
 from outrider.drafters.fallback import Fallback
+from outrider.drafters.mixture import Mixture
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import Ngram, NgramTable
 from outrider.drafters.nothing import Nothing
+from outrider.drafters.standardised import Standardised
 from outrider.drafters.uniform import Uniform
 from outrider.types import Drafter
 
-__all__ = ["Copying", "Fallback", "ModelDrafter", "Ngram", "NgramTable", "Nothing", "Uniform", "built_in"]
+__all__ = [
+    "Cascade",
+    "Copying",
+    "Fallback",
+    "Mixture",
+    "ModelDrafter",
+    "Ngram",
+    "NgramTable",
+    "Nothing",
+    "Standardised",
+    "Uniform",
+    "built_in",
+]
 
 
 def built_in() -> dict[str, Drafter]:
@@ -18,5 +33,5 @@ def built_in() -> dict[str, Drafter]:
         "ngram": Ngram(),
         "uniform": Uniform(),
         "none": Nothing(),
-        "auto": Fallback(Copying(), Ngram()),
+        "auto": Mixture(Copying(), Ngram()),
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class Copying:
     shortest: int = 2
     longest: int = 8
     name: str = "copy"
+    point_masses: ClassVar[bool] = True  # nothing is drawn, so temperature and the like mean nothing
 
     def __post_init__(self) -> None:
         require(self.shortest >= 1, f"shortest must be at least 1, got {self.shortest}")
@@ -42,6 +44,7 @@ class _CopyingSession(ContextSession):
     def __init__(self, drafter: Copying, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
         self.drafter = drafter
+        self.matched = torch.zeros(rows, dtype=torch.int64, device=self.context.device)  # [B]: behind the last draft
         self.sources = torch.full(
             (rows, shape.source_capacity), -1, dtype=torch.int64, device=self.context.device
         )  # [B, S]; -1 matches no token
@@ -62,6 +65,7 @@ class _CopyingSession(ContextSession):
         score = score + torch.arange(text.shape[1], device=text.device) * (score > 0)  # latest among the longest
         best = score.amax(1)  # [B]
         found = (best >= self.drafter.shortest * (text.shape[1] + 1)) & self.context.active
+        self.matched = torch.where(found, best // (text.shape[1] + 1), 0)
         place = score.argmax(1)[:, None] + 1 + torch.arange(gamma, device=text.device)  # [B, G]
         tokens = text.gather(1, place.clamp(max=text.shape[1] - 1))
         real = (tokens >= 0) & (place < text.shape[1]) & found[:, None]

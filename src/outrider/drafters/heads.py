@@ -1,6 +1,7 @@
 """Small trained heads that draft from the target's own last hidden state, embeddings and output layer.
 
-Feature: one recurrent block runs once per guess on its own features. Blockwise: k blocks guess k tokens from one
+Feature: a small recurrent network runs once per guess, at first on what the target's layers saw, then on its own
+states; with attention it also looks back over the text. Blockwise: k blocks guess k tokens from one
 look at the target (Stern et al. 2018), so a whole draft costs no sequential run at all. Both write logits for
 the N most frequent tokens only: the output layer is most of a head's cost, and q = 0 elsewhere is still exact.
 """
@@ -10,90 +11,46 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from outrider.drafters.base import ContextSession
+from outrider.drafters.base import ContextSession, Reach
+from outrider.drafters.head_layers import Head, HeadConfig, Memory
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
 from outrider.noise import Noise
+from outrider.packing import pack, packed, product
 from outrider.sampling import Sampling, draw, standardise
 from outrider.types import Draft, DraftSession, Session, Shape, Source
 
 CONFIG = "outrider_draft.json"
 
 
-@dataclass(frozen=True)
-class HeadConfig:
-    """The shape of a head, and the target it was trained for."""
-
-    kind: str  # feature or blockwise
-    hidden_size: int
-    inner_size: int
-    blocks: int  # feature: stacked blocks per guess; blockwise: k, the guesses per run
-    fingerprint: str = ""  # of the target, see models/teacher.py
-    gamma: int = 4  # guesses it is best asked for
-
-
-class Block(nn.Module):
-    """A gated feed-forward layer with a residual connection."""
-
-    def __init__(self, size: int, inner: int) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(size, eps=1e-5)
-        self.gate = nn.Linear(size, inner, bias=False)
-        self.up = nn.Linear(size, inner, bias=False)
-        self.down = nn.Linear(inner, size, bias=False)
-        nn.init.zeros_(self.down.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))  # type: ignore[no-any-return]
-
-
-class Head(nn.Module):
-    """From the state behind the last token, and that token, to the states behind the next ones."""
-
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        size = config.hidden_size
-        self.config = config
-        self.state_norm = nn.RMSNorm(size, eps=1e-5)
-        self.token_norm = nn.RMSNorm(size, eps=1e-5)
-        self.join = nn.Linear(2 * size, size, bias=False)
-        self.blocks = nn.ModuleList(Block(size, config.inner_size) for _ in range(config.blocks))
-
-    def read(self, state: Tensor, token: Tensor) -> Tensor:
-        """Join a state [..., size] with the embedding of the token that came after it."""
-        joined = torch.cat([self.state_norm(state), self.token_norm(token)], -1)
-        return state + self.join(joined)  # type: ignore[no-any-return]
-
-    def step(self, state: Tensor, token: Tensor) -> Tensor:
-        """Feature: the state behind the next token [..., size]."""
-        x = self.read(state, token)
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-    def fan(self, state: Tensor, token: Tensor) -> Tensor:
-        """Blockwise: the states behind the next k tokens [..., k, size]."""
-        x = self.read(state, token)
-        return torch.stack([block(x) for block in self.blocks], -2)
-
-
 class HeadDrafter:
-    """A trained head as a drafter. ``tokens`` [N] are the tokens it can draft."""
+    """A trained head as a drafter. ``tokens`` [N] are the tokens it can draft.
 
-    def __init__(self, head: Head, tokens: Tensor, name: str = "head") -> None:
+    It stops where, by its own confidence, its guesses so far are all right with a chance below ``floor``.
+    """
+
+    cost = 0.05  # target runs a guess takes, about
+
+    def __init__(self, head: Head, tokens: Tensor, name: str = "head", floor: float = 0.1) -> None:
         self.head, self.tokens, self.name = head.eval().requires_grad_(False), tokens, name
+        require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
+        self.floor = floor
 
     @property
     def gamma(self) -> int:
         return self.head.config.gamma
+
+    @property
+    def plans(self) -> bool:
+        return self.floor > 0 and self.head.config.kind == "feature"
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         size = None if target.hidden is None else target.hidden.shape[-1]
@@ -102,7 +59,8 @@ class HeadDrafter:
                 f"draft {self.name!r} reads hidden states of size {self.head.config.hidden_size}, "
                 f"the target shows {size or 'none'}; use the draft with the target it was trained for"
             )
-        return _HeadSession(self, rows, shape, target)
+        kind = _BlockwiseSession if self.head.config.kind == "blockwise" else _FeatureSession
+        return kind(self, rows, shape, target)
 
     def save(self, folder: Path) -> None:
         weights = {f"head.{k}": v.to(torch.bfloat16).contiguous() for k, v in self.head.state_dict().items()}
@@ -113,7 +71,7 @@ class HeadDrafter:
     def load(folder: Path, name: str | None = None) -> HeadDrafter:
         require((folder / CONFIG).is_file(), f"no trained draft in {folder}: {CONFIG} is missing", ModelNotFound)
         try:
-            config = HeadConfig(**json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+            config = _parse(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
             weights = load_file(str(folder / "model.safetensors"))
             head = Head(config)
             head.load_state_dict({k[5:]: v.float() for k, v in weights.items() if k.startswith("head.")})
@@ -123,78 +81,58 @@ class HeadDrafter:
         return HeadDrafter(head, weights["tokens"].to(torch.int64), name or folder.name)
 
 
+def _parse(settings: dict[str, Any]) -> HeadConfig:
+    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+    return HeadConfig(**known)
+
+
 class _HeadSession(ContextSession):
+    """Drafting with a head: subclasses say which states stand behind the guesses."""
+
     def __init__(self, drafter: HeadDrafter, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
         assert target.embedding is not None and target.unembedding is not None
         self.target = target
-        self.kind = drafter.head.config.kind
+        self.floor = drafter.floor if drafter.plans else 0.0
         # A copy: the drafter is shared, and another session may run in another dtype.
         self.head = deepcopy(drafter.head).to(device=target.device, dtype=target.unembedding.dtype)
         self.tokens = drafter.tokens.to(target.device)  # [N]
         self.embedding = target.embedding
-        self.output = target.unembedding[self.tokens].t().contiguous()  # [size, N]
-        self.supposed: Tensor | None = None  # of a fork: [B, size] or fan [B, k, size] in place of the target's states
-        self.first: Tensor | None = None  # what ``_first`` found since the last commit
+        self.output = target.unembedding[self.tokens]  # [N, size]
+        if target.device.type == "cpu" and self.output.dtype == torch.float32:
+            pack(self.head, rows=1)
+            self.output = packed(self.output, rows=1)
 
-    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
-        super().admit(row, prompt, source)
-        self.first = None
+    def begin(self, gamma: int) -> int:
+        """Before the first guess; -> how many guesses there can be."""
+        raise NotImplementedError
 
-    def commit(self, tokens: Tensor, count: Tensor) -> None:
-        if self.supposed is not None:  # the target has not run these tokens: the head's own states must do
-            self.supposed = self._first()[:, 1:] if self.kind == "blockwise" else self._first()
-        super().commit(tokens, count)
-        self.first = None
-
-    def select(self, rows: Tensor) -> None:
-        super().select(rows)
-        self.supposed = None if self.supposed is None else self.supposed.index_select(0, rows)
-        self.first = None if self.first is None else self.first.index_select(0, rows)
-
-    def fork(self, rows: Tensor) -> _HeadSession:
-        first = self._first()
-        other = super().fork(rows)
-        base = first if self.kind == "blockwise" else self._states()
-        other.supposed = base.index_select(0, rows)
-        return other
-
-    def _states(self) -> Tensor:
-        """[B, size]: the state behind each row's last token."""
-        assert self.target.hidden is not None
-        return self.target.hidden if self.supposed is None else self.supposed
-
-    @torch.no_grad()
-    def _first(self) -> Tensor:
-        """The state behind the first guess [B, size], or behind all that one look gives [B, k, size]; once a step."""
-        if self.first is None:
-            last = self.embedding[self.context.read(self.context.lengths - 1, 1)[:, 0]]
-            if self.kind == "feature":
-                self.first = self.head.step(self._states(), last)
-            else:
-                self.first = self.head.fan(self._states(), last) if self.supposed is None else self.supposed
-        return self.first
+    def state(self, k: int, last: Tensor) -> Tensor:
+        """The state behind guess k (from 0), drawn after token ``last`` [B] -> [B, size]."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         rows = self.context.rows
         if gamma == 0:
             return Draft.empty(rows, self.device)
-        tokens, probs = at.new_zeros((rows, 0)), []
-        state = self._first()
-        if self.kind == "blockwise":
-            gamma, fan = min(gamma, state.shape[1]), state
+        gamma = self.begin(gamma)
+        if gamma == 0:  # a fork that has used up what one look at the target gave
+            return Draft.empty(rows, self.device)
+        last = self.context.read(self.context.lengths - 1, 1)[:, 0]
+        tokens, probs, proposed = at.new_zeros((rows, 0)), [], []
+        reach = Reach(self.floor, self.context.active)
         for k in range(gamma):
-            if self.kind == "blockwise":
-                state = fan[:, k]
-            elif k > 0:
-                state = self.head.step(state, self.embedding[tokens[:, -1]])
-            logits = state @ self.output  # [B, N]
-            token, q = self._draw(logits, sampling, noise, tokens, at[:, k : k + 1])
-            tokens = torch.cat([tokens, token[:, None]], 1)
+            logits = product(self.state(k, last), self.output, None)  # [B, N]
+            last, q = self._draw(logits, sampling, noise, tokens, at[:, k : k + 1])
+            tokens = torch.cat([tokens, last[:, None]], 1)
             probs.append(q)
-        dense = None if not probs or probs[0] is None else torch.stack([q for q in probs if q is not None], 1)
-        return Draft(tokens, dense, self.context.active[:, None].expand(-1, gamma))
+            proposed.append(reach.going)
+            reach.took(q, logits, sampling)
+            if reach.over:
+                break
+        dense = None if probs[0] is None else torch.stack([q for q in probs if q is not None], 1)
+        return Draft(tokens, dense, torch.stack(proposed, 1))
 
     @property
     def device(self) -> torch.device:
@@ -211,3 +149,143 @@ class _HeadSession(ContextSession):
         full[:, self.tokens] = logits.to(torch.float32)
         q = standardise(full[:, None], sampling, self.context.ahead(guesses), guesses[:, :0])[:, 0]
         return draw(q, noise.race("token", at, q.shape[-1])[:, 0]), q
+
+
+class _BlockwiseSession(_HeadSession):
+    """All guesses from one look at the target's last state; a fork goes on with what is left of that look."""
+
+    supposed: Tensor | None = None  # of a fork: [B, k, size], the states behind its next guesses
+
+    def begin(self, gamma: int) -> int:
+        self.fan = self._look() if self.supposed is None else self.supposed
+        return min(gamma, self.fan.shape[1])
+
+    def state(self, k: int, last: Tensor) -> Tensor:
+        return self.fan[:, k]
+
+    def commit(self, tokens: Tensor, count: Tensor) -> None:
+        super().commit(tokens, count)
+        if self.supposed is not None:
+            left = torch.arange(max(0, self.supposed.shape[1] - tokens.shape[1]), device=self.device)
+            self.supposed = self.supposed[torch.arange(len(count), device=self.device)[:, None], left + count[:, None]]
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        self.supposed = None if self.supposed is None else self.supposed.index_select(0, rows)
+
+    def fork(self, rows: Tensor) -> Self:
+        other = super().fork(rows)
+        if other.supposed is None:
+            other.supposed = self._look().index_select(0, rows)
+        return other
+
+    @torch.no_grad()
+    def _look(self) -> Tensor:
+        assert self.target.hidden is not None
+        last = self.context.read(self.context.lengths - 1, 1)[:, 0]
+        return self.head.fan(self.target.hidden, self.embedding[last])  # [B, k, size]
+
+
+class _FeatureSession(_HeadSession):
+    """Guess after guess, each on the state behind the one before.
+
+    The target keeps its states by position, as it keeps its keys and values. So does the head its own keys: before
+    each draft it makes those of the newest W tokens again, whose states have come true since, so that rollback
+    is nothing here either and every shape stays constant.
+
+    A fork is told tokens that the target has not run: there the head's own states stand for the target's.
+    """
+
+    supposed: Tensor | None = None  # of a fork: [B, 1, size], what it reads behind the newest token
+
+    def __init__(self, drafter: HeadDrafter, rows: int, shape: Shape, target: Session) -> None:
+        super().__init__(drafter, rows, shape, target)
+        target.keep_states(self.head.config.layers)
+        self.width = shape.width
+        self.slots = torch.arange(shape.capacity, device=target.device)  # [C]
+        self.memory: Memory | None = None
+        if self.head.attention is not None:
+            depth, shared = self.head.attention.depth, self.head.attention.shared
+            kept = torch.zeros((2, rows, shared, shape.capacity, depth), dtype=self.embedding.dtype, device=self.device)
+            self.keys, self.values = kept
+
+    @torch.no_grad()
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        super().admit(row, prompt, source)
+        if self.head.attention is not None:
+            self.keys[row], self.values[row] = 0, 0
+            if len(prompt) > 1:
+                self._remember(torch.tensor([row], device=self.device), self.slots[None, : len(prompt) - 1])
+
+    def commit(self, tokens: Tensor, count: Tensor) -> None:
+        if self.supposed is None:
+            super().commit(tokens, count)
+            return
+        for k in range(tokens.shape[1]):
+            self._suppose(self.supposed, tokens[:, k : k + 1], k < count)
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        self.supposed = None if self.supposed is None else self.supposed.index_select(0, rows)
+        if self.head.attention is not None:
+            self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+
+    @torch.no_grad()
+    def fork(self, rows: Tensor) -> Self:
+        self.begin(1)  # reads the newest states: the fork cannot
+        other = super().fork(rows)
+        other.supposed = self.x.index_select(0, rows)
+        return other
+
+    def begin(self, gamma: int) -> int:
+        place = self._newest()
+        self.x = self._read(place) if self.supposed is None else self.supposed  # [B, 1, size]
+        self.place = place[:, None]
+        if self.head.attention is not None:
+            visible = (self.slots <= self.place) & (self.slots > self.place - self.head.config.window)  # [B, C]
+            self.memory = Memory(self.keys, self.values, visible[:, None, None, None])
+        return gamma
+
+    def state(self, k: int, last: Tensor) -> Tensor:
+        if k > 0:
+            self.x = self.head.read(self.x, self.embedding[last][:, None])
+            self.place = self.place + 1
+            if self.memory is not None and self.head.attention is not None:
+                self.memory.own.append(self.head.attention.remember(self.x, self.place))
+        self.x = self.head.think(self.x, self.place, self.memory)
+        return self.x[:, 0]
+
+    def _newest(self) -> Tensor:
+        """[B]: the newest token whose state is known, or supposed."""
+        return (self.context.lengths - 2).clamp(min=0)
+
+    def _read(self, place: Tensor) -> Tensor:
+        """What the head reads at place [B] -> [B, 1, size]."""
+        start = (place + 1 - self.width).clamp(min=0)
+        positions = start[:, None] + torch.arange(self.width, device=self.device)  # [B, W]
+        read = self._remember(torch.arange(self.context.rows, device=self.device), positions)
+        return read.gather(1, (place - start)[:, None, None].expand(-1, 1, read.shape[-1]))
+
+    @torch.no_grad()
+    def _suppose(self, before: Tensor, token: Tensor, real: Tensor) -> None:
+        """Another token [B, 1] behind rows where real [B]: what the head would read there, and its keys."""
+        self.begin(1)
+        read = self.head.read(self.state(0, token)[:, None], self.embedding[token])
+        self.supposed = torch.where(real[:, None, None], read, before)  # [B, 1, size]
+        super().commit(token, real.to(torch.int64))
+        if self.head.attention is not None:
+            rows, place = torch.arange(self.context.rows, device=self.device), self._newest()
+            keys, values = self.head.attention.remember(self.supposed, place[:, None])
+            self.keys[rows, :, place], self.values[rows, :, place] = keys[:, :, 0], values[:, :, 0]
+
+    def _remember(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """What the head reads at positions [R, T] of these rows -> [R, T, size]; its keys are kept."""
+        states = self.target.states
+        assert states is not None
+        tokens = self.context.tokens[rows[:, None], positions + 1]
+        x = self.head.read(self.head.seen(states[rows[:, None], positions]), self.embedding[tokens])
+        if self.head.attention is not None:
+            keys, values = self.head.attention.remember(x, positions)
+            self.keys[rows[:, None], :, positions] = keys.transpose(1, 2)
+            self.values[rows[:, None], :, positions] = values.transpose(1, 2)
+        return x

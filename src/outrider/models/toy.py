@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.context import Context
+from outrider.errors import BadOption
 from outrider.types import Shape, Source
 
 
@@ -53,12 +54,16 @@ class ToySession:
         self.context = Context(rows, shape.capacity, model.device)
         self.tail = torch.zeros((rows, 0), dtype=torch.int64)
         self.hidden: Tensor | None = None
+        self.states: Tensor | None = None
         self.embedding: Tensor | None = None
         self.unembedding: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
         return self.model.device
+
+    def keep_states(self, layers: Sequence[int]) -> None:
+        raise BadOption("a toy has no layers; use a draft that reads none")
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.context.admit(row, prompt)
@@ -86,6 +91,9 @@ class ToySession:
         other.context = copy(self.context)
         other.select(rows)
         return other
+
+    def rewind(self, lengths: Tensor) -> None:
+        self.context.rewind(lengths)
 
     def select(self, rows: Tensor) -> None:
         self.context.select(rows)
