@@ -42,6 +42,10 @@ Gamma = Annotated[
     str,
     typer.Option(help="Guesses per target run: 0 to width - 1, auto (chosen as it runs), or gradient (a baseline)."),
 ]
+Beams = Annotated[int, typer.Option(help="Beam search with this many hypotheses; 1 is none.")]
+DraftBeams = Annotated[
+    int | None, typer.Option(help="Beams of the drafter and rows of a target run: at least as many as --beams.")
+]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate at most.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
