@@ -36,6 +36,7 @@ class _ModelSession:
         self.session = drafter.model.start(rows, shape)
         self.sampling = drafter.sampling
         self.vocab_size = target.vocab_size
+        self.sole = False  # set by whoever knows that the guesses verified are always this session's own
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.session.admit(row, prompt, source)
@@ -68,7 +69,7 @@ class _ModelSession:
         return standardise(block, sampling, self.session.context.ahead(tokens), tokens[:, :0])[:, 0]
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
-        self.session.commit(tokens, count, follows=False)
+        self.session.commit(tokens, count, follows=self.sole)
 
     def select(self, rows: Tensor) -> None:
         self.session.select(rows)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from outrider.errors import ModelError, require
-from outrider.models import families
+from outrider.models import families, fused
 from outrider.models.cache import RaggedCache, contents, fresh_dynamic, layer_shapes, with_cross_attention
 from outrider.models.session import BufferedSession
 from outrider.types import Shape, Source
@@ -33,6 +33,7 @@ class HuggingFaceModel:
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
         self.positions_limit: int | None = getattr(self.config, "max_position_embeddings", None)
         self.windows = families.sliding_windows(self.config)
+        self.fused = False  # True: attention reads positions itself and needs no mask, see fused.py
         self._watch_output_layer()
         self.own_shapes, self.cross_shapes = self._probe()
         if self.config.model_type not in families.TESTED:
@@ -41,6 +42,11 @@ class HuggingFaceModel:
     @property
     def max_length(self) -> int | None:
         return self.positions_limit
+
+    def fuse(self) -> bool:
+        """Use fused kernels where the family and the device allow; False if they do not."""
+        self.fused = self.fused or fused.fuse(self.model, self.device)
+        return self.fused
 
     def start(self, rows: int, shape: Shape) -> HuggingFaceSession:
         return HuggingFaceSession(self, rows, shape)
@@ -178,6 +184,8 @@ class HuggingFaceSession(BufferedSession):
 
     def _mask(self, positions: Tensor) -> Tensor | dict[str, Tensor]:
         windows = self.model.windows
+        if self.model.fused:
+            return positions[:, None, None, :]  # four dimensions, so that no mask is made; never looked at
         if isinstance(windows, dict):
             return {name: self._additive(positions, window) for name, window in windows.items()}
         return self._additive(positions, windows)
