@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from outrider.bench import curves, gpu, identity
+from outrider.bench import curves, gpu, identity, micro
 from outrider.bench.gpu import GREEDY, Lane, Setting
 from outrider.bench.timing import Report, settle
 from outrider.drafters import ModelDrafter, Nothing
@@ -30,6 +31,7 @@ class Plan:
     sections: tuple[str, ...] = ("latency", "identity", "curves")
     budget: float = float("inf")
     out: Path | None = None
+    tokens: int = 2500  # of each of eight rows, for the comparison of speculative with plain text
 
     @property
     def small(self) -> bool:
@@ -41,7 +43,7 @@ def run(plan: Plan) -> Report:
     device = torch.device(plan.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise DeviceError("no GPU is visible here; use --device cpu --size tiny to try the command on a CPU")
-    known = ("latency", "compile", "identity", "curves", "profile")
+    known = ("latency", "micro", "compile", "identity", "curves", "profile")
     unknown = [name for name in plan.sections if name not in known]
     require(not unknown, f"sections {unknown} are unknown; known: {', '.join(known)}")
     report = Report(plan.out, plan.budget)
@@ -64,13 +66,19 @@ def _sections(plan: Plan, setting: Setting, report: Report) -> None:
         gpu.everything(setting, report)
     else:
         setting.target.fuse(), setting.draft.fuse()
+    if "micro" in plan.sections:
+        report.section("products", lambda: micro.products(setting, (1, setting.width, 16)))
+        report.section("filters", lambda: micro.filters(setting))
+        if setting.target.fused:
+            lengths = (128, 512, 1024, 4096, 16384)
+            report.section("attention", lambda: micro.attention(setting, lengths, 16384))
     if "profile" in plan.sections:
         report.section("profile", lambda: profile(setting, plan.out))
     if "identity" in plan.sections:
-        count = 12 if plan.small else 96
+        count = 12 if plan.small else 40
         report.section("replayed_is_eager", lambda: identity.replayed_is_eager(setting, count))
-        rows, count = (2, 16) if plan.small else (8, 2500)
-        report.section("identity_one_row", lambda: identity.compare(setting, 1, min(count, 500), 0.3))
+        rows, count = (2, 16) if plan.small else (8, plan.tokens)
+        report.section("identity_one_row", lambda: identity.compare(setting, 1, min(count, 300), 0.3))
         report.section("identity", lambda: identity.compare(setting, rows, count, 0.3))
     if "curves" in plan.sections:
         _curves(plan, setting, report)
@@ -90,12 +98,13 @@ def _curves(plan: Plan, setting: Setting, report: Report) -> None:
 
 
 def _compiled(setting: Setting) -> Any:
-    """transformers' own layers through torch.compile, for comparison with the fused ones."""
-    plain = Setting(
-        build(SIZES["8b"], setting.device, setting.target.dtype), build(SIZES["1b"], setting.device, setting.draft.dtype)
-    )
-    gpu.compiled(plain, None)
-    return gpu.variant(plain, graphs=True)
+    """transformers' own layers through torch.compile, for comparison with the fused ones; plain decoding only."""
+    began = time.perf_counter()
+    target = build(SIZES["8b"], setting.device, setting.target.dtype)
+    target.model.base_model.compile(dynamic=False)
+    lane = Lane(replace(setting, target=target), Nothing(), setting.shape())
+    times = lane.times(GREEDY, 0, setting.context)
+    return {"plain": times, "seconds_to_compile_and_time": time.perf_counter() - began}
 
 
 def profile(setting: Setting, out: Path | None) -> dict[str, Any]:
@@ -133,8 +142,9 @@ def main() -> None:
     parser.add_argument("--sections", default="latency,identity,curves")
     parser.add_argument("--budget", type=float, default=float("inf"))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--tokens", type=int, default=2500)
     given = parser.parse_args()
-    run(Plan(given.size, given.device, tuple(given.sections.split(",")), given.budget, given.out))
+    run(Plan(given.size, given.device, tuple(given.sections.split(",")), given.budget, given.out, given.tokens))
 
 
 if __name__ == "__main__":

@@ -30,13 +30,14 @@ def texts(
         stepper.drafter.admit(row, prompt)
         stepper.seeds[row] = row
     found: list[list[int]] = [[] for _ in prompts]
-    steps = 0
+    steps, ended = 0, set()
     while min(map(len, found)) < count:
         host = stepper.launch(rule, gamma).read()
         steps += 1
         for row, text in enumerate(found):
             text.extend(host.row(row)[0])
-            if len(text) >= count and stepper.target.context.active[row]:
+            if len(text) >= count and row not in ended:
+                ended.add(row)
                 stepper.target.release(row)
                 stepper.drafter.release(row)
     if stepper.drafter.error:
