@@ -71,21 +71,19 @@ class Stepper:
     def _replay(self, rule: Rule, noise: Noise, gamma: int, drafter: DraftSession) -> Tensor | None:
         """The step's table, or None where it cannot be recorded: said once, then eager for good."""
 
-        def step() -> Tensor:
-            quiet = Stopwatch(_Anything())
-            return table(
-                speculative_step(self.target, drafter, rule.verifier, rule.sampling, noise, gamma, quiet)
-            )  # fmt: skip
-
         if self._recorder is None:
             self._recorder = Recorder(self.target, drafter, note=self.note)
         name = f"{self.seeds.shape[0]} x {gamma} guesses, {rule.verifier.name}, {rule.sampling}"
         try:
-            return self._recorder.run(name, step)
+            return self._recorder.run(name, lambda: self._step_table(rule, noise, gamma, drafter))
         except NotRecordable as reason:
             self.graphs = False
             warnings.warn(f"this step cannot be replayed as a CUDA graph and runs eagerly: {reason}", stacklevel=4)
             return None
+
+    def _step_table(self, rule: Rule, noise: Noise, gamma: int, drafter: DraftSession) -> Tensor:
+        quiet = Stopwatch(_Anything())
+        return table(speculative_step(self.target, drafter, rule.verifier, rule.sampling, noise, gamma, quiet))
 
 
 class _Anything(dict[str, float]):
