@@ -30,7 +30,9 @@ RULES = {
     "gumbel": Rule(gumbel_coupling, Sampling(1.0)),
     "maximal": Rule(maximal_coupling, Sampling(1.0)),
     "filtered": Rule(maximal_coupling, Sampling(0.8, top_k=40, top_p=0.9, min_p=0.01)),
-    "penalised": Rule(gumbel_coupling, Sampling(0.7, repetition_penalty=1.2, frequency_penalty=0.5, logit_bias={5: 2.0})),
+    "penalised": Rule(
+        gumbel_coupling, Sampling(0.7, repetition_penalty=1.2, frequency_penalty=0.5, logit_bias={5: 2.0})
+    ),
 }
 
 
@@ -117,13 +119,21 @@ def test_recording_leaves_no_trace_in_the_state() -> None:
 class _Watch(TorchDispatchMode):
     """Raises at what a CUDA graph cannot hold: values asked of the device, and constants sent to it."""
 
-    forbidden = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "equal.default", "is_nonzero", "unique")
+    forbidden = (
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "lift_fresh",
+        "equal.default",
+        "is_nonzero",
+        "unique",
+    )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
         if any(word in name for word in self.forbidden):
             raise AssertionError(f"{name} cannot be recorded")
-        if name.startswith("aten.index") and any(
+        if name.startswith(("aten.index.", "aten.index_put")) and any(
             isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in (args[1] if len(args) > 1 else ()) or ()
         ):
             raise AssertionError("a boolean index has a size only the device knows")

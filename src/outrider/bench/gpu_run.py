@@ -109,7 +109,8 @@ def _compiled(setting: Setting) -> Any:
 
 def profile(setting: Setting, out: Path | None) -> dict[str, Any]:
     """Where the time of a replayed step goes, kernel by kernel."""
-    from torch.profiler import ProfilerActivity, profile as watch
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as watch
 
     result: dict[str, Any] = {}
     kinds = [ProfilerActivity.CUDA] if setting.device.type == "cuda" else [ProfilerActivity.CPU]

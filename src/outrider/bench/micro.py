@@ -71,7 +71,8 @@ def attention(setting: Setting, lengths: tuple[int, ...], capacity: int) -> list
         for piece in (64, 128, 256):
             kernel.PIECE = piece
             row[f"us_piece_{piece}"] = round(
-                replayed(lambda i: kernel.attend(query, *pairs[i], at, head**-0.5), device, 4), 2  # noqa: B023
+                replayed(lambda i: kernel.attend(query, *pairs[i], at, head**-0.5), device, 4),
+                2,  # noqa: B023
             )
         kernel.PIECE = usual
         mask = torch.arange(capacity, device=device)[None, None, None] <= at[:, None, :, None]

@@ -133,6 +133,7 @@ class HuggingFaceSession(BufferedSession):
         if model.encoder_decoder:
             self.cross = self._allocate(model.cross_shapes, shape.source_capacity)
             self.source_lengths = torch.ones(rows, dtype=torch.int64, device=model.device)
+            self._joined: tuple[RaggedCache, RaggedCache, Any] | None = None
         if model.hidden_size is not None:
             self.embedding, self.unembedding = model.embedding, model.unembedding
             self.hidden = torch.zeros((rows, model.hidden_size), dtype=model.dtype, device=model.device)
@@ -213,8 +214,16 @@ class HuggingFaceSession(BufferedSession):
         return {
             "encoder_outputs": BaseModelOutput(last_hidden_state=stand_in),
             "attention_mask": self._hide(beyond)[:, None, None, :],
-            "past_key_values": with_cross_attention(arguments["past_key_values"], cross),
+            "past_key_values": self._joint(arguments["past_key_values"], cross),
         }
+
+    def _joint(self, own: RaggedCache, cross: RaggedCache) -> Any:
+        """Joining asks the device whether anything is cached: once for the session's own, not in every run."""
+        if own is not self.cache or cross is not self.cross:
+            return with_cross_attention(own, cross)
+        if self._joined is None or self._joined[0] is not own or self._joined[1] is not cross:
+            self._joined = (own, cross, with_cross_attention(own, cross))
+        return self._joined[2]
 
     @torch.no_grad()
     def _encode(self, row: int, source: Source) -> None:
