@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.decoding.decoder import Decoder
-    from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform
+    from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Standardised, Uniform
     from outrider.errors import OutriderError
     from outrider.hf import transformers_generate
     from outrider.llm import LLM, Chunk, Output, load
     from outrider.sampling import Sampling
+    from outrider.speculation import Speculated, speculate
     from outrider.trace import Stats, Trace, summarise
     from outrider.types import Draft, Drafter, DraftSession
 
@@ -26,6 +27,8 @@ _HOMES = {
     "transformers_generate": "hf",
     "Decoder": "decoding.decoder",
     "Sampling": "sampling",
+    "Speculated": "speculation",
+    "speculate": "speculation",
     "Draft": "types",
     "Drafter": "types",
     "DraftSession": "types",
@@ -35,6 +38,7 @@ _HOMES = {
     "Ngram": "drafters",
     "NgramTable": "drafters",
     "Nothing": "drafters",
+    "Standardised": "drafters",
     "Uniform": "drafters",
     "Trace": "trace",
     "Stats": "trace",
@@ -58,11 +62,14 @@ __all__ = [
     "Output",
     "OutriderError",
     "Sampling",
+    "Speculated",
+    "Standardised",
     "Stats",
     "Trace",
     "Uniform",
     "__version__",
     "load",
+    "speculate",
     "summarise",
     "transformers_generate",
 ]

@@ -25,7 +25,7 @@ class Step:
     emitted: Tensor  # [B, G+1]: n guesses from M_q, then t from M_p
     count: Tensor  # [B]: how many of them count, n + 1
     draft: Draft
-    overlap: Tensor  # [B, G]: sum-min(p, q) of each guess
+    overlap: Tensor  # [B, G]: sum-min(p, q) of each guess, p/l with lenience
     healthy: Tensor  # [B]: how many leading tokens rest on logits that are numbers
 
 
@@ -40,15 +40,15 @@ def speculative_step(
 ) -> Step:
     """SpeculativeDecodingStep for a batch of rows: between 1 and gamma+1 tokens each, from one target run."""
     at = target.context.positions(gamma + 1)  # [B, G+1] absolute positions
-    draft = drafter.propose(gamma, sampling, verify.noise_for_draft(noise), at)  # x_1..x_G from M_q
+    draft = drafter.propose(gamma, sampling, verify.noise_for_draft(noise, at), at)  # x_1..x_G from M_q
     at = at[:, : draft.tokens.shape[1] + 1]  # a drafter may have fewer guesses than asked for
     watch.lap("draft")
     logits = target.score(draft.tokens)  # [B, G+1, V]: M_p on every prefix, one run
     watch.lap("target")
-    p = standardise(logits, sampling, target.context, draft.tokens)
+    p = standardise(logits, verify.sees(sampling), target.context, draft.tokens)
     verdict = verify(p, draft, noise, at)  # n accepted, t from the adjusted distribution
     emitted, count = splice(draft.tokens, verdict)
-    step = Step(emitted, count, draft, draft.overlap(p), _healthy(logits, p))
+    step = Step(emitted, count, draft, draft.overlap(verify.ceiling(p)), _healthy(logits, p))
     target.commit(emitted, count)
     drafter.commit(emitted, count)
     watch.lap("accept")

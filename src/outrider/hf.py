@@ -18,14 +18,13 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 from outrider.decoding.decoder import WIDTH, Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, built_in
-from outrider.errors import BadOption, require
+from outrider.errors import BadOption, NumericalError, require
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.options import COUPLINGS
 from outrider.sampling import Sampling
 from outrider.trace import Trace
 from outrider.types import Drafter
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.matching import gumbel_coupling
+from outrider.verification.choose import choose
 
 _OTHER_MODES = ("penalty_alpha", "prompt_lookup_num_tokens", "dola_layers", "guidance_scale", "assistant_early_exit")
 _REFUSED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -56,7 +55,7 @@ def transformers_generate(
     decoder = Decoder(
         target,
         drafter,
-        gumbel_coupling if coupling == "gumbel" or not sampled else maximal_coupling,
+        choose(coupling, greedy=not sampled),
         Sampling(temperature=1.0 if sampled else 0.0, processors=tuple(logits_processor or ())),
         min(getattr(drafter, "gamma", width - 1), width - 1) if gamma is None else gamma,
         width,
@@ -75,6 +74,8 @@ def transformers_generate(
     if streamer is not None:
         streamer.end()
     model.train(was_training)
+    failed = [row.error for row in rows.values() if row.error is not None]
+    require(not failed, "".join(failed[:1]), NumericalError)  # a tensor has no place to say it row by row
     sequences = _padded(input_ids, [rows[i].tokens for i in range(len(requests))], config)
     if not config.return_dict_in_generate:
         return sequences

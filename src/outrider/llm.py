@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,20 +13,17 @@ from typing import Any
 
 from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
 from outrider.decoding.stopping import Row, Stopping
-from outrider.drafters import Copying, Fallback, ModelDrafter, built_in
+from outrider.drafters import Copying, Fallback, ModelDrafter, Standardised, built_in
 from outrider.drafters.heads import CONFIG, HeadDrafter
-from outrider.errors import BadOption, PromptError, require
+from outrider.errors import BadOption, NumericalError, PromptError, require
 from outrider.models import generation, loading, trimmed
 from outrider.models.teacher import fingerprint
 from outrider.options import Options
 from outrider.trace import Stats, Trace, summarise
 from outrider.types import Drafter, Verifier
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.matching import gumbel_coupling
+from outrider.verification.choose import choose
 
 Prompt = str | Sequence[int]
-
-VERIFIERS = {"maximal": maximal_coupling, "gumbel": gumbel_coupling}
 
 
 @dataclass(frozen=True)
@@ -34,9 +32,10 @@ class Output:
 
     text: str
     tokens: list[int]  # the new ones
-    finish_reason: str  # eos, stop, length or criteria
+    finish_reason: str  # eos, stop, length, criteria or error
     prompt_tokens: int
     trace: Trace
+    error: str | None = None  # why the text ends early, where finish_reason is error
 
     @cached_property
     def stats(self) -> Stats:
@@ -48,6 +47,7 @@ class Output:
             "tokens": self.tokens,
             "finish_reason": self.finish_reason,
             "prompt_tokens": self.prompt_tokens,
+            "error": self.error,
             "stats": self.stats.to_json(),
         }
 
@@ -129,6 +129,10 @@ def _trained(folder: Path, target: loading.Loaded) -> Drafter:
     return HeadDrafter.load(folder)
 
 
+def _verifier(options: Options) -> Verifier:
+    return choose(options.coupling, options.temperature == 0, options.lenience)
+
+
 class LLM:
     """A target with a drafter, ready to generate."""
 
@@ -152,8 +156,9 @@ class LLM:
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Any:
         """Generate from a text, token ids, or a list of either -> Output, or a list of them. Options: Options."""
         prompts, single = self._prompts(prompt)
-        trace, rows = self._trace(options), {}
-        for event in self._events(prompts, Options.parse(options), trace):
+        parsed = Options.parse(options)
+        trace, rows = self._trace(parsed), {}
+        for event in self._events(prompts, parsed, trace):
             rows[event.index] = event.row
         outputs = [self._output(rows[i], trace.for_row(i), len(prompt)) for i, prompt in enumerate(prompts)]
         return outputs[0] if single else outputs
@@ -161,7 +166,8 @@ class LLM:
     def stream(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Iterator[Chunk]:
         """Like generate, but yields text as soon as it is accepted and can no longer change."""
         prompts, _ = self._prompts(prompt)
-        parsed, trace = Options.parse(options), self._trace(options)
+        parsed = Options.parse(options)
+        trace = self._trace(parsed)
         shown = [0] * len(prompts)
         for event in self._events(prompts, parsed, trace):
             text = event.row.printable(self.decode)
@@ -197,8 +203,8 @@ class LLM:
         total = prompt_length + options.max_new_tokens
         return Decoder(
             self.target.model,
-            self.drafter,
-            self._verifier(options),
+            self._drafter(options),
+            _verifier(options),
             options.sampling(defaults.repetition_penalty, defaults.constraints(prompt_length, total)),
             gamma,
             self.width,
@@ -215,12 +221,13 @@ class LLM:
     def _defaults(self) -> generation.Defaults:
         return generation.defaults(self.target.model)
 
-    def _verifier(self, options: Options) -> Verifier:
-        # At temperature 0 both couplings keep exactly the target's choices; matching needs no residual.
-        return gumbel_coupling if options.temperature == 0 else VERIFIERS[options.coupling]
+    def _drafter(self, options: Options) -> Drafter:
+        own = options.draft_options
+        return Standardised(self.drafter, **own) if own else self.drafter
 
-    def _trace(self, options: Mapping[str, Any]) -> Trace:
-        return Trace(self.drafter.name, str(options.get("coupling", "maximal")), exact=True)
+    def _trace(self, options: Options) -> Trace:
+        exact = _verifier(options).exact
+        return Trace(self._drafter(options).name, options.coupling, exact, lenience=options.lenience)
 
     def _events(self, prompts: list[list[int]], options: Options, trace: Trace) -> Iterator[Event]:
         """Requests in groups that share every rule; one group unless the model's own rules count positions."""
@@ -229,8 +236,14 @@ class LLM:
         counts_positions = bool(self._defaults.constraints(1, 2))
         for index, request in enumerate(requests):
             groups.setdefault(len(request.prompt) if counts_positions else 1, []).append(index)
+        failed = 0
         for length, members in groups.items():
-            yield from self.decoder(options, length).stream([requests[i] for i in members], trace, members)
+            try:
+                yield from self.decoder(options, length).stream([requests[i] for i in members], trace, members)
+            except NumericalError:  # every row of this group
+                failed += 1
+                if failed == len(groups):
+                    raise
 
     def _requests(self, prompts: list[list[int]], options: Options) -> list[Request]:
         model, start = self.target.model, self._defaults.decoder_start
@@ -287,4 +300,7 @@ class LLM:
         return list(ids)
 
     def _output(self, row: Row, trace: Trace, prompt_tokens: int) -> Output:
-        return Output(row.text(self.decode), row.tokens, row.finish_reason or "length", prompt_tokens, trace)
+        if row.error is not None:
+            warnings.warn(f"a text ended early: {row.error}", stacklevel=3)
+        reason = row.finish_reason or "length"
+        return Output(row.text(self.decode), row.tokens, reason, prompt_tokens, trace, row.error)

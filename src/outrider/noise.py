@@ -80,6 +80,10 @@ class Noise:
         """Streams of their own under a name: what a drafter draws from when it must be independent."""
         return Noise(self.seeds, f"{self.path}/{name}")
 
+    def of_run(self, at: Tensor) -> Noise:
+        """Streams of one run alone, known by the position it starts from: no other run of the row starts there."""
+        return Noise(self._key("run", at[:, :1])[:, 0], f"{self.path}/run")
+
     def uniform(self, stream: str, at: Tensor) -> Tensor:
         """Uniforms in (0, 1) for absolute positions ``at`` [B, K] -> [B, K]."""
         bits = (self._key(stream, at) >> 40) & ((1 << 24) - 1)
@@ -114,6 +118,9 @@ class Silence(Noise):
     """
 
     def child(self, name: str) -> Noise:
+        return self
+
+    def of_run(self, at: Tensor) -> Noise:
         return self
 
     def uniform(self, stream: str, at: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 from outrider.errors import BadOption, require
 from outrider.sampling import Sampling
 
-COUPLINGS = ("maximal", "gumbel")
+COUPLINGS = ("maximal", "gumbel", "block")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,10 @@ class Options:
     seed: int | Sequence[int] | None = None
     gamma: int | None = None  # None: the drafter's own choice
     coupling: str = "maximal"
+    lenience: float = 1.0  # below 1: more guesses kept, no longer exact
+    draft_temperature: float | None = None  # None: the target's, here and in the next two
+    draft_top_k: int | None = None
+    draft_top_p: float | None = None
     logits_processor: Sequence[Any] = ()  # a transformers LogitsProcessorList
     stopping_criteria: Sequence[Any] = ()  # a transformers StoppingCriteriaList
 
@@ -61,9 +65,41 @@ class Options:
             self.coupling in COUPLINGS,
             f"coupling must be one of {', '.join(COUPLINGS)}, got {self.coupling!r}",
         )
+        self._check_lenience()
+        self._check_draft()
         stops = self.stop_strings
         require(all(isinstance(s, str) and s for s in stops), f"stop must be non-empty strings, got {self.stop!r}")
         self.sampling()  # checks the rest
+
+    def _check_lenience(self) -> None:
+        number = isinstance(self.lenience, (int, float)) and not isinstance(self.lenience, bool)
+        require(
+            number and 0 < self.lenience <= 1,
+            f"lenience must be a number above 0 and at most 1 (1 is exact), got {self.lenience!r}",
+        )
+        require(
+            self.lenience == 1 or self.coupling == "maximal",
+            f"lenience {self.lenience!r} loosens coupling 'maximal' only, got {self.coupling!r}; leave one out",
+        )
+
+    def _check_draft(self) -> None:
+        own = self.draft_options
+        for name, value in own.items():
+            try:
+                Sampling(**{"temperature": 1.0, name: value})
+            except BadOption as error:
+                raise BadOption(f"draft_{error}") from None
+        require(
+            self.temperature != 0 or not own,
+            f"{', '.join(f'draft_{name}' for name in own)} cannot help at temperature 0, where only the draft's "
+            "likeliest guess can be right; leave it out",
+        )
+
+    @property
+    def draft_options(self) -> dict[str, Any]:
+        """The draft's own sampling options, where it has any."""
+        given = {"temperature": self.draft_temperature, "top_k": self.draft_top_k, "top_p": self.draft_top_p}
+        return {name: value for name, value in given.items() if value is not None}
 
     def _check_kinds(self) -> None:
         """Values of the wrong kind would fail deep inside or, worse, have no effect."""

@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,11 @@ class Trace:
     runs: int = 0  # target runs after prefill, each serving every row of the batch
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PHASES, "prefill"), 0.0))
     drafter_error: str | None = None
+    lenience: float = 1.0  # below 1 the text does not follow the target's distribution
 
     def for_row(self, row: int) -> Trace:
         """The part that concerns one row. Times and runs are of the whole batch it ran in."""
-        return Trace(
-            self.drafter, self.coupling, self.exact, [r for r in self.records if r.row == row],
-            self.runs, self.seconds, self.drafter_error,
-        )  # fmt: skip
+        return replace(self, records=[r for r in self.records if r.row == row])
 
     def lines(self) -> Iterator[str]:
         head = {k: v for k, v in asdict(self).items() if k != "records"}
@@ -90,6 +88,7 @@ class Stats:
     seconds: dict[str, float]  # in draft, target, accept, host, prefill
     tokens_per_second: float  # tokens / (all seconds but prefill)
     drafter_error: str | None = None
+    lenience: float = 1.0  # 1: none
 
     def to_json(self) -> dict[str, Any]:
         return {k: finite(v) for k, v in asdict(self).items()}
@@ -129,6 +128,7 @@ def summarise(trace: Trace) -> Stats:
         seconds=dict(trace.seconds),
         tokens_per_second=ratio(tokens, decoding),
         drafter_error=trace.drafter_error,
+        lenience=trace.lenience,
     )
 
 
@@ -166,6 +166,7 @@ def merge(traces: Iterable[Trace]) -> Trace:
     for trace in traces:
         merged.drafter, merged.coupling = trace.drafter, trace.coupling
         merged.exact = merged.exact and trace.exact
+        merged.lenience = min(merged.lenience, trace.lenience)
         merged.records.extend(trace.records)
         merged.runs += trace.runs
         merged.drafter_error = merged.drafter_error or trace.drafter_error

@@ -60,11 +60,21 @@ class Draft:
             q = self.probs[torch.arange(rows, device=n.device), index[:, 0]].to(like.dtype)
         return q * real[:, None]
 
+    def padded(self, like: Tensor) -> Tensor:
+        """q at every index and a row of zeros behind it -> [B, G+1, V] as ``like``; zero where nothing was proposed."""
+        guesses = self.tokens.shape[1]
+        q = torch.zeros_like(like)
+        if self.probs is None:
+            q[:, :guesses].scatter_(-1, self.tokens[..., None], 1.0)
+        else:
+            q[:, :guesses] = self.probs
+        return q * torch.nn.functional.pad(self.proposed, (0, 1))[..., None]
+
     def overlap(self, p: Tensor) -> Tensor:
         """sum over x of min(p_i(x), q_i(x)), Theorem 3.5's beta, for each guess -> [B, G]."""
         p = p[:, : self.tokens.shape[1]]
         if self.probs is None:
-            shared = p.gather(-1, self.tokens[..., None])[..., 0]
+            shared = p.gather(-1, self.tokens[..., None])[..., 0].clamp(max=1)  # p/l may be above q's one
         else:
             shared = torch.minimum(p, self.probs.to(p.dtype)).sum(-1)
         return shared * self.proposed
@@ -78,6 +88,14 @@ class Verdict:
     token: Tensor  # [B] int64: t
 
 
+def _as_asked(sampling: Sampling) -> Sampling:
+    return sampling
+
+
+def _p_itself(p: Tensor) -> Tensor:
+    return p
+
+
 @dataclass(frozen=True)
 class Verifier:
     """A rule that turns p and a draft into a verdict: a pure function and what it promises."""
@@ -86,13 +104,21 @@ class Verifier:
     rule: Callable[[Tensor, Draft, Noise, Tensor], Verdict]
     exact: bool  # the output follows the target's distribution
     shares_noise: bool  # the draft is drawn with the very noise the target would use
+    looks_ahead: bool = False  # guesses behind the last one kept have a say in the verdict
+    sees: Callable[[Sampling], Sampling] = _as_asked  # the options its p is standardised with
+    ceiling: Callable[[Tensor], Tensor] = _p_itself  # the most each token may be given: p itself if exact
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
         return self.rule(p, draft, noise, at)
 
-    def noise_for_draft(self, noise: Noise) -> Noise:
-        """Shared or independent: independence is what makes acceptance by p/q unbiased."""
-        return noise if self.shares_noise else noise.child("draft")
+    def noise_for_draft(self, noise: Noise, at: Tensor) -> Noise:
+        """Shared or independent: independence is what makes acceptance by p/q unbiased.
+
+        A rule that looks ahead has let numbers at positions to come decide something. Used again by the next run
+        they would no longer be random, so it draws from streams of this run alone.
+        """
+        own = noise.of_run(at) if self.looks_ahead else noise
+        return noise if self.shares_noise else own.child("draft")
 
 
 @runtime_checkable
@@ -104,12 +130,18 @@ class Session(Protocol):
     hidden: Tensor | None
     """[B, size]: what the output layer read when it gave each row's last token; None if the model shows none."""
 
+    states: Tensor | None
+    """[B, C, L, size]: what the layers asked for with ``keep_states`` gave at every position run so far."""
+
     embedding: Tensor | None
     unembedding: Tensor | None
     """[V, size] each: the model's input and output tables, for heads that share them; None if it shows none."""
 
     @property
     def device(self) -> torch.device: ...
+
+    def keep_states(self, layers: Sequence[int]) -> None:
+        """From now on keep what these layers gave: 0 the embeddings, k layer k, -1 the last."""
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         """Start a sequence in a slot: everything but its last token is run through the model, alone."""

@@ -7,10 +7,10 @@ import pytest
 import tiny
 from helpers import case, wrapped
 from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform, built_in
-from outrider.llm import VERIFIERS
 from outrider.models.toy import ToyModel
 from outrider.testing import check_drafter, check_session, check_verifier
 from outrider.types import Drafter
+from outrider.verification.choose import VERIFIERS
 
 
 def drafters() -> dict[str, Drafter]:

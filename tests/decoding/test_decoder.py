@@ -56,6 +56,45 @@ def test_bad_logits_are_an_error(value: float, whole_row: bool, sampling: Sampli
         run(model, Uniform(), [Request((1, 2), Stopping(20))], 3, sampling, verifier)  # type: ignore[arg-type]
 
 
+class PoisonedRow(Poisoned):
+    """The same, but only for rows whose prompt begins with ``marked``."""
+
+    def __init__(self, after: int, marked: int) -> None:
+        super().__init__(float("nan"), after, whole_row=True)
+        self.marked = marked
+
+    def start(self, rows: int, shape: Shape) -> ToySession:
+        session = ToyModel.start(self, rows, shape)
+        honest = session.score
+
+        def score(tail: torch.Tensor) -> torch.Tensor:
+            logits = honest(tail).clone()
+            bad = session.context.positions(tail.shape[1] + 1) >= self.after
+            logits[bad & (session.context.tokens[:, :1] == self.marked)] = self.value
+            return logits
+
+        session.score = score  # type: ignore[method-assign]
+        return session
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
+@pytest.mark.parametrize("drafter", [Nothing(), ModelDrafter(TARGET.near(0.5))], ids=lambda d: d.name)
+def test_bad_logits_end_their_own_row_only(drafter: object, sampling: Sampling, slots: int) -> None:
+    """A NaN in one row used to end every request of the call. The others must go on, unchanged."""
+    requests = [Request((first, 2), Stopping(12), seed=first) for first in (1, 7, 3, 4, 5)]
+    alone, _ = run(TARGET, Nothing(), requests, 0, sampling)
+    trace, rows = Trace(), {}
+    decoder = Decoder(PoisonedRow(7, marked=7), drafter, gumbel_coupling, sampling, 3, slots=slots)  # type: ignore[arg-type]
+    for event in decoder.stream(requests, trace):
+        rows[event.index] = event.row
+    assert [rows[i].tokens for i in (0, 2, 3, 4)] == [alone[i] for i in (0, 2, 3, 4)]
+    assert (rows[1].finish_reason, rows[1].tokens) == ("error", alone[1][:5])  # two of prompt and five are seven
+    assert "after 7 tokens" in (rows[1].error or "")
+    assert all(rows[i].error is None for i in (0, 2, 3, 4))
+    assert sum(r.emitted for r in trace.records) == sum(len(row.tokens) for row in rows.values())
+
+
 def test_minus_infinity_for_some_tokens_is_fine() -> None:
     """Catches a health check that refuses models which forbid tokens."""
     model = Poisoned(float("-inf"), 0, whole_row=False)

@@ -40,12 +40,13 @@ class Recording:
         return session
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "t5"])
-def test_logits_are_bit_identical_with_and_without_guesses(family: str, dtype: torch.dtype) -> None:
-    """Catches a run whose shape depends on the guesses: another kernel, other bits, in the end other text."""
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def same_logits(family: str, dtype: torch.dtype, device: str) -> None:
+    """Decode with and without guesses and compare the logits behind every token that was emitted."""
     wanted = case(family)
-    model = HuggingFaceModel(tiny.build(family).to(dtype))
+    model = HuggingFaceModel(tiny.build(family).to(device=device, dtype=dtype))
     plain, speculative = Recording(model), Recording(model)
     requests = wanted.requests
     texts, _ = run(plain, Nothing(), requests, 0)
@@ -55,3 +56,19 @@ def test_logits_are_bit_identical_with_and_without_guesses(family: str, dtype: t
     for row, request in enumerate(requests):
         for position in range(len(request.prompt), len(request.prompt) + len(texts[row])):
             assert torch.equal(speculative.seen[row, position], plain.seen[row, position]), (row, position)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "t5", "bart"])
+def test_logits_are_bit_identical_with_and_without_guesses(family: str, dtype: torch.dtype) -> None:
+    """Catches a run whose shape depends on the guesses: another kernel, other bits, in the end other text."""
+    same_logits(family, dtype, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "t5", "bart"])
+def test_logits_are_bit_identical_on_a_gpu(family: str, dtype: torch.dtype) -> None:
+    """Catches the same on CUDA, where kernels are chosen by shape more eagerly than on a CPU."""
+    same_logits(family, dtype, "cuda")

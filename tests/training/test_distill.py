@@ -15,10 +15,16 @@ import outrider
 from outrider.drafters.heads import HeadDrafter
 from outrider.errors import BadOption
 from outrider.models import loading
+from outrider.models.teacher import Teacher
+from outrider.noise import Noise
+from outrider.sampling import Sampling
 from outrider.testing import check_drafter
+from outrider.training.data import Corpus
 from outrider.training.distill import Plan, distill
 from outrider.training.loop import Budget
 from outrider.training.objectives import OBJECTIVES
+from outrider.training.students import HeadStudent, Vocabulary
+from outrider.types import Shape
 
 PLAN = Plan(
     text_tokens=1500,
@@ -94,6 +100,38 @@ def test_a_trained_head_drafts_by_the_contract(kind: str, target: loading.Loaded
     for options in ({}, {"temperature": 1.0, "coupling": "gumbel", "seed": 3}):
         one, two = (x.generate("the thin the", max_new_tokens=20, **options) for x in (llm, plain))
         assert one.tokens == two.tokens and one.stats.drafted > 0 and one.stats.drafter_error is None
+
+
+@pytest.mark.parametrize("attention", [True, False])
+def test_drafting_sees_what_training_saw(attention: bool, target: loading.Loaded, tmp_path: Path) -> None:
+    """Catches a head whose keys, places or states differ between training and drafting: it would draft worse, mutely.
+
+    The text grows by uneven steps, with guesses that were wrong, in one of three rows.
+    """
+    distill(target, tmp_path / "draft", replace(PLAN, attention=attention))
+    drafter = HeadDrafter.load(tmp_path / "draft")
+    shape = Shape(capacity=96, width=5, chunk=4)
+    session = target.model.start(3, shape)
+    head = drafter.start(3, shape, session)
+    text = [3, 9, 4, 11, 7, 5]
+    session.admit(1, text)
+    head.admit(1, text)
+    vocabulary = Vocabulary(drafter.tokens, session.vocab_size, session.device)
+    student = HeadStudent(Teacher(target.model), drafter.head, vocabulary, 3)
+    at = torch.zeros((3, 4), dtype=torch.int64)
+    for kept, new in ((0, 8), (2, 1), (1, 6), (3, 2), (0, 5)):
+        draft = head.propose(3, Sampling(temperature=1.0), Noise(torch.zeros(3, dtype=torch.int64)), at)
+        guesses = draft.tokens[1].tolist()
+        whole = torch.tensor([text + guesses + [0] * 8])
+        seen = student._guesses(Corpus(whole[:, : len(text) + 2 + 3]))  # every place with three guesses behind it
+        for k, (logits, _, _) in enumerate(seen):
+            q = torch.zeros(target.model.vocab_size).index_put_((drafter.tokens,), logits[0, len(text) - 2].softmax(-1))
+            assert torch.allclose(draft.probs[1, k], q, atol=1e-5)
+        session.score(draft.tokens)
+        emitted = torch.tensor([[*guesses[:kept], new, 0, 0, 0][:4]]).expand(3, -1)
+        for part in (session, head):
+            part.commit(emitted, torch.tensor([0, kept + 1, 0]))
+        text = text + emitted[1, : kept + 1].tolist()
 
 
 def test_nothing_is_overwritten(target: loading.Loaded, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ class Mismatch:
     """The first place where two texts differ, and how close the two tokens were in each run's logits."""
 
     prompt: int
+    seed: int | None
     position: int  # of the new token
     plain_token: int
     speculative_token: int
@@ -31,29 +32,32 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class IdentityResult:
-    """One drafter at one gamma (and seed) over all prompts."""
+    """One drafter at one gamma over all rows."""
 
     drafter: str
     gamma: int
-    seed: int | None  # None at temperature 0
+    slots: int
+    seeds: tuple[int, ...]  # of the rows; none at temperature 0
     tokens: int  # compared
     mismatches: int  # tokens that differ
     alpha: float
     tokens_per_run: float
     first: Mismatch | None
-    drafter_error: str | None = None
+    error: str | None = None  # of the drafter or of the model
 
     @property
     def passed(self) -> bool:
-        return self.mismatches == 0 and self.tokens > 0 and self.drafter_error is None
+        return self.mismatches == 0 and self.tokens > 0 and self.error is None
 
 
 class Rehearsed:
     """Proposes a known text with a share of its tokens spoilt: every number of accepted guesses occurs, for free."""
 
     def __init__(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], spoilt: float) -> None:
-        self.texts = {tuple(prompt): list(text) for prompt, text in texts}
-        self.spoilt, self.name = spoilt, f"its text, {1 - spoilt:.0%} right"
+        self.texts: dict[tuple[int, ...], list[list[int]]] = {}  # a prompt may occur with several seeds, in order
+        for prompt, text in texts:
+            self.texts.setdefault(tuple(prompt), []).append(list(text))
+        self.spoilt, self.name = spoilt, f"its text {1 - spoilt:.0%}"
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         return _RehearsedSession(self, rows, shape, target)
@@ -64,11 +68,14 @@ class _RehearsedSession(ContextSession):
         super().__init__(rows, shape, target)
         self.drafter = drafter
         self.script = torch.zeros_like(self.context.tokens)
+        self.turns: dict[tuple[int, ...], int] = {}
 
     def admit(self, row: int, prompt: Sequence[int], source: Any = None) -> None:
         super().admit(row, prompt, source)
         key = tuple(source) if source is not None else tuple(prompt)
-        whole = [*prompt, *self.drafter.texts[key]][: self.context.capacity]
+        turn = self.turns[key] = self.turns.get(key, -1) + 1
+        texts = self.drafter.texts[key]
+        whole = [*prompt, *texts[turn % len(texts)]][: self.context.capacity]
         self.script[row, : len(whole)] = torch.tensor(whole, device=self.script.device)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
@@ -80,22 +87,33 @@ class _RehearsedSession(ContextSession):
         return Draft(tokens, None, self.context.active[:, None].expand(-1, gamma))
 
 
+@dataclass(frozen=True)
+class Rows:
+    """What is decoded with and without speculation: prompts, options, and a seed each at temperature 1."""
+
+    prompts: Sequence[Sequence[int]]
+    max_new_tokens: int
+    seeds: tuple[int, ...] = ()
+
+    def generate(self, llm: LLM, gamma: int | None = None) -> list[Output]:
+        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "eos": (), "gamma": gamma}
+        if self.seeds:
+            options |= {"temperature": 1.0, "coupling": "gumbel", "seed": list(self.seeds)}
+        outputs: list[Output] = llm.generate([list(p) for p in self.prompts], **options)
+        return outputs
+
+
 def compare(
-    llm: LLM, drafters: Sequence[Drafter], gammas: Sequence[int], prompts: Sequence[Sequence[int]],
-    plain: Sequence[Output], options: dict[str, Any], seed: int | None,
-) -> Iterator[IdentityResult]:  # fmt: skip
+    llm: LLM, rows: Rows, plain: Sequence[Output], drafters: Sequence[Drafter], gammas: Sequence[int]
+) -> Iterator[IdentityResult]:
     """One result per drafter and gamma, as they finish."""
     for drafter in drafters:
+        engine = LLM(llm.target, drafter, width=llm.width, slots=llm.slots, exact=llm.exact)
         for gamma in gammas:
-            engine = LLM(llm.target, drafter, width=llm.width, slots=llm.slots, exact=llm.exact)
-            outputs: list[Output] = engine.generate(list(prompts), gamma=gamma, **options)
-            yield _result(llm, drafter.name, gamma, seed, prompts, plain, outputs)
+            yield _result(engine, rows, gamma, plain, rows.generate(engine, gamma))
 
 
-def _result(
-    llm: LLM, name: str, gamma: int, seed: int | None, prompts: Sequence[Sequence[int]],
-    plain: Sequence[Output], outputs: Sequence[Output],
-) -> IdentityResult:  # fmt: skip
+def _result(llm: LLM, rows: Rows, gamma: int, plain: Sequence[Output], outputs: Sequence[Output]) -> IdentityResult:
     compared = mismatched = 0
     first = None
     for index, (one, two) in enumerate(zip(plain, outputs, strict=True)):
@@ -105,37 +123,41 @@ def _result(
         mismatched += length - sum(same)
         if first is None and not (all(same) and len(one.tokens) == len(two.tokens)):
             place = same.index(False) if False in same else min(len(one.tokens), len(two.tokens)) - 1
-            first = _explain(llm, index, prompts[index], one, two, place)
+            first = _explain(llm, index, rows, (one, two), place)
     records = [record for output in outputs for record in output.trace.records]
     examined = sum(r.examined for r in records)
     alpha = sum(r.accepted for r in records) / examined if examined else float("nan")
     per_run = sum(r.emitted for r in records) / max(1, len(records))
-    failed = next((o.trace.drafter_error for o in outputs if o.trace.drafter_error), None)
-    return IdentityResult(name, gamma, seed, compared, mismatched, alpha, per_run, first, failed)
+    errors = [e for o in (*plain, *outputs) for e in (o.error, o.trace.drafter_error) if e]
+    return IdentityResult(
+        llm.drafter.name, gamma, llm.slots or 1, rows.seeds, compared, mismatched, alpha, per_run, first,
+        errors[0] if errors else None,
+    )  # fmt: skip
 
 
-def _explain(llm: LLM, index: int, prompt: Sequence[int], plain: Output, other: Output, place: int) -> Mismatch:
+def _explain(llm: LLM, index: int, rows: Rows, outputs: tuple[Output, Output], place: int) -> Mismatch:
     """Replay both runs up to the difference and read the logits each of them saw."""
-    a, b = plain.tokens[place], other.tokens[place]
+    prompt, seed = rows.prompts[index], rows.seeds[index] if rows.seeds else None
+    a, b = (output.tokens[place] for output in outputs)
+    gaps = (_gap(llm, prompt, output, place, (a, b)) for output in outputs)
+    return Mismatch(index, seed, place, a, b, *gaps)
 
-    model = llm.target.model
-    encoder = model.encoder_decoder
-    opening = [llm.decoder_start or 0] if encoder else list(prompt)
 
-    def gap(output: Output) -> float:
-        start = len(opening)
-        run = next(r for r in output.trace.records if r.position <= start + place < r.position + r.emitted)
-        session = model.start(
-            1, Shape(bucket(start + len(output.tokens) + 3 * llm.width), llm.width, bucket(len(prompt)))
-        )
-        session.admit(0, opening, list(prompt) if encoder else None)
-        for token in output.tokens[: run.position - start]:  # as plain decoding would: every token in a run of its own
-            session.score(torch.zeros((1, 0), dtype=torch.int64, device=model.device))
-            session.commit(
-                torch.tensor([[token]], device=model.device), torch.ones(1, dtype=torch.int64, device=model.device)
-            )
-        logits = session.score(torch.tensor([run.drafted], dtype=torch.int64, device=model.device).reshape(1, -1))
-        row = logits[0, start + place - run.position].float()
-        return float(row[a] - row[b])
+def _gap(llm: LLM, prompt: Sequence[int], output: Output, place: int, pair: tuple[int, int]) -> float:
+    """How much higher the first of two tokens stood than the second in the run that gave token ``place``."""
+    model, slots = llm.target.model, llm.slots or 1
+    opening = [llm.decoder_start or 0] if model.encoder_decoder else list(prompt)
+    start = len(opening)
+    run = next(r for r in output.trace.records if r.position <= start + place < r.position + r.emitted)
+    shape = Shape(bucket(start + len(output.tokens) + 3 * llm.width), llm.width, bucket(len(prompt), least=64))
+    session = model.start(slots, shape)
+    session.admit(0, opening, list(prompt) if model.encoder_decoder else None)  # the other slots are padding
 
-    return Mismatch(index, place, a, b, gap(plain), gap(other))
+    def spread(tokens: Sequence[int]) -> Tensor:
+        return torch.tensor([list(tokens)] * slots, dtype=torch.int64, device=model.device).reshape(slots, -1)
+
+    for token in output.tokens[: run.position - start]:  # as plain decoding would: every token in a run of its own
+        session.score(spread([]))
+        session.commit(spread([token]), torch.ones(slots, dtype=torch.int64, device=model.device))
+    row = session.score(spread(run.drafted))[0, start + place - run.position].float()
+    return float(row[pair[0]] - row[pair[1]])

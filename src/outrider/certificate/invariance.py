@@ -73,15 +73,15 @@ def _in_a_crowd(
     """Other rows beside it, another slot, and more slots than one."""
     prompt, tail, other = prompts[number], tails[:1], tails[1:]
     neighbours = [prompts[(number + k) % len(prompts)] for k in range(1, slots)]
-    first = None
+    copies = _session(llm, [prompt] * slots).score(tail.expand(slots, -1)).clone()  # [slots, W, V]
     for place in (0, slots - 1):
-        alone = _session(llm, [prompt] * slots).score(tail.expand(slots, -1))[place]
+        alone = copies[place]
         crowd = other.expand(slots, -1).clone()
         crowd[place] = tail[0]
         beside = _session(llm, [*neighbours[:place], prompt, *neighbours[place:]]).score(crowd)[place]
-        first = alone if first is None else first
         note(f"other neighbours ({slots} slots)", _same(alone, beside), True)
-        note(f"another slot ({slots} slots)", _same(first, alone), True)
+        if place:
+            note(f"another slot ({slots} slots)", _same(copies[0], alone), True)
         note(f"{slots} slots instead of 1", _same(base, alone), False)
 
 

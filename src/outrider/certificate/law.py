@@ -1,4 +1,9 @@
-"""The distribution test for maximal coupling: many draws through the product's own step against the exact law."""
+"""The distribution test for a coupling: many draws through the product's own step against the exact law.
+
+Draws that need a run of the model each are dear, so there are two tests. The rule is tested with many draws on the
+target's own distributions at one place of a text, read from the model once and kept in a table; a wrong rule on the
+same table must be caught, or the test has no power. The whole engine, with its drafter, is tested with few.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +13,34 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from outrider.certificate.place import Place, most_telling
 from outrider.drafters import ModelDrafter
 from outrider.llm import LLM
 from outrider.noise import Noise
-from outrider.sampling import Sampling, draw, standardise
+from outrider.sampling import Sampling, draw
 from outrider.testing.law import chi_square_tail, same_law
-from outrider.testing.rollout import sample
-from outrider.types import Draft, Drafter, Session, Shape, Verdict, Verifier
-from outrider.verification.coupling import accepted_prefix, maximal_coupling, take
+from outrider.testing.rollout import counts_of, exact_law, sample
+from outrider.types import Draft, Verdict, Verifier
+from outrider.verification.coupling import kept, take
 
-KEPT = 4
-"""Tokens that top-k leaves, so that pairs of tokens can be counted."""
+FALSE_FAIL = 1e-6
+"""A right engine fails a law test once in a million certificates."""
+
+WEAKEST = 0.5
+"""A test that only finds larger distances than this says nothing."""
+
+UNTOLD = ("none", "uniform")
+"""Drafters whose guesses are never the target's: the engine's law with them is plain sampling."""
+
+WARM = Sampling(temperature=1.0)
+Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
 class LawResult:
-    """Joint law of two tokens under maximal coupling."""
+    """Joint law of two tokens under a coupling."""
 
+    part: str  # rule, engine or control
     drafter: str
     verifier: str
     samples: int
@@ -32,104 +48,127 @@ class LawResult:
     p_value: float
     detects: float  # smallest total variation found with probability 99.9 %
     must_pass: bool  # False: the deliberately wrong rule, which must be caught
+    distance: float | None = None  # of the wrong rule: the total variation it is off by at the first token, exactly
+    power: bool = True  # False: the test could not have found a mistake
+    remedy: str | None = None
+
+    @property
+    def caught(self) -> bool:
+        return self.p_value < FALSE_FAIL
 
     @property
     def passed(self) -> bool:
-        return (self.p_value >= FALSE_FAIL) == self.must_pass
+        return self.power and self.caught != self.must_pass
 
-
-FALSE_FAIL = 1e-6
-"""A right engine fails a law test once in a million certificates."""
+    @property
+    def inconclusive(self) -> bool:
+        """Nothing wrong was found, and nothing could have been."""
+        return not self.power and not (self.must_pass and self.caught)
 
 
 def _forgetful(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
     """The classic mistake: after a rejection, draw from p instead of norm(max(0, p - q))."""
-    guesses = draft.tokens.shape[1]
-    r = noise.uniform("accept", at[:, :guesses])
-    p_of_x = p[:, :guesses].gather(-1, draft.tokens[..., None])[..., 0]
-    n = accepted_prefix(draft.proposed & (r * draft.of_tokens() <= p_of_x))
+    n = kept(p, draft, noise, at)
     return Verdict(n, draw(take(p, n), noise.race("token", take(at, n)[:, None], p.shape[-1])[:, 0]))
 
 
-wrong_residual = Verifier("wrong residual (must be caught)", _forgetful, exact=False, shares_noise=False)
+wrong_residual = Verifier("wrong residual", _forgetful, exact=False, shares_noise=False)
 
 
 def laws(
-    llm: LLM, prompts: Sequence[Sequence[int]], samples: int, rows: int, progress: Callable[[float], None]
-) -> list[LawResult]:
-    """The rule, and the rule with a mistake in it, on a draft unlike the target: itself, hotter or colder."""
-    sampling = Sampling(temperature=1.0, top_k=KEPT)
-    prompt, temperature = _most_telling(llm, sampling, prompts)
-    other = ModelDrafter(
-        llm.target.model, f"target at temperature {temperature:g}", replace(sampling, temperature=temperature)
-    )
-    drafters: list[tuple[Drafter, Verifier]] = [(other, maximal_coupling), (other, wrong_residual)]
-    if llm.drafter.name not in ("none", "uniform"):
-        drafters.insert(1, (llm.drafter, maximal_coupling))
-    cells, law = _joint_law(llm, sampling, prompt)
+    llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]], verifier: Verifier, samples: tuple[int, int],
+    progress: Progress,
+) -> list[LawResult]:  # fmt: skip
+    """The rule, the rule with a mistake in it, and the engine with its drafter; ``texts`` are prompts and answers.
+
+    ``samples``: draws of the rule on a table, and draws by runs of the model.
+    """
+    of_rule, of_engine = samples
+    of_engine = 0 if llm.drafter.name in UNTOLD else of_engine
+    if not of_rule and not of_engine:
+        return []
+    place = most_telling(llm, texts)
+    results = _rule(place, verifier, of_rule, lambda share: progress(0.2 * share)) if of_rule else []
+    if of_engine:
+        results.append(_engine(llm, place.among(2), verifier, of_engine, lambda share: progress(0.2 + 0.8 * share)))
+    return _judge(results)
+
+
+def _rule(place: Place, right: Verifier, samples: int, progress: Progress) -> list[LawResult]:
+    model = place.table
+    hotter = ModelDrafter(model, place.draft_name, Sampling(temperature=place.temperature))
+    law = exact_law(model, WARM, place.table_prompt, 2)
     results = []
-    for number, (drafter, verifier) in enumerate(drafters):
-        counts = torch.zeros(len(law), dtype=torch.int64)
-        for start in range(0, samples, rows):
-            first, source = _opening(llm, prompt)
+    for number, verifier in enumerate((right, wrong_residual)):
+
+        def draws(first: int, rows: int, verifier: Verifier = verifier) -> Tensor:
             tokens = sample(
-                llm.target.model, drafter, verifier, sampling, prompts=[first], rows=min(rows, samples - start),
-                length=2, gamma=2, first_seed=start, sources=None if source is None else [source],
+                model, hotter, verifier, WARM, prompts=[place.table_prompt], rows=rows, length=2, gamma=2,
+                first_seed=first,
             )  # fmt: skip
-            for pair in tokens.tolist():
-                counts[cells.get((pair[0], pair[1]), len(law) - 1)] += 1
-            progress((number + (start + rows) / samples) / len(drafters))
-        results.append(_result(drafter.name, verifier, counts, law))
+            return counts_of(tokens, model.vocab_size)
+
+        counts = _collect(draws, samples, 10_000, lambda share, n=number: progress((n + share) / 2))  # type: ignore[misc]
+        part, distance = ("rule", None) if verifier.exact else ("control", place.distance)
+        results.append(_result(part, hotter.name, verifier, counts, law, distance))
     return results
 
 
-def _result(name: str, verifier: Verifier, counts: Tensor, law: Tensor) -> LawResult:
+def _engine(llm: LLM, place: Place, verifier: Verifier, samples: int, progress: Progress) -> LawResult:
+    """Real runs, the real drafter, the whole vocabulary; outcomes are named by the table's numbers."""
+    size = place.table.vocab_size
+    law = exact_law(place.table, WARM, place.table_prompt, 2)
+    number = torch.zeros(llm.target.model.vocab_size, dtype=torch.int64)  # 0: impossible
+    number[place.tokens] = torch.arange(1, size)
+
+    def draws(first: int, rows: int) -> Tensor:
+        tokens = sample(
+            llm.target.model, llm.drafter, verifier, place.sampling, prompts=[place.prefix], rows=rows,
+            length=2, gamma=2, first_seed=first, sources=None if place.source is None else [place.source],
+        )  # fmt: skip
+        return counts_of(number[tokens.cpu()], size)
+
+    counts = _collect(draws, samples, 32, progress)
+    return _result("engine", llm.drafter.name, verifier, counts, law, None)
+
+
+def _collect(draws: Callable[[int, int], Tensor], samples: int, rows: int, progress: Progress) -> Tensor:
+    counts: Tensor | int = 0
+    for start in range(0, samples, rows):
+        counts = counts + draws(start, min(rows, samples - start))
+        progress(min(1.0, (start + rows) / samples))
+    assert isinstance(counts, Tensor)
+    return counts
+
+
+def _result(part: str, name: str, verifier: Verifier, counts: Tensor, law: Tensor, distance: float | None) -> LawResult:
     tested = same_law(counts, law, false_fail_rate=FALSE_FAIL)
     p_value = chi_square_tail(tested.outcomes - 1, tested.statistic)
-    return LawResult(name, verifier.name, tested.samples, tested.outcomes, p_value, tested.detects, verifier.exact)
+    return LawResult(
+        part, name, verifier.name, tested.samples, tested.outcomes, p_value, tested.detects, verifier.exact, distance
+    )
 
 
-def _most_telling(llm: LLM, sampling: Sampling, prompts: Sequence[Sequence[int]]) -> tuple[Sequence[int], float]:
-    """The prompt and the draft's temperature where the mistake moves the first token's law most, computed exactly."""
-
-    def shift(choice: tuple[Sequence[int], float]) -> float:
-        session, nothing = _started(llm, choice[0])
-        logits = session.score(nothing)
-        p = standardise(logits, sampling, session.context, nothing)[0, 0]
-        q = standardise(logits, replace(sampling, temperature=choice[1]), session.context, nothing)[0, 0]
-        shared = torch.minimum(p, q)
-        return float((shared - shared.sum() * p).abs().sum() / 2)
-
-    return max(((prompt, t) for prompt in prompts for t in (0.25, 4.0)), key=shift)
-
-
-def _opening(llm: LLM, prompt: Sequence[int]) -> tuple[list[int], Sequence[int] | None]:
-    """What the decoder starts from, and what the encoder reads if there is one."""
-    if llm.target.model.encoder_decoder:
-        return [llm.decoder_start or 0], prompt
-    return list(prompt), None
+def _judge(results: list[LawResult]) -> list[LawResult]:
+    """A missed control takes the power from all tests, unless its mistake was large enough to be found."""
+    control = next((r for r in results if r.part == "control"), None)
+    blind = control is not None and not control.caught and (control.distance or 0.0) < control.detects
+    judged = []
+    for result in results:
+        if blind or (result.must_pass and result.detects > WEAKEST):
+            option = "--engine-samples" if result.part == "engine" else "--samples"
+            result = replace(result, power=False, remedy=_remedy(result, control, option))
+        judged.append(result)
+    return judged
 
 
-def _started(llm: LLM, prompt: Sequence[int]) -> tuple[Session, Tensor]:
-    first, source = _opening(llm, prompt)
-    shape = Shape(capacity=64 * (2 + len(first) // 64), width=2, source_capacity=len(source or ()))
-    session = llm.target.model.start(1, shape)
-    session.admit(0, first, source)
-    return session, torch.zeros((1, 0), dtype=torch.int64, device=llm.target.model.device)
-
-
-def _joint_law(llm: LLM, sampling: Sampling, prompt: Sequence[int]) -> tuple[dict[tuple[int, int], int], Tensor]:
-    """Probabilities of all pairs of next tokens, from plain runs of the target; the last entry is 'anything else'."""
-    session, nothing = _started(llm, prompt)
-    p = standardise(session.score(nothing), sampling, session.context, nothing)[0, 0]
-    firsts = p.nonzero()[:, 0]
-    session.select(torch.zeros_like(firsts))
-    after = standardise(session.score(firsts[:, None]), sampling, session.context, firsts[:, None])[:, 1]  # [K, V]
-    cells: dict[tuple[int, int], int] = {}
-    law: list[float] = []
-    for first, row in zip(firsts.tolist(), after, strict=True):
-        for second in row.nonzero()[:, 0].tolist():
-            cells[first, second] = len(law)
-            law.append(float(p[first]) * float(row[second]))
-    law.append(0.0)
-    return cells, torch.tensor(law, dtype=torch.float64) / sum(law)
+def _remedy(result: LawResult, control: LawResult | None, option: str) -> str:
+    distance = 0.0 if control is None or control.distance is None else control.distance
+    if control is not None and not control.caught and distance < 0.02:
+        return (
+            f"this target is nearly certain of its next tokens after every prompt (a wrong rule is off by "
+            f"{distance:.2g} only): give prompts with open answers by --prompts FILE"
+        )
+    wanted = WEAKEST / 2 if distance == 0 else min(WEAKEST / 2, distance)
+    needed = result.samples * (result.detects / wanted) ** 2
+    return f"{result.samples} draws are too few: use {option} {100 * int(needed / 100 + 1)}"

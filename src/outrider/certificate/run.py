@@ -2,51 +2,24 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from typing import Any
 
-import torch
-
-from outrider.certificate.identity import IdentityResult, Rehearsed, compare
+from outrider.certificate.conditions import conditions
+from outrider.certificate.identity import IdentityResult, Rehearsed, Rows, compare
 from outrider.certificate.invariance import InvarianceResult, invariance
-from outrider.certificate.law import LawResult, laws
+from outrider.certificate.law import UNTOLD, LawResult, laws
+from outrider.certificate.plan import Plan
 from outrider.drafters import Nothing, built_in
 from outrider.errors import require
 from outrider.llm import LLM, Output
 from outrider.trace import finite
 from outrider.types import Drafter
+from outrider.verification.choose import VERIFIERS
 
-PROMPTS = (
-    "Write a short story about a lighthouse keeper who finds a message in a bottle.",
-    "Explain in simple words why the sky is blue.",
-    "Repeat this list and add two more: apple, pear, plum, apple, pear, plum, apple, pear.",
-    "def fibonacci(n):\n    # return the first n Fibonacci numbers\n",
-)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much to check. The defaults end within minutes on two cores."""
-
-    prompts: tuple[str, ...] = PROMPTS
-    max_new_tokens: int = 24
-    gammas: tuple[int, ...] = (1, 4, 8)
-    seeds: tuple[int, ...] = (0,)
-    samples: int = 2048  # draws per law test
-    rows: int = 128  # of them at a time
-    chat: bool = True  # ask by the chat template where there is one
-
-    def __post_init__(self) -> None:
-        require(len(self.prompts) > 0, "no prompts: the prompts file is empty")
-        require(self.max_new_tokens >= 1, f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        require(all(g >= 1 for g in self.gammas), f"gammas must be at least 1, got {self.gammas}")
-        require(
-            self.samples >= 200, f"samples must be at least 200 for the law test to say anything, got {self.samples}"
-        )
+PARTS = ("invariance", "greedy", "gumbel", "law")
 
 
 @dataclass
@@ -55,21 +28,27 @@ class Certificate:
 
     target: str
     drafter: str
-    conditions: dict[str, Any]
+    conditions: dict[str, Any] = field(default_factory=dict)
     greedy: list[IdentityResult] = field(default_factory=list)
     gumbel: list[IdentityResult] = field(default_factory=list)
     law: list[LawResult] = field(default_factory=list)
     invariance: list[InvarianceResult] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # parts that were not to be run
     seconds: float = 0.0
     finished: bool = False
 
     @property
     def results(self) -> list[Any]:
-        return [*self.greedy, *self.gumbel, *self.law, *self.invariance]
+        return [result for part in PARTS for result in getattr(self, part)]
 
     @property
-    def passed(self) -> bool:
-        return bool(self.results) and all(r.passed for r in self.results)
+    def verdict(self) -> str:
+        """failed if anything did; unfinished if interrupted; inconclusive if a law test had no power; else passed."""
+        if any(not r.passed and not getattr(r, "inconclusive", False) for r in self.results):
+            return "failed"
+        if not self.finished:
+            return "unfinished"
+        return "inconclusive" if any(r.inconclusive for r in self.law) else "passed"
 
     @property
     def tokens(self) -> int:
@@ -81,46 +60,67 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         whole = asdict(self)
-        for name in ("greedy", "gumbel", "law", "invariance"):
+        for name in PARTS:
             whole[name] = [
                 {**entry, "passed": r.passed} for entry, r in zip(whole[name], getattr(self, name), strict=True)
             ]
-        totals = {"passed": self.passed, "tokens_compared": self.tokens, "mismatched_tokens": self.mismatches}
+        for entry, r in zip(whole["law"], self.law, strict=True):
+            entry["inconclusive"] = r.inconclusive
+        totals = {
+            "verdict": self.verdict,
+            "passed": self.verdict == "passed",
+            "tokens_compared": self.tokens,
+            "mismatched_tokens": self.mismatches,
+        }
         return {**totals, **finite(whole)}
 
 
-def conditions(llm: LLM) -> dict[str, Any]:
-    """What the certificate holds for: same machine, same software, same shapes."""
-    device = llm.target.model.device
-    return {
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.processor() or platform.machine(),
-        "dtype": str(llm.target.model.dtype).removeprefix("torch."),
-        "width": llm.width,
-        "slots": llm.slots or 1,
-        "exact": llm.exact,
-        "attention": str(llm.target.model.config._attn_implementation),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": version("transformers"),
-    }
+class Progress:
+    """Shares of the whole; a part's steps take about the time of one drafter and gamma each."""
+
+    def __init__(self, show: Callable[[str, float], None], steps: float) -> None:
+        self.show, self.steps = show, steps
+        self.what, self.done, self.current = "", 0.0, 0.0
+
+    def begin(self, what: str, steps: float) -> None:
+        self.done += self.current
+        self.what, self.current = what, steps
+        self(0.0)
+
+    def __call__(self, share: float) -> None:
+        self.show(self.what, min(1.0, (self.done + share * self.current) / self.steps))
 
 
-def certify(llm: LLM, plan: Plan, certificate: Certificate, progress: Callable[[str, float], None]) -> Certificate:
+def certify(llm: LLM, plan: Plan, certificate: Certificate, show: Callable[[str, float], None]) -> Certificate:
     """Fill in the certificate step by step; interrupted at any moment, what is in it is true."""
     began = time.perf_counter()
     require(max(plan.gammas) < llm.width, f"gammas up to {max(plan.gammas)} need --width {max(plan.gammas) + 1}")
-    engine = LLM(llm.target, llm.drafter, width=llm.width, slots=llm.slots or 1, exact=llm.exact)
+    slots = plan.slots(llm.slots)
+    engine, single = (LLM(llm.target, llm.drafter, width=llm.width, slots=n, exact=llm.exact) for n in (slots, 1))
     prompts = [_ids(engine, text, plan.chat) for text in plan.prompts]
+    combinations = len(_drafters(llm, ())) * len(plan.gammas)
+    new_tokens = plan.new_tokens(len(_drafters(llm, ())))
+    _check_room(llm, prompts, new_tokens)
+    certificate.conditions = conditions(llm, slots) | {"prompts": len(prompts), "new_tokens": new_tokens}
+    certificate.left_out = _left_out(llm, plan)
+    progress = Progress(show, 2 * combinations + 4 + 3 + 6)
     try:
-        progress("row invariance of the kernels", 0.0)
-        certificate.invariance = invariance(engine, prompts, max(4, engine.slots or 1))
-        _identity(engine, plan, prompts, certificate.greedy, None, progress)
-        for seed in plan.seeds:
-            _identity(engine, plan, prompts, certificate.gumbel, seed, progress)
+        progress.begin("row invariance of the kernels", 4)
+        certificate.invariance = invariance(single, prompts, max(4, slots))
+        progress.begin("bit identity at temperature 0", combinations)
+        greedy = Rows(prompts, new_tokens)
+        texts = _identity(engine, plan, greedy, certificate.greedy, progress)
+        if llm.slots is None and slots > 1:  # one prompt alone is the commonest call, and has another shape
+            progress.begin("bit identity in one slot", 3)
+            _alone(single, plan, greedy, certificate.greedy, progress)
+        if plan.seeds:
+            numbers, seeds = zip(*plan.seeded_rows(), strict=True)
+            progress.begin("bit identity at temperature 1", combinations)
+            seeded = Rows([prompts[i] for i in numbers], new_tokens, seeds)
+            texts = _identity(engine, plan, seeded, certificate.gumbel, progress)
+        progress.begin(f"law of {plan.coupling} coupling", 6)
         certificate.law = laws(
-            engine, prompts, plan.samples, plan.rows, lambda s: progress("law of maximal coupling", s)
+            engine, texts[:8], VERIFIERS[plan.coupling], (plan.samples, plan.engine_samples), progress
         )
         certificate.finished = True
     finally:
@@ -129,23 +129,31 @@ def certify(llm: LLM, plan: Plan, certificate: Certificate, progress: Callable[[
 
 
 def _identity(
-    llm: LLM, plan: Plan, prompts: Sequence[list[int]], results: list[IdentityResult], seed: int | None,
-    progress: Callable[[str, float], None],
-) -> None:  # fmt: skip
-    what = "temperature 0" if seed is None else f"temperature 1, seed {seed}"
-    options: dict[str, Any] = {"max_new_tokens": plan.max_new_tokens, "eos": ()}
-    if seed is not None:
-        options |= {"temperature": 1.0, "coupling": "gumbel", "seed": seed}
-    progress(f"plain decoding at {what}", 0.0)
-    plain: list[Output] = LLM(
-        llm.target, Nothing(), width=llm.width, slots=llm.slots, exact=llm.exact
-    ).generate(prompts, **options)  # fmt: skip
-    gammas = plan.gammas
-    drafters = _drafters(llm, [(p, o.tokens) for p, o in zip(prompts, plain, strict=True)])
-    total = len(drafters) * len(gammas)
-    for number, result in enumerate(compare(llm, drafters, gammas, prompts, plain, options, seed), 1):
+    llm: LLM, plan: Plan, rows: Rows, results: list[IdentityResult], progress: Progress
+) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Plain decoding once, then every drafter and gamma against it -> prompts and plain texts."""
+    plain = _plain(llm, rows)
+    texts: list[tuple[Sequence[int], Sequence[int]]] = [(p, o.tokens) for p, o in zip(rows.prompts, plain, strict=True)]
+    drafters = _drafters(llm, texts)
+    for number, result in enumerate(compare(llm, rows, plain, drafters, plan.gammas), 1):
         results.append(result)
-        progress(f"bit identity at {what}", number / total)
+        progress(number / (len(drafters) * len(plan.gammas)))
+    return texts
+
+
+def _alone(llm: LLM, plan: Plan, rows: Rows, results: list[IdentityResult], progress: Progress) -> None:
+    """Every drafter once on the first prompt, in a single slot, with the gammas in turn."""
+    one = Rows(rows.prompts[:1], rows.max_new_tokens)
+    plain = _plain(llm, one)
+    drafters = _drafters(llm, [(one.prompts[0], plain[0].tokens)])
+    for number, drafter in enumerate(drafters):
+        gamma = plan.gammas[-1 - number % len(plan.gammas)]
+        results.extend(compare(llm, one, plain, [drafter], [gamma]))
+        progress((number + 1) / len(drafters))
+
+
+def _plain(llm: LLM, rows: Rows) -> list[Output]:
+    return rows.generate(LLM(llm.target, Nothing(), width=llm.width, slots=llm.slots, exact=llm.exact))
 
 
 def _drafters(llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Drafter]:
@@ -156,6 +164,26 @@ def _drafters(llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) ->
     if llm.drafter.name not in {d.name for d in chosen} and llm.drafter.name != "none":
         chosen.insert(0, llm.drafter)
     return chosen
+
+
+def _left_out(llm: LLM, plan: Plan) -> list[str]:
+    drafts = llm.drafter.name not in UNTOLD
+    run = {
+        "temperature 1": plan.seeds,
+        "law of the rule": plan.samples,
+        f"law of the engine{'' if drafts else f' with draft {llm.drafter.name}'}": plan.engine_samples and drafts,
+    }
+    return [part for part, wanted in run.items() if not wanted]
+
+
+def _check_room(llm: LLM, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+    limit = llm.target.model.max_length
+    longest = 1 if llm.target.model.encoder_decoder else max(map(len, prompts))
+    require(
+        limit is None or longest + new_tokens <= limit,
+        f"{new_tokens} new tokens after a prompt of {longest} do not fit this model's limit of {limit}; "
+        "give more or shorter prompts by --prompts, or compare fewer tokens",
+    )
 
 
 def _ids(llm: LLM, text: str, chat: bool) -> list[int]:

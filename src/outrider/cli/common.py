@@ -25,6 +25,16 @@ Draft = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Coupling = Annotated[
+    str,
+    typer.Option(help="maximal (the papers' rule), block (never fewer guesses kept) or gumbel (one text per seed)."),
+]
+Lenience = Annotated[
+    float, typer.Option(help="Below 1: keep more guesses, inexactly; 0.5 lets a token be twice as likely.")
+]
+DraftTemperature = Annotated[float | None, typer.Option(help="Temperature of the draft, if not the target's.")]
+DraftTopK = Annotated[int | None, typer.Option(help="Top-k of the draft, if not the target's.")]
+DraftTopP = Annotated[float | None, typer.Option(help="Top-p of the draft, if not the target's.")]
 Width = Annotated[int, typer.Option(help="Tokens of every target run; gamma can be up to width - 1.")]
 Gamma = Annotated[int | None, typer.Option(help="Guesses per target run; 0 to width - 1.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate at most.")]

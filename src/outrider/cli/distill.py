@@ -37,7 +37,8 @@ def distill(
         Path | None, typer.Option(help="Text gathered by another run: its training/text.safetensors.")
     ] = None,
     objective: Annotated[
-        str, typer.Option(help="kl (soft targets), tv (acceptance itself) or ce (cross-entropy).")
+        str,
+        typer.Option(help="kl (soft targets), tv (acceptance itself), ce (cross-entropy), or two in turn: kl+tv."),
     ] = "kl",
     vocab: Annotated[int, typer.Option(help="The most frequent tokens the draft can write; 0 for all.")] = 8192,
     tokens: Annotated[int, typer.Option(help="Tokens to train on, text repeated as needed.")] = 10_000_000,
@@ -48,6 +49,10 @@ def distill(
     generate_batch: Annotated[int, typer.Option(help="Texts written at a time with --self.")] = 64,
     depth: Annotated[int, typer.Option(help="Heads: guesses trained in a row.")] = 5,
     blocks: Annotated[int, typer.Option(help="Feature head: layers, 1 or 2.")] = 1,
+    reads: Annotated[
+        str | None, typer.Option(help="Feature head: layers of the target it reads beside the last, as 10,20.")
+    ] = None,
+    attention: Annotated[bool, typer.Option(help="Feature head: look back over the text.")] = True,
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option(help="Same seed, same draft (on a CPU).")] = 0,
     device: common.Device = "auto",
@@ -66,6 +71,7 @@ def distill(
         kind=kind, size=size, layers=_layers(layers), data=tuple(map(str, data or ())),
         prompts=tuple(map(str, prompts or ())), text=None if text is None else str(text),
         vocab=vocab or None, text_tokens=text_tokens, block=block, depth=depth, blocks=blocks,
+        reads=None if reads is None else _layers(reads), attention=attention,
         generate_batch=generate_batch, seconds=seconds,
         budget=Budget(tokens=tokens, batch=batch, rate=rate, objective=objective, seed=seed),
     )  # fmt: skip

@@ -34,9 +34,11 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
     gamma: common.Gamma = None,
-    coupling: Annotated[
-        str, typer.Option(help="maximal (most guesses kept) or gumbel (text independent of the drafter).")
-    ] = "maximal",
+    coupling: common.Coupling = "maximal",
+    lenience: common.Lenience = 1.0,
+    draft_temperature: common.DraftTemperature = None,
+    draft_top_k: common.DraftTopK = None,
+    draft_top_p: common.DraftTopP = None,
     width: common.Width = 9,
     exact: Annotated[bool, typer.Option(help="Constant shapes: the same bits with and without speculation.")] = True,
     device: common.Device = "auto",
@@ -65,6 +67,10 @@ def generate(
         "seed": seed,
         "gamma": gamma,
         "coupling": coupling,
+        "lenience": lenience,
+        "draft_temperature": draft_temperature,
+        "draft_top_k": draft_top_k,
+        "draft_top_p": draft_top_p,
     }
     check_options(options, text)
     common.check_writable(trace, "--trace")

@@ -8,7 +8,7 @@ import sys
 import typer
 
 from outrider import __version__
-from outrider.cli import demo, distill, generate, measure, models, verify
+from outrider.cli import demo, distill, generate, measure, models, theory, verify
 from outrider.cli.common import notes
 from outrider.errors import OutriderError
 
@@ -23,6 +23,7 @@ app.command()(demo.demo)
 app.command()(verify.verify)
 app.command()(measure.measure)
 app.command()(distill.distill)
+app.command()(theory.theory)
 app.add_typer(models.app, name="models")
 
 

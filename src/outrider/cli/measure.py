@@ -23,7 +23,11 @@ def measure(
     per_task: Annotated[int | None, typer.Option(help="Prompts of each task at most, evenly spaced.")] = None,
     max_new_tokens: common.MaxNewTokens = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    coupling: Annotated[str, typer.Option(help="maximal or gumbel.")] = "maximal",
+    coupling: common.Coupling = "maximal",
+    lenience: common.Lenience = 1.0,
+    draft_temperature: common.DraftTemperature = None,
+    draft_top_k: common.DraftTopK = None,
+    draft_top_p: common.DraftTopP = None,
     seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
     gamma: common.Gamma = None,
     width: common.Width = 9,
@@ -38,7 +42,11 @@ def measure(
     from outrider.bench.prompts import read
     from outrider.options import Options
 
-    options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed, "coupling": coupling}
+    options: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed, "coupling": coupling,
+        "lenience": lenience, "draft_temperature": draft_temperature, "draft_top_k": draft_top_k,
+        "draft_top_p": draft_top_p,
+    }  # fmt: skip
     common.check_writable(out, "--out")
     Options.parse(options | {"gamma": gamma})
     tasks = read(prompts, per_task)
@@ -61,13 +69,15 @@ def measure(
             options | {"gamma": gamma},
             lambda what, share: bar.update(shown, description=what, completed=share),
         )
-    report = {"target": target, "drafter": llm.drafter.name, "options": options, "rows": [r.to_json() for r in rows]}
+    drafter = rows[-1].stats.drafter
+    report = {"target": target, "drafter": drafter, "options": options, "rows": [r.to_json() for r in rows]}
     if out is not None:
         out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if as_json:
         answers.out(json.dumps(report), highlight=False)
     else:
-        answers.print(_table(rows, f"{target} with {llm.drafter.name}, temperature {temperature:g}"))
+        rule = coupling if rows[-1].stats.exact else f"INEXACT, lenience {lenience:g}"
+        answers.print(_table(rows, f"{target} with {drafter}, temperature {temperature:g}, {rule}"))
         answers.print(
             "speed-up: against plain decoding with the same shapes (95 % interval over prompts), and against unpadded "
             "plain decoding; c: time of a guess over time of a target run", style="dim",

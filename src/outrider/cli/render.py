@@ -51,7 +51,7 @@ def stats_table(stats: Stats) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     low, high = stats.alpha_interval
     rows = [
-        ("drafter", stats.drafter + ("" if stats.exact else "  (inexact)")),
+        ("drafter", stats.drafter),
         ("tokens", f"{stats.tokens} in {stats.runs} target runs"),
         ("tokens per target run", f"{stats.tokens_per_run:.2f}"),
         ("tokens per second", f"{stats.tokens_per_second:.1f}"),
@@ -62,6 +62,8 @@ def stats_table(stats: Stats) -> Table:
         ("guesses", f"{stats.drafted} drafted, {stats.accepted} accepted, {stats.wasted} wasted"),
         ("seconds", ", ".join(f"{k} {v:.2f}" for k, v in stats.seconds.items())),
     ]
+    if not stats.exact:
+        rows.append(("INEXACT", f"lenience {stats.lenience:g}: the text does not follow the target's distribution"))
     if stats.drafter_error:
         rows.append(("drafter failed", stats.drafter_error))
     for name, value in rows:

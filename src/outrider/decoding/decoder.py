@@ -71,6 +71,8 @@ class Decoder:
     def stream(self, requests: Sequence[Request], trace: Trace, names: Sequence[int] | None = None) -> Iterator[Event]:
         """Events in the order they happen. A row depends on its own request and the shapes, never on others.
 
+        A row whose logits are not numbers ends there with ``row.error``, and the others go on; NumericalError if
+        that leaves none.
         ``names`` are the numbers the requests go by in events and trace; 0, 1, 2... if not given.
         """
         names = range(len(requests)) if names is None else names
@@ -78,8 +80,14 @@ class Decoder:
         for index, request in enumerate(requests):
             groups.setdefault(self._shape(request), []).append(index)
         slots = self.slots or min(len(requests), 8)
+        failed: dict[int, str] = {}
         for shape, members in groups.items():
-            yield from _Batch(self, shape, slots, trace).run([(names[i], requests[i]) for i in members])
+            for event in _Batch(self, shape, slots, trace).run([(names[i], requests[i]) for i in members]):
+                yield event
+                if event.row.error is not None:
+                    failed[event.index] = event.row.error
+        if failed and len(failed) == len(requests):  # nothing is left to go on with
+            raise NumericalError(next(iter(failed.values())))
 
     def _shape(self, request: Request) -> Shape:
         """The shapes a request runs in follow from it alone: that is what keeps its bits its own."""
@@ -174,14 +182,18 @@ class _Batch:
             position = len(row.prompt) + len(row.tokens)
             taken = row.push(emitted)
             if len(taken) > healthy:  # bad logits behind guesses that do not count are nobody's business
-                raise NumericalError(
+                row.fail(
+                    len(taken) - healthy,
                     f"the model returned NaN or infinite logits after {position + healthy} tokens; "
-                    "try dtype='float32', or check the model's weights and any logits_processor"
+                    "try dtype='float32', or check the model's weights and any logits_processor",
                 )
+                taken, emitted = taken[:healthy], emitted[: healthy + 1]
+                drafted, overlap = drafted[:healthy], overlap[:healthy]
             accepted = len(emitted) - 1
-            self.trace.records.append(
-                Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(overlap), len(taken))
-            )
+            if taken:
+                self.trace.records.append(
+                    Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(overlap), len(taken))
+                )
             yield Event(index, tuple(taken), min(accepted, len(taken)), row)
             if row.finish_reason is not None:
                 self.rows[slot] = None

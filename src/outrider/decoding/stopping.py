@@ -34,6 +34,7 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     cut: int | None = None  # characters of the text before the stop string
+    error: str | None = None  # why the row could not go on
 
     def push(self, tokens: Sequence[int]) -> list[int]:
         """Take tokens one by one until a rule ends the row -> those that count."""
@@ -45,6 +46,11 @@ class Row:
             self.tokens.append(token)
             self.finish_reason = self._reason(token)
         return taken
+
+    def fail(self, surplus: int, error: str) -> None:
+        """End the row here: its last ``surplus`` tokens rest on nothing."""
+        del self.tokens[len(self.tokens) - surplus :]
+        self.finish_reason, self.cut, self.error = "error", None, error
 
     def _reason(self, token: int) -> str | None:
         rules = self.rules

@@ -5,10 +5,21 @@ from outrider.drafters.fallback import Fallback
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import Ngram, NgramTable
 from outrider.drafters.nothing import Nothing
+from outrider.drafters.standardised import Standardised
 from outrider.drafters.uniform import Uniform
 from outrider.types import Drafter
 
-__all__ = ["Copying", "Fallback", "ModelDrafter", "Ngram", "NgramTable", "Nothing", "Uniform", "built_in"]
+__all__ = [
+    "Copying",
+    "Fallback",
+    "ModelDrafter",
+    "Ngram",
+    "NgramTable",
+    "Nothing",
+    "Standardised",
+    "Uniform",
+    "built_in",
+]
 
 
 def built_in() -> dict[str, Drafter]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class Copying:
     shortest: int = 2
     longest: int = 8
     name: str = "copy"
+    point_masses: ClassVar[bool] = True  # nothing is drawn, so temperature and the like mean nothing
 
     def __post_init__(self) -> None:
         require(self.shortest >= 1, f"shortest must be at least 1, got {self.shortest}")

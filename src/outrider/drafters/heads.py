@@ -1,6 +1,7 @@
 """Small trained heads that draft from the target's own last hidden state, embeddings and output layer.
 
-Feature: one recurrent block runs once per guess on its own features. Blockwise: k blocks guess k tokens from one
+Feature: a small recurrent network runs once per guess, at first on what the target's layers saw, then on its own
+states; with attention it also looks back over the text. Blockwise: k blocks guess k tokens from one
 look at the target (Stern et al. 2018), so a whole draft costs no sequential run at all. Both write logits for
 the N most frequent tokens only: the output layer is most of a head's cost, and q = 0 elsewhere is still exact.
 """
@@ -8,80 +9,25 @@ the N most frequent tokens only: the output layer is most of a head's cost, and 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from outrider.drafters.base import ContextSession
+from outrider.drafters.head_layers import Head, HeadConfig, Memory
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
 from outrider.noise import Noise
 from outrider.sampling import Sampling, draw, standardise
-from outrider.types import Draft, DraftSession, Session, Shape
+from outrider.types import Draft, DraftSession, Session, Shape, Source
 
 CONFIG = "outrider_draft.json"
-
-
-@dataclass(frozen=True)
-class HeadConfig:
-    """The shape of a head, and the target it was trained for."""
-
-    kind: str  # feature or blockwise
-    hidden_size: int
-    inner_size: int
-    blocks: int  # feature: stacked blocks per guess; blockwise: k, the guesses per run
-    fingerprint: str = ""  # of the target, see models/teacher.py
-    gamma: int = 4  # guesses it is best asked for
-
-
-class Block(nn.Module):
-    """A gated feed-forward layer with a residual connection."""
-
-    def __init__(self, size: int, inner: int) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(size, eps=1e-5)
-        self.gate = nn.Linear(size, inner, bias=False)
-        self.up = nn.Linear(size, inner, bias=False)
-        self.down = nn.Linear(inner, size, bias=False)
-        nn.init.zeros_(self.down.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))  # type: ignore[no-any-return]
-
-
-class Head(nn.Module):
-    """From the state behind the last token, and that token, to the states behind the next ones."""
-
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        size = config.hidden_size
-        self.config = config
-        self.state_norm = nn.RMSNorm(size, eps=1e-5)
-        self.token_norm = nn.RMSNorm(size, eps=1e-5)
-        self.join = nn.Linear(2 * size, size, bias=False)
-        self.blocks = nn.ModuleList(Block(size, config.inner_size) for _ in range(config.blocks))
-
-    def read(self, state: Tensor, token: Tensor) -> Tensor:
-        """Join a state [..., size] with the embedding of the token that came after it."""
-        joined = torch.cat([self.state_norm(state), self.token_norm(token)], -1)
-        return state + self.join(joined)  # type: ignore[no-any-return]
-
-    def step(self, state: Tensor, token: Tensor) -> Tensor:
-        """Feature: the state behind the next token [..., size]."""
-        x = self.read(state, token)
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-    def fan(self, state: Tensor, token: Tensor) -> Tensor:
-        """Blockwise: the states behind the next k tokens [..., k, size]."""
-        x = self.read(state, token)
-        return torch.stack([block(x) for block in self.blocks], -2)
 
 
 class HeadDrafter:
@@ -101,7 +47,8 @@ class HeadDrafter:
                 f"draft {self.name!r} reads hidden states of size {self.head.config.hidden_size}, "
                 f"the target shows {size or 'none'}; use the draft with the target it was trained for"
             )
-        return _HeadSession(self, rows, shape, target)
+        kind = _BlockwiseSession if self.head.config.kind == "blockwise" else _FeatureSession
+        return kind(self, rows, shape, target)
 
     def save(self, folder: Path) -> None:
         weights = {f"head.{k}": v.to(torch.bfloat16).contiguous() for k, v in self.head.state_dict().items()}
@@ -112,7 +59,7 @@ class HeadDrafter:
     def load(folder: Path, name: str | None = None) -> HeadDrafter:
         require((folder / CONFIG).is_file(), f"no trained draft in {folder}: {CONFIG} is missing", ModelNotFound)
         try:
-            config = HeadConfig(**json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+            config = _parse(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
             weights = load_file(str(folder / "model.safetensors"))
             head = Head(config)
             head.load_state_dict({k[5:]: v.float() for k, v in weights.items() if k.startswith("head.")})
@@ -122,34 +69,42 @@ class HeadDrafter:
         return HeadDrafter(head, weights["tokens"].to(torch.int64), name or folder.name)
 
 
+def _parse(settings: dict[str, Any]) -> HeadConfig:
+    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+    return HeadConfig(**known)
+
+
 class _HeadSession(ContextSession):
+    """Drafting with a head: subclasses say which states stand behind the guesses."""
+
     def __init__(self, drafter: HeadDrafter, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
         assert target.embedding is not None and target.unembedding is not None
         self.target = target
-        self.kind = drafter.head.config.kind
         # A copy: the drafter is shared, and another session may run in another dtype.
         self.head = deepcopy(drafter.head).to(device=target.device, dtype=target.unembedding.dtype)
         self.tokens = drafter.tokens.to(target.device)  # [N]
         self.embedding = target.embedding
         self.output = target.unembedding[self.tokens].t().contiguous()  # [size, N]
 
+    def begin(self, gamma: int) -> int:
+        """Before the first guess; -> how many guesses there can be."""
+        raise NotImplementedError
+
+    def state(self, k: int, last: Tensor) -> Tensor:
+        """The state behind guess k (from 0), drawn after token ``last`` [B] -> [B, size]."""
+        raise NotImplementedError
+
     @torch.no_grad()
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         rows = self.context.rows
         if gamma == 0:
             return Draft.empty(rows, self.device)
-        assert self.target.hidden is not None
+        gamma = self.begin(gamma)
         last = self.context.read(self.context.lengths - 1, 1)[:, 0]
-        state = self.target.hidden
         tokens, probs = at.new_zeros((rows, 0)), []
-        if self.kind == "blockwise":
-            gamma = min(gamma, len(self.head.blocks))
-            fan = self.head.fan(state, self.embedding[last])[:, :gamma]  # [B, G, size]
         for k in range(gamma):
-            if self.kind == "feature":
-                state = self.head.step(state, self.embedding[last])
-            logits = (fan[:, k] if self.kind == "blockwise" else state) @ self.output  # [B, N]
+            logits = self.state(k, last) @ self.output  # [B, N]
             last, q = self._draw(logits, sampling, noise, tokens, at[:, k : k + 1])
             tokens = torch.cat([tokens, last[:, None]], 1)
             probs.append(q)
@@ -171,3 +126,82 @@ class _HeadSession(ContextSession):
         full[:, self.tokens] = logits.to(torch.float32)
         q = standardise(full[:, None], sampling, self.context.ahead(guesses), guesses[:, :0])[:, 0]
         return draw(q, noise.race("token", at, q.shape[-1])[:, 0]), q
+
+
+class _BlockwiseSession(_HeadSession):
+    """All guesses from one look at the target's last state."""
+
+    def begin(self, gamma: int) -> int:
+        assert self.target.hidden is not None
+        last = self.context.read(self.context.lengths - 1, 1)[:, 0]
+        self.fan = self.head.fan(self.target.hidden, self.embedding[last])  # [B, k, size]
+        return min(gamma, self.fan.shape[1])
+
+    def state(self, k: int, last: Tensor) -> Tensor:
+        return self.fan[:, k]
+
+
+class _FeatureSession(_HeadSession):
+    """Guess after guess, each on the state behind the one before.
+
+    The target keeps its states by position, as it keeps its keys and values. So does the head its own keys: before
+    each draft it makes those of the newest W tokens again, whose states have come true since, so that rollback
+    is nothing here either and every shape stays constant.
+    """
+
+    def __init__(self, drafter: HeadDrafter, rows: int, shape: Shape, target: Session) -> None:
+        super().__init__(drafter, rows, shape, target)
+        target.keep_states(self.head.config.layers)
+        self.width = shape.width
+        self.slots = torch.arange(shape.capacity, device=target.device)  # [C]
+        self.memory: Memory | None = None
+        if self.head.attention is not None:
+            depth, shared = self.head.attention.depth, self.head.attention.shared
+            kept = torch.zeros((2, rows, shared, shape.capacity, depth), dtype=self.output.dtype, device=target.device)
+            self.keys, self.values = kept
+
+    @torch.no_grad()
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        super().admit(row, prompt, source)
+        if self.head.attention is not None:
+            self.keys[row], self.values[row] = 0, 0
+            if len(prompt) > 1:
+                self._remember(torch.tensor([row], device=self.device), self.slots[None, : len(prompt) - 1])
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        if self.head.attention is not None:
+            self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+
+    def begin(self, gamma: int) -> int:
+        place = (self.context.lengths - 2).clamp(min=0)  # [B]: the newest token whose state is known
+        start = (place + 1 - self.width).clamp(min=0)
+        positions = start[:, None] + torch.arange(self.width, device=self.device)  # [B, W]
+        read = self._remember(torch.arange(self.context.rows, device=self.device), positions)
+        self.x = read.gather(1, (place - start)[:, None, None].expand(-1, 1, read.shape[-1]))  # [B, 1, size]
+        self.place = place[:, None]
+        if self.head.attention is not None:
+            visible = (self.slots <= self.place) & (self.slots > self.place - self.head.config.window)  # [B, C]
+            self.memory = Memory(self.keys, self.values, visible[:, None, None, None])
+        return gamma
+
+    def state(self, k: int, last: Tensor) -> Tensor:
+        if k > 0:
+            self.x = self.head.read(self.x, self.embedding[last][:, None])
+            self.place = self.place + 1
+            if self.memory is not None and self.head.attention is not None:
+                self.memory.own.append(self.head.attention.remember(self.x, self.place))
+        self.x = self.head.think(self.x, self.place, self.memory)
+        return self.x[:, 0]
+
+    def _remember(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """What the head reads at positions [R, T] of these rows -> [R, T, size]; its keys are kept."""
+        states = self.target.states
+        assert states is not None
+        tokens = self.context.tokens[rows[:, None], positions + 1]
+        x = self.head.read(self.head.seen(states[rows[:, None], positions]), self.embedding[tokens])
+        if self.head.attention is not None:
+            keys, values = self.head.attention.remember(x, positions)
+            self.keys[rows[:, None], :, positions] = keys.transpose(1, 2)
+            self.values[rows[:, None], :, positions] = values.transpose(1, 2)
+        return x

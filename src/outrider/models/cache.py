@@ -91,6 +91,66 @@ class RaggedCache(Cache):  # type: ignore[misc]
         return [(layer.keys, layer.values) for layer in self.layers]
 
 
+class _GrowingLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's buffers [B, H, C, D], filled from the front by all rows alike."""
+
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity, self.length = capacity, 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        def buffer(like: Tensor) -> Tensor:
+            return like.new_zeros((like.shape[0], like.shape[1], self.capacity, like.shape[3]))
+
+        self.keys, self.values = buffer(key_states), buffer(value_states)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        here = slice(self.length, self.length + key_states.shape[2])
+        self.keys[:, :, here], self.values[:, :, here] = key_states, value_states
+        self.length = here.stop
+        return self.keys[:, :, : here.stop], self.values[:, :, : here.stop]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return self.capacity
+
+
+class GrowingCache(Cache):  # type: ignore[misc]
+    """A transformers cache for rows of one length, in buffers that are never copied as it grows."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        super().__init__(layers=[])
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        while len(self.layers) <= layer_idx:
+            self.layers.append(_GrowingLayer(self.capacity))
+        return self.layers[layer_idx].update(key_states, value_states)  # type: ignore[no-any-return]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return int(self.layers[layer_idx].length) if self.layers else 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def select(self, rows: Tensor) -> None:
+        for layer in self.layers:
+            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+
+
 def with_cross_attention(own: RaggedCache, cross: RaggedCache) -> EncoderDecoderCache:
     """Decoder cache plus finished keys and values of the encoder's output."""
     cache = EncoderDecoderCache(own, cross)

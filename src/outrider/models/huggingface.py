@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,11 +12,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from outrider.errors import ModelError, require
-from outrider.models import families, fused
+from outrider.errors import BadOption, ModelError, require
+from outrider.models import families, fused, selfcheck
 from outrider.models.cache import RaggedCache, contents, fresh_dynamic, layer_shapes, with_cross_attention
 from outrider.models.session import BufferedSession
 from outrider.types import Shape, Source
+
+_run = threading.local()
+"""What the output layer read in the run this thread is in: two threads may run one model at the same time."""
+
+
+def _remember(module: Any, inputs: tuple[Tensor, ...]) -> None:
+    _run.read = inputs[0]
 
 
 class HuggingFaceModel:
@@ -35,9 +44,10 @@ class HuggingFaceModel:
         self.windows = families.sliding_windows(self.config)
         self.fused = False  # True: attention reads positions itself and needs no mask, see fused.py
         self._watch_output_layer()
+        self.hidden_size: int | None = None
         self.own_shapes, self.cross_shapes = self._probe()
         if self.config.model_type not in families.TESTED:
-            self._check_against_itself()
+            selfcheck.check_against_itself(self)
 
     @property
     def max_length(self) -> int | None:
@@ -51,14 +61,12 @@ class HuggingFaceModel:
     def start(self, rows: int, shape: Shape) -> HuggingFaceSession:
         return HuggingFaceSession(self, rows, shape)
 
-    @property
-    def seen(self) -> Tensor | None:
-        """What the output layer read in the last run: the last hidden states."""
-        return getattr(self.model.get_output_embeddings(), "outrider_seen", None)
-
-    @property
-    def hidden_size(self) -> int | None:
-        return None if self.seen is None else int(self.seen.shape[-1])
+    def run(self, **arguments: Any) -> tuple[Any, Tensor | None]:
+        """The model's own forward -> its output, and what the output layer read: the last hidden states."""
+        _run.read = None
+        output = self.model(**arguments)
+        read, _run.read = _run.read, None  # not kept: it may be large
+        return output, read
 
     @property
     def embedding(self) -> Tensor:
@@ -73,33 +81,15 @@ class HuggingFaceModel:
     def _watch_output_layer(self) -> None:
         """Every family has an output layer; what goes into it is the last hidden state, ready to be read."""
         layer = self.model.get_output_embeddings()
-        if layer is not None and not hasattr(layer, "outrider_seen"):  # once, however often a model is wrapped
-            layer.outrider_seen = None
-            layer.register_forward_pre_hook(lambda module, inputs: setattr(module, "outrider_seen", inputs[0]))
+        if layer is not None and not hasattr(layer, "outrider_watched"):  # once, however often a model is wrapped
+            layer.outrider_watched = True
+            layer.register_forward_pre_hook(_remember)
 
     def _output_size(self) -> int:
         head = self.model.get_output_embeddings()
         return int(head.weight.shape[0] if head is not None else self.config.vocab_size)
 
-    @torch.no_grad()
-    def _check_against_itself(self) -> None:
-        """A family no test covers must give the same logits row by row as in one plain forward, or is refused."""
-        ids = torch.arange(3, 12, device=self.device)[None] % self.vocab_size
-        source = ids[:, :4] if self.encoder_decoder else None
-        read = {"input_ids": source, "decoder_input_ids": ids} if self.encoder_decoder else {"input_ids": ids}
-        expected = self.model(**read).logits[0, 4:].float()  # [5, V]
-        session = self.start(2, Shape(capacity=64, width=5, source_capacity=8, chunk=2))
-        try:
-            for row in range(2):
-                session.admit(row, ids[0, : 5 - row].tolist(), None if source is None else source[0].tolist())
-            found = session.score(torch.stack([ids[0, 5:], ids[0, 4:8]])).float()
-            worst = float((torch.cat([found[0], found[1, 1:]]) - torch.cat([expected, expected[:4]])).abs().max())
-        except (AttributeError, TypeError, RuntimeError, ValueError) as error:
-            raise self._unusable(error) from error
-        if not worst <= 0.02 * float(expected.abs().max()) + 1e-3:
-            raise self._unusable(f"logits off by {worst:.3g}")
-
-    def _unusable(self, reason: object) -> ModelError:
+    def unusable(self, reason: object) -> ModelError:
         brief = " ".join(str(reason).split())[:200]
         return ModelError(
             f"{type(self.model).__name__} cannot be used: per-row decoding does not fit its cache ({brief})"
@@ -112,15 +102,19 @@ class HuggingFaceModel:
         one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
         try:
             if self.encoder_decoder:
-                self.model(input_ids=one, decoder_input_ids=one, past_key_values=cache, use_cache=True)
+                self._look(input_ids=one, decoder_input_ids=one, past_key_values=cache, use_cache=True)
                 return layer_shapes(cache.self_attention_cache), layer_shapes(cache.cross_attention_cache)
-            self.model(input_ids=one, past_key_values=cache, use_cache=True)
+            self._look(input_ids=one, past_key_values=cache, use_cache=True)
             shapes = layer_shapes(cache)
         except (AttributeError, TypeError, RuntimeError, ValueError) as error:
-            raise self._unusable(error) from error
+            raise self.unusable(error) from error
         if not shapes:
-            raise self._unusable("it keeps no keys and values")
+            raise self.unusable("it keeps no keys and values")
         return shapes, []
+
+    def _look(self, **arguments: Any) -> None:
+        _, hidden = self.run(**arguments)
+        self.hidden_size = None if hidden is None else int(hidden.shape[-1])
 
 
 class HuggingFaceSession(BufferedSession):
@@ -137,10 +131,33 @@ class HuggingFaceSession(BufferedSession):
         if model.hidden_size is not None:
             self.embedding, self.unembedding = model.embedding, model.unembedding
             self.hidden = torch.zeros((rows, model.hidden_size), dtype=model.dtype, device=model.device)
+        self._kept: tuple[int, ...] = ()  # layers whose output ``states`` holds
         self._slots = torch.arange(shape.capacity, device=model.device)  # [C]
+
+    def keep_states(self, layers: Sequence[int]) -> None:
+        known = int(self.model.config.num_hidden_layers)
+        wrong = [layer for layer in layers if not -1 <= layer <= known]
+        require(not wrong, f"layers {wrong} do not exist: the model has {known}")
+        size = self.model.hidden_size
+        if size is None:
+            raise BadOption("this model shows no states of its layers; use a draft that reads none")
+        self._kept = tuple(layers)
+        shape = (self.context.rows, self.shape.capacity, len(self._kept), size)
+        self.states = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
+
+    def _keep(self, rows: Tensor, positions: Tensor, output: Any) -> None:
+        """Write what the layers gave where it belongs; like keys and values, stale places are written over."""
+        if self.states is not None:
+            given = output.decoder_hidden_states if self.model.encoder_decoder else output.hidden_states
+            self.states[rows[:, None], positions] = torch.stack([given[layer] for layer in self._kept], 2)
 
     def _allocate(self, shapes: list[Any], capacity: int) -> RaggedCache:
         return RaggedCache.allocate(shapes, self.context.rows, capacity, self.model.dtype, self.model.device)
+
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        for buffer in (b for pair in self.cache.buffers() for b in pair):
+            buffer[row].zero_()  # what a row before left here is masked, but a NaN would shine through any mask
+        super().admit(row, prompt, source)
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
@@ -154,7 +171,9 @@ class HuggingFaceSession(BufferedSession):
         arguments = self._arguments(self.cache, tokens, positions)
         if self.model.encoder_decoder:
             arguments |= self._cross_arguments(arguments, self.cross, self.source_lengths)
-        return self.model.model(**arguments).logits, self.model.seen
+        output, hidden = self.model.run(**arguments)
+        self._keep(torch.arange(len(tokens), device=tokens.device), positions, output)
+        return output.logits, hidden
 
     @torch.no_grad()
     def _prefill(self, row: int, tokens: Tensor, positions: Tensor, last: int) -> Tensor | None:
@@ -164,8 +183,9 @@ class HuggingFaceSession(BufferedSession):
         if "logits_to_keep" in self.model.accepts:
             arguments["logits_to_keep"] = torch.tensor([last], device=tokens.device)
             last = 0
-        self.model.model(**arguments)
-        return None if self.model.seen is None else self.model.seen[0, last]
+        output, hidden = self.model.run(**arguments)
+        self._keep(torch.tensor([row], device=tokens.device), positions, output)
+        return None if hidden is None else hidden[0, last]
 
     def _arguments(self, cache: RaggedCache, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
         # A draft may be shown tokens of the target it has no row for; its guess after them is as good as any.
@@ -177,6 +197,8 @@ class HuggingFaceSession(BufferedSession):
             "past_key_values": cache.at(positions),
             "use_cache": True,
         }
+        if self.states is not None:
+            arguments["output_hidden_states"] = True
         if "position_ids" in self.model.accepts:
             # Padding may stand past the last position the model knows; its result is never used.
             limit = self.model.positions_limit

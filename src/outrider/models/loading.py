@@ -57,7 +57,8 @@ def load(name: str, device: str = "auto", dtype: str = "auto", trust_remote_code
     except Exception as error:
         raise _explained(name, place, error) from error
     wrapped = HuggingFaceModel(model.to(where).requires_grad_(False))
-    if where.type == "cpu" and (model.dtype == torch.float32 or cpu_is_fast_at_bfloat16()):
+    narrow = model.dtype == torch.bfloat16 and cpu_is_fast_at_bfloat16()
+    if where.type == "cpu" and (model.dtype == torch.float32 or narrow):  # what the packed kernels were measured for
         pack(model, rows=_PACKED_ROWS)
     return Loaded(name, wrapped, tokenizer)
 

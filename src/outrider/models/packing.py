@@ -42,3 +42,9 @@ def _packed(weight: Tensor, rows: int) -> Tensor | None:
 
 def _forward(self: Any, x: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, self.outrider_packed, self.bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+def packed_layers(model: nn.Module) -> tuple[int, int]:
+    """How many linear layers are packed, and how many there are."""
+    linear = [module for module in model.modules() if type(module) is nn.Linear]
+    return sum(hasattr(module, "outrider_packed") for module in linear), len(linear)

@@ -36,6 +36,7 @@ class BufferedSession(ABC):
         self.embedding: Tensor | None = None
         self.unembedding: Tensor | None = None
         self.hidden: Tensor | None = None  # [B, size]: what gave each row's last token
+        self.states: Tensor | None = None  # [B, C, L, size], by position, once somebody asked for them
         self._window: tuple[Tensor, Tensor] | None = None  # start [B] and hidden states [B, w, size] of the last run
         self.guessed = 0  # guesses run since the last commit; they stand as scratch in the context
 
@@ -49,6 +50,9 @@ class BufferedSession(ABC):
 
     def _encode(self, row: int, source: Source) -> None:
         raise BadOption("source is for encoder-decoder models only; this model continues its prompt")
+
+    def keep_states(self, layers: Sequence[int]) -> None:
+        raise BadOption("this model shows no states of its layers; use a draft that reads none")
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.context.admit(row, prompt)
@@ -117,6 +121,7 @@ class BufferedSession(ABC):
         self.context.select(rows)
         self.cached = self.cached.index_select(0, rows)
         self.hidden = None if self.hidden is None else self.hidden.index_select(0, rows)
+        self.states = None if self.states is None else self.states.index_select(0, rows)
         if self._window is not None:
             self._window = self._window[0].index_select(0, rows), self._window[1].index_select(0, rows)
 

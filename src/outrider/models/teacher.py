@@ -1,15 +1,14 @@
-"""A target as a teacher: its hidden states, its probabilities on a few tokens, and text it writes itself."""
+"""A target as a teacher: its hidden states, and its probabilities on a few tokens."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from outrider.errors import BadOption, require
+from outrider.errors import require
 from outrider.models.huggingface import HuggingFaceModel
 
 
@@ -30,16 +29,25 @@ class Teacher:
         self.embedding, self.unembedding = model.embedding, model.unembedding
 
     @torch.no_grad()
-    def hidden(self, tokens: Tensor, source: Tensor | None = None) -> Tensor:
-        """Last hidden states over tokens [B, T] -> [B, T, size]; ``source`` [B, S] feeds an encoder."""
+    def look(self, tokens: Tensor, source: Tensor | None = None, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """Over tokens [B, T]: what the output layer reads [B, T, size], and what these layers give [B, T, L, size].
+
+        ``source`` [B, S] feeds an encoder. The output layer of some families read something else: T5 scales it.
+        """
         if self.model.encoder_decoder:
             require(source is not None, "an encoder-decoder target needs sources in its training data")
             mask = source != self.model.model.config.pad_token_id
-            self.model.model(input_ids=source, attention_mask=mask.long(), decoder_input_ids=tokens)
+            read = {"input_ids": source, "attention_mask": mask.long(), "decoder_input_ids": tokens}
         else:
-            self.model.model(input_ids=tokens, use_cache=False)
-        assert self.model.seen is not None
-        return self.model.seen
+            read = {"input_ids": tokens, "use_cache": False}
+        output, hidden = self.model.run(**read, output_hidden_states=bool(layers))
+        assert hidden is not None
+        given = output.decoder_hidden_states if self.model.encoder_decoder else output.hidden_states
+        return hidden, torch.stack([given[layer] for layer in layers], 2) if layers else hidden[:, :, :0, None]
+
+    def hidden(self, tokens: Tensor, source: Tensor | None = None) -> Tensor:
+        """The last hidden states [B, T, size]: what the output layer reads."""
+        return self.look(tokens, source)[0]
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -63,66 +71,3 @@ class Teacher:
             logits = self.logits(piece)
             parts.append((logits[:, tokens] - logits.logsumexp(-1, keepdim=True)).exp())
         return torch.cat(parts).reshape(*hidden.shape[:-1], len(tokens))
-
-
-def user_turn_opener(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What stands before a user's words: let the target go on from there and it writes a user's words itself."""
-    if not getattr(tokenizer, "chat_template", None):
-        return tokenizer.bos_token or ""
-    mark = "\u241f"
-    text = tokenizer.apply_chat_template([{"role": "user", "content": mark}], tokenize=False)
-    return str(text).split(mark)[0]
-
-
-@torch.no_grad()
-def write(
-    model: HuggingFaceModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Sequence[int]],
-    *,
-    new_tokens: int,
-    temperature: float,
-    batch: int,
-    seed: int,
-) -> Iterator[tuple[Sequence[int], list[int]]]:
-    """Answers to prompts by transformers' own generate, many at a time: (prompt, answer) pairs.
-
-    Batches hold prompts of similar length; which prompt is in which batch, and the seed of each batch, follow from
-    the arguments alone, so a run can be repeated.
-    """
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    if pad is None:
-        raise BadOption(
-            "the tokenizer has neither a pad nor an eos token: give text files with --data instead of --self"
-        )
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    for start in range(0, len(order), batch):
-        chosen = [prompts[i] for i in order[start : start + batch]]
-        longest = max(len(p) for p in chosen)
-        ids = torch.full((len(chosen), longest), pad, dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(chosen):
-            ids[row, longest - len(prompt) :] = torch.tensor(list(prompt))
-            mask[row, longest - len(prompt) :] = 1
-        torch.manual_seed(seed * 1_000_003 + start)
-        sampled = (
-            {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
-        )
-        result = model.model.generate(
-            input_ids=ids.to(model.device),
-            attention_mask=mask.to(model.device),
-            max_new_tokens=new_tokens,
-            pad_token_id=pad,
-            **sampled,
-        )
-        first = 1 if model.encoder_decoder else longest
-        for prompt, row in zip(chosen, result[:, first:].tolist(), strict=True):
-            yield prompt, _until_end(row, model)
-
-
-def _until_end(tokens: list[int], model: HuggingFaceModel) -> list[int]:
-    """Up to and with the first end-of-sequence token."""
-    ends = model.model.generation_config.eos_token_id
-    ends = {ends} if isinstance(ends, int) else set(ends or ())
-    cut = next((i for i, t in enumerate(tokens) if t in ends), len(tokens) - 1)
-    return tokens[: cut + 1]

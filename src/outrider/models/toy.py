@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.context import Context
+from outrider.errors import BadOption
 from outrider.types import Shape, Source
 
 
@@ -52,12 +53,16 @@ class ToySession:
         self.context = Context(rows, shape.capacity, model.device)
         self.tail = torch.zeros((rows, 0), dtype=torch.int64)
         self.hidden: Tensor | None = None
+        self.states: Tensor | None = None
         self.embedding: Tensor | None = None
         self.unembedding: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
         return self.model.device
+
+    def keep_states(self, layers: Sequence[int]) -> None:
+        raise BadOption("a toy has no layers; use a draft that reads none")
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.context.admit(row, prompt)

@@ -22,6 +22,7 @@ PROMPTS: tuple[Sequence[int], ...] = ((1, 2, 3, 1, 2, 3, 1, 2), (3,))
 def check_verifier(verifier: Verifier, *, rows: int = 40_000) -> None:
     """Check a rule: its form, greedy equality, equality with plain decoding if it shares noise, and the law.
 
+    A rule that does not call itself exact is checked for its form only.
     The joint law of the first two tokens of ``rows`` generations is tested for every kind of drafter, with a
     false-failure rate of 1e-9 each; the smallest total-variation distance found is about 0.05.
     """
@@ -29,7 +30,8 @@ def check_verifier(verifier: Verifier, *, rows: int = 40_000) -> None:
     for case in _cases():
         _check_form(verifier, case)
     for drafter in _drafters(model):
-        _check_greedy(verifier, model, drafter)
+        if verifier.exact:
+            _check_greedy(verifier, model, drafter)
         if verifier.shares_noise:
             _check_same_as_plain(verifier, model, drafter)
         if verifier.exact:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.errors import BadOption, ModelNotFound, require
 from outrider.models.loading import Loaded
-from outrider.models.teacher import user_turn_opener, write
+from outrider.models.writing import user_turn_opener, write
 
 Progress = Callable[[str, float], None]
 """(what is being done, share done)."""

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from outrider.drafters.heads import Head, HeadConfig, HeadDrafter
+from outrider.drafters.head_layers import Head, HeadConfig
+from outrider.drafters.heads import HeadDrafter
 from outrider.errors import BadOption, require
 from outrider.models import trimmed
 from outrider.models.loading import Loaded
@@ -39,6 +40,8 @@ class Plan:
     block: int = 512
     depth: int = 5  # heads: guesses trained in a row
     blocks: int = 1  # feature head: layers
+    reads: tuple[int, ...] | None = None  # feature head: layers of the target it reads; None: two of them and the last
+    attention: bool = True  # feature head: look back over the text
     generate_batch: int = 64
     seconds: float | None = None  # of training; the budget's tokens then follow from the measured speed
     budget: Budget = Budget(tokens=10_000_000)
@@ -163,6 +166,7 @@ def make_student(target: Loaded, plan: Plan, tokens: torch.Tensor) -> tuple[Stud
         hidden_size=size,
         inner_size=_inner(plan.size, 2 * size),
         blocks=plan.depth if plan.kind == "blockwise" else plan.blocks,
+        **({} if plan.kind == "blockwise" else _looks(target, plan)),
         fingerprint=fingerprint(target.model),
     )
     head = Head(config).to(target.model.device).train()
@@ -171,6 +175,18 @@ def make_student(target: Loaded, plan: Plan, tokens: torch.Tensor) -> tuple[Stud
         HeadDrafter(head, tokens, plan.kind).save(out)
 
     return HeadStudent(teacher, head, vocabulary, plan.depth), save
+
+
+def _looks(target: Loaded, plan: Plan) -> dict[str, Any]:
+    """What a feature head looks at: layers of the target, and the text before."""
+    config = target.model.config
+    layers = int(config.num_hidden_layers)
+    reads = (layers // 3, 2 * layers // 3, -1) if plan.reads is None else (*plan.reads, -1)
+    wrong = [layer for layer in reads if not -1 <= layer <= layers]
+    require(not wrong, f"reads names layers {wrong}: the target has {layers}")
+    heads = int(config.num_attention_heads)
+    shared = int(getattr(config, "num_key_value_heads", None) or heads)
+    return {"layers": reads, "heads": (heads, shared) if plan.attention else (0, 0), "window": plan.block}
 
 
 def _inner(size: str | None, default: int) -> int:

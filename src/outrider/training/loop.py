@@ -14,7 +14,7 @@ import torch
 
 from outrider.errors import BadOption, require
 from outrider.training.data import Corpus
-from outrider.training.objectives import OBJECTIVES
+from outrider.training.objectives import OBJECTIVES, known, objective_at
 from outrider.training.students import Measured, Student
 
 
@@ -34,7 +34,8 @@ class Budget:
         require(self.tokens > 0, f"tokens must be positive, got {self.tokens}")
         require(self.batch > 0, f"batch must be positive, got {self.batch}")
         require(
-            self.objective in OBJECTIVES, f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}"
+            known(self.objective),
+            f"objective must be one of {', '.join(OBJECTIVES)}, or two as in kl+tv, got {self.objective!r}",
         )
 
     def steps(self, corpus: Corpus) -> int:
@@ -75,14 +76,13 @@ def train(
     steps = budget.steps(corpus)
     optimiser = torch.optim.AdamW(student.module.parameters(), lr=budget.rate, betas=(0.9, 0.95), weight_decay=0.01)
     first = _resume(student, optimiser, budget, checkpoint)
-    objective = OBJECTIVES[budget.objective]
     cuda = next(student.module.parameters()).is_cuda
     last, began = Report(first, steps, math.nan, None, 0.0), time.perf_counter()
     for step in range(first, steps):
         for group in optimiser.param_groups:
             group["lr"] = budget.rate_at(step, steps)
         with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
-            loss = student.loss(batch_at(corpus, step, budget), objective)
+            loss = student.loss(batch_at(corpus, step, budget), objective_at(budget.objective, step / steps))
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(student.module.parameters(), budget.clip)

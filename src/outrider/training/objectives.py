@@ -32,3 +32,14 @@ def ce(logits: Tensor, p: Tensor, token: Tensor) -> Tensor:
 
 
 OBJECTIVES: dict[str, Objective] = {"kl": kl, "tv": tv, "ce": ce}
+
+
+def objective_at(name: str, share: float) -> Objective:
+    """The objective when this share of the training is done: "kl+tv" is kl for two thirds, then tv."""
+    first, _, second = name.partition("+")
+    return OBJECTIVES[second if second and share >= 2 / 3 else first]
+
+
+def known(name: str) -> bool:
+    first, plus, second = name.partition("+")
+    return first in OBJECTIVES and (not plus or second in OBJECTIVES)

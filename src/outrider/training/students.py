@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from outrider.drafters.heads import Head
+from outrider.drafters.head_layers import Head, Memory
 from outrider.models.teacher import Teacher
 from outrider.training.data import Corpus
 from outrider.training.objectives import Objective
@@ -91,24 +91,48 @@ class HeadStudent:
         """For each depth k: draft logits, the target's p, and the text's token index, at all positions."""
         tokens = batch.tokens.to(self.teacher.device)  # [B, T]
         sources = None if batch.sources is None else batch.sources.to(self.teacher.device)
-        hidden = self.teacher.hidden(tokens, sources)
+        hidden, seen = self.teacher.look(tokens, sources, self.head.config.layers)  # [B, T, size], [B, T, L, size]
         p = self.teacher.probabilities(hidden, self.vocabulary.tokens)  # [B, T, N]
-        embedded = nn.functional.embedding(tokens, self.teacher.embedding)
         labels = self.vocabulary.labels(tokens)
-        output = self.teacher.unembedding[self.vocabulary.tokens].t()  # [size, N]
+        output = self.teacher.unembedding[self.vocabulary.tokens].t().to(self._dtype)  # [size, N]
         length = tokens.shape[1] - self.depth - 1  # positions with all of their guesses inside the text
-        state = hidden[:, :length].to(self._dtype)
-        blockwise = self.head.config.kind == "blockwise"
-        states = self.head.fan(state, embedded[:, 1 : length + 1].to(self._dtype)) if blockwise else None
-        guesses = []
+        embedded = nn.functional.embedding(tokens, self.teacher.embedding).to(self._dtype)
+        if self.head.config.kind == "blockwise":
+            unroll, seen = self._fan, hidden[:, :, None]  # what a session shows as ``hidden``
+        else:
+            unroll = self._chain
+        return [
+            ((state @ output).float(), p[:, k : k + length], labels[:, k + 1 : k + 1 + length])
+            for k, state in enumerate(unroll(seen[:, :length].to(self._dtype), embedded), 1)
+        ]
+
+    def _fan(self, seen: Tensor, embedded: Tensor) -> list[Tensor]:
+        """Blockwise: the states behind all guesses at once."""
+        states = self.head.fan(seen[:, :, -1], embedded[:, 1 : seen.shape[1] + 1])
+        return list(states.unbind(2))[: self.depth]
+
+    def _chain(self, seen: Tensor, embedded: Tensor) -> list[Tensor]:
+        """Feature: as in drafting, every guess reads the state behind the one before and looks back over the text.
+
+        All positions are drafted from at the same time: place i sees the text's keys up to i and its own guesses'.
+        """
+        length = seen.shape[1]
+        place = torch.arange(length, device=seen.device)[None]  # [1, T]
+        x = self.head.read(self.head.seen(seen), embedded[:, 1 : length + 1])
+        attention, memory = self.head.attention, None
+        if attention is not None:
+            back = place[0, :, None] - place[0]  # [T, T]
+            visible = (back >= 0) & (back < self.head.config.window)
+            memory = Memory(*attention.remember(x, place), visible[None, None, None])
+        states = []
         for k in range(1, self.depth + 1):
-            if states is not None:
-                state = states[:, :, k - 1]
-            else:
-                state = self.head.step(state, embedded[:, k : k + length].to(self._dtype))
-            logits = (state @ output.to(state.dtype)).float()
-            guesses.append((logits, p[:, k : k + length], labels[:, k + 1 : k + 1 + length]))
-        return guesses
+            if k > 1:
+                x = self.head.read(x, embedded[:, k : k + length])
+                if attention is not None and memory is not None:
+                    memory.own.append(attention.remember(x, place + k - 1))
+            x = self.head.think(x, place + k - 1, memory)
+            states.append(x)
+        return states
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -22,16 +22,29 @@ def take(values: Tensor, n: Tensor) -> Tensor:
 
 def _maximal(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
     """Keep x_i with probability min(1, p/q), else draw from norm(max(0, p - q)): Leviathan section 2.3."""
+    return corrected(p, draft, kept(p, draft, noise, at), noise, at)
+
+
+def kept(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Tensor:
+    """Guesses before the first i with r_i > p_i(x_i) / q_i(x_i) -> n [B]."""
     guesses = draft.tokens.shape[1]
     r = noise.uniform("accept", at[:, :guesses])  # [B, G]
     p_of_x = p[:, :guesses].gather(-1, draft.tokens[..., None])[..., 0]  # [B, G]
-    n = accepted_prefix(draft.proposed & (r * draft.of_tokens() <= p_of_x))
+    return accepted_prefix(draft.proposed & (r * draft.of_tokens() <= p_of_x))
+
+
+def corrected(p: Tensor, draft: Draft, n: Tensor, noise: Noise, at: Tensor) -> Verdict:
+    """n guesses, then t from the adjusted distribution p'."""
     p_n = take(p, n)  # [B, V]
     rest = (p_n - draft.at(n, like=p_n)).clamp(min=0)  # p' unnormalised; p itself where nothing was proposed
+    return Verdict(n, draw_rest(rest, p_n, noise, take(at, n)))
+
+
+def draw_rest(rest: Tensor, p: Tensor, noise: Noise, at: Tensor) -> Tensor:
+    """t at positions ``at`` [B] from weights ``rest`` [B, V] -> [B]."""
     # Where rounding left nothing (p and q equal to the last bit, yet rejected), p is the right limit.
-    rest = torch.where(rest.amax(-1, keepdim=True) > 0, rest, p_n)
-    t = draw(rest, noise.race("token", take(at, n)[:, None], p.shape[-1])[:, 0])
-    return Verdict(n, t)
+    rest = torch.where(rest.amax(-1, keepdim=True) > 0, rest, p)
+    return draw(rest, noise.race("token", at[:, None], p.shape[-1])[:, 0])
 
 
 maximal_coupling = Verifier("maximal", _maximal, exact=True, shares_noise=False)

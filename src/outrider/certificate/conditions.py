@@ -1,0 +1,54 @@
+"""What a certificate holds for: the machine, the software, the shapes and the kernels in use."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.llm import LLM
+from outrider.models.packing import packed_layers
+
+
+def conditions(llm: LLM, slots: int) -> dict[str, Any]:
+    """Everything the bits may depend on, as far as it can be asked for."""
+    model = llm.target.model
+    return {
+        "device": _device(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "width": llm.width,
+        "slots": slots,
+        "exact": llm.exact,
+        **_kernels(llm),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+    }
+
+
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def _kernels(llm: LLM) -> dict[str, Any]:
+    model = llm.target.model
+    found: dict[str, Any] = {"attention": str(model.config._attn_implementation)}
+    if model.device.type == "cuda":
+        found["cuda"] = torch.version.cuda
+        found["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(model.device)))
+        found["float32_matmul"] = torch.get_float32_matmul_precision()
+        return found
+    packed, linear = packed_layers(model.model)
+    found["linear_layers"] = f"{packed} of {linear} packed (oneDNN)" if packed else f"{linear} ordinary"
+    found["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+    found["threads"] = torch.get_num_threads()
+    return found

@@ -1,0 +1,115 @@
+"""``outrider theory``: what the formulas promise, before anything is run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.columns import Columns
+from rich.table import Table
+
+from outrider import theory as formulas
+from outrider.cli import common
+from outrider.cli.common import answers, notes
+from outrider.errors import BadOption
+from outrider.report import plots, terminal
+from outrider.report.theory import Case, figures
+from outrider.trace import finite
+
+
+def theory(
+    alpha: Annotated[float, typer.Option(help="Acceptance rate: the chance that a guess is kept, 0 to 1.")],
+    c: Annotated[float, typer.Option("--c", help="Time of a guess over time of a plain target step.")] = 0.0,
+    operations: Annotated[
+        float, typer.Option(help="Arithmetic operations of a guess over those of a target token.")
+    ] = 0.0,
+    width_costs: Annotated[
+        str | None,
+        typer.Option(help="Measured time of runs by width, over a plain step, as 1:1,5:1.3,9:1.8."),
+    ] = None,
+    most: Annotated[int, typer.Option(help="The longest draft to consider.")] = 32,
+    draw: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw Figures 2, 3 and 4 here.")] = True,
+    plot: Annotated[Path | None, typer.Option(help="Also write them as PNG files into this directory.")] = None,
+    as_json: common.Json = False,
+) -> None:
+    """The best number of guesses and what it gains, by the closed forms of Leviathan et al. 2023."""
+    if plot is not None:
+        plots.check_available()
+    case = Case(alpha, formulas.Costs(_widths(width_costs), c), _longest(most, width_costs), operations)
+    if as_json:
+        answers.out(json.dumps(finite(_numbers(case, c))), highlight=False)
+    else:
+        answers.print(_table(case))
+        answers.print(_verdict(case, c))
+        if draw:
+            pictures = [terminal.plot(panel) for figure in figures(case) for panel in figure.panels]
+            answers.print()
+            answers.print(Columns(pictures, padding=(1, 4)))
+    for path in plots.save(figures(case), plot) if plot is not None else ():
+        notes.print(f"wrote {path}", markup=False)
+
+
+def _widths(text: str | None) -> formulas.ByNumber:
+    if text is None:
+        return 1.0
+    return formulas.interpolated(_pairs(text))
+
+
+def _longest(most: int, text: str | None) -> int:
+    """No further than costs were measured."""
+    return most if text is None else min(most, max(_pairs(text)) - 1)
+
+
+def _pairs(text: str) -> dict[int, float]:
+    try:
+        found = [part.split(":") for part in text.split(",")]
+        table = {int(width): float(cost) for width, cost in found}
+    except ValueError:
+        raise BadOption(f"--width-costs must look like 1:1,5:1.3,9:1.8, got {text!r}") from None
+    if min(table) != 1:
+        raise BadOption(f"--width-costs must start at width 1, the plain step, got {text!r}")
+    return table
+
+
+def _numbers(case: Case, c: float) -> dict[str, object]:
+    return {
+        "alpha": case.alpha,
+        "c": c,
+        "best": asdict(case.best),
+        "oracle_tokens": formulas.oracle_tokens(case.alpha),
+        "oracle_speedup": formulas.oracle_speedup(case.alpha, c),
+        "by_gamma": [asdict(case.at(gamma)) for gamma in range(case.most + 1)],
+    }
+
+
+def _table(case: Case) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("γ", "tokens per run", "speed-up", "operations", "memory reads"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    shown = [case.at(gamma) for gamma in range(min(case.most, max(8, case.best.gamma + 3)) + 1)]
+    largest = max(row.speedup for row in shown)
+    for row in shown:
+        best = row.gamma == case.best.gamma
+        table.add_row(
+            str(row.gamma), f"{row.tokens:.2f}", f"{row.speedup:.2f}", f"{row.operations:.2f}", f"{row.memory:.2f}",
+            terminal.bar(row.speedup, largest) + (" ◀" if best else ""), style="bold" if best else "",
+        )  # fmt: skip
+    return table
+
+
+def _verdict(case: Case, c: float) -> str:
+    best = case.best
+    if best.gamma == 0:
+        return f"Speculation does not pay: a guess kept with chance {case.alpha:g} costs more than it saves."
+    limit = f" (the longest considered, --most {case.most})" if best.gamma == case.most else ""
+    return (
+        f"Best: γ = {best.gamma}{limit}: {best.tokens:.2f} tokens per target run, {best.speedup:.2f} times as fast, "
+        f"{best.operations:.2f} times the operations.\n"
+        f"Bound: {formulas.oracle_tokens(case.alpha):.2f} tokens per target run and "
+        f"{formulas.oracle_speedup(case.alpha, c):.2f} times as fast, were γ always right and every width free."
+    )

@@ -1,0 +1,94 @@
+"""Figures 2, 3 and 4 of Leviathan et al. 2023 from the formulas, with the reader's own case drawn into each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from outrider import theory
+from outrider.report.panels import Curve, Figure, Panel, curve
+
+_ALPHAS = [i / 200 for i in range(200)]  # not 1 itself: an endless draft then has no bound
+_GAMMAS = (1, 3, 5, 7, 10)
+_PRICES = (0.01, 0.02, 0.05, 0.1, 0.2)
+_LONGEST = 400  # Figure 3 looks for the best gamma up to here, far beyond its upper edge
+_ALPHA = "acceptance rate α"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the reader asks about: acceptance, costs, and the longest draft to consider."""
+
+    alpha: float
+    costs: theory.Costs
+    most: int
+    draft_operations: float = 0.0
+
+    @cached_property
+    def best(self) -> theory.Forecast:
+        """The optimum."""
+        return self.at(theory.optimal_gamma(self.alpha, self.costs, self.most))
+
+    def at(self, gamma: int) -> theory.Forecast:
+        return theory.forecast(self.alpha, gamma, self.costs, self.draft_operations)
+
+
+def figures(case: Case) -> list[Figure]:
+    """The three figures."""
+    return [expected_tokens(case), optimal_gamma(case), speed_and_operations(case)]
+
+
+def expected_tokens(case: Case) -> Figure:
+    """Figure 2: equation (1) over alpha."""
+    gamma = case.best.gamma
+    lines = [
+        *_by_gamma(lambda g: partial(theory.expected_tokens, gamma=g)),
+        curve("γ=∞", _ALPHAS, theory.oracle_tokens),
+        _yours(f"yours: γ={gamma}", partial(theory.expected_tokens, gamma=gamma)),
+    ]
+    mark = (case.alpha, case.best.tokens)
+    panel = Panel("Tokens per target run", _ALPHA, "tokens", tuple(lines), (0, 1), (1, 11), mark)
+    return Figure("figure-2", "Figure 2: expected tokens per target run, equation (1)", (panel,))
+
+
+def optimal_gamma(case: Case) -> Figure:
+    """Figure 3: the gamma that Theorem 3.8 likes best, over alpha, by the cost of a guess."""
+    lines = [
+        *(curve(f"c={c:g}", _ALPHAS, partial(theory.optimal_gamma, costs=c, most=_LONGEST)) for c in _PRICES),
+        _yours("yours", partial(theory.optimal_gamma, costs=case.costs, most=case.most)),
+    ]
+    mark = (case.alpha, case.best.gamma)
+    panel = Panel("Guesses that gain most", _ALPHA, "γ", tuple(lines), (0, 1), (0, 20), mark, whole=True)
+    return Figure("figure-3", "Figure 3: the best γ by the cost c of a guess, section 3.5", (panel,))
+
+
+def speed_and_operations(case: Case) -> Figure:
+    """Figure 4: what is gained in time and paid in arithmetic, over alpha; the paper's lines have free guesses."""
+    gamma, label = case.best.gamma, f"yours: γ={case.best.gamma}"
+    speed = [
+        *_by_gamma(lambda g: partial(theory.speedup, gamma=g, costs=0.0)),
+        _yours(label, partial(theory.speedup, gamma=gamma, costs=case.costs)),
+    ]
+    work = [
+        *_by_gamma(lambda g: partial(theory.operations, gamma=g)),
+        _yours(label, partial(theory.operations, gamma=gamma, draft_operations=case.draft_operations)),
+    ]
+    at = case.alpha
+    panels = (
+        Panel("Speed-up", _ALPHA, "times as fast", tuple(speed), (0, 1), (0, 10), (at, case.best.speedup)),
+        Panel("Arithmetic", _ALPHA, "times the operations", tuple(work), (0, 1), (0, 10), (at, case.best.operations)),
+    )
+    return Figure(
+        "figure-4",
+        "Figure 4: gain in time and price in operations (Theorems 3.8 and 3.11); guesses free but for yours",
+        panels,
+    )
+
+
+def _by_gamma(function: Callable[[int], Callable[[float], float]]) -> list[Curve]:
+    return [curve(f"γ={gamma}", _ALPHAS, function(gamma)) for gamma in _GAMMAS]
+
+
+def _yours(label: str, function: Callable[[float], float]) -> Curve:
+    return curve(label, _ALPHAS, function, yours=True)
