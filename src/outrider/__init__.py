@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.decoding.decoder import Decoder
-    from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Standardised, Uniform
+    from outrider.drafters import (
+        Cascade,
+        Copying,
+        Fallback,
+        ModelDrafter,
+        Ngram,
+        NgramTable,
+        Nothing,
+        Standardised,
+        Uniform,
+    )
     from outrider.errors import OutriderError
     from outrider.hf import transformers_generate
     from outrider.llm import LLM, Chunk, Output, load
@@ -32,6 +42,7 @@ _HOMES = {
     "Draft": "types",
     "Drafter": "types",
     "DraftSession": "types",
+    "Cascade": "drafters",
     "Copying": "drafters",
     "Fallback": "drafters",
     "ModelDrafter": "drafters",
@@ -48,6 +59,7 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "Cascade",
     "Chunk",
     "Copying",
     "Decoder",

@@ -27,6 +27,7 @@ class Step:
     draft: Draft
     overlap: Tensor  # [B, G]: sum-min(p, q) of each guess, p/l with lenience
     healthy: Tensor  # [B]: how many leading tokens rest on logits that are numbers
+    p: Tensor  # [B, G+1, V]: what each emitted token follows, for whoever drafts with this step
 
 
 def speculative_step(
@@ -48,7 +49,7 @@ def speculative_step(
     p = standardise(logits, verify.sees(sampling), target.context, draft.tokens)
     verdict = verify(p, draft, noise, at)  # n accepted, t from the adjusted distribution
     emitted, count = splice(draft.tokens, verdict)
-    step = Step(emitted, count, draft, draft.overlap(verify.ceiling(p)), _healthy(logits, p))
+    step = Step(emitted, count, draft, draft.overlap(verify.ceiling(p)), _healthy(logits, p), p)
     target.commit(emitted, count)
     drafter.commit(emitted, count)
     watch.lap("accept")

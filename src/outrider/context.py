@@ -71,6 +71,10 @@ class Context:
         self.lengths += count  # in place: a recorded step finds its state where it left it
         return count
 
+    def rewind(self, lengths: Tensor) -> None:
+        """Tokens beyond lengths [B] are scratch again."""
+        self.lengths = torch.minimum(self.lengths, lengths)
+
     def select(self, rows: Tensor) -> None:
         for name in ("tokens", "lengths", "prompt_lengths", "active"):
             setattr(self, name, getattr(self, name).index_select(0, rows))

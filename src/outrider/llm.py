@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
 from outrider.decoding.stopping import Row, Stopping
-from outrider.drafters import Copying, Fallback, ModelDrafter, Standardised, built_in
-from outrider.drafters.heads import CONFIG, HeadDrafter
+from outrider.drafters import Standardised
 from outrider.errors import BadOption, NumericalError, PromptError, require
-from outrider.models import generation, loading, trimmed
-from outrider.models.teacher import fingerprint
+from outrider.models import generation, loading
+from outrider.naming import Beside, drafter_named
 from outrider.options import Options
 from outrider.trace import Stats, Trace, summarise
 from outrider.types import Drafter, Verifier
@@ -78,55 +75,16 @@ def load(
     """Load a target and a drafter.
 
     target: a short name (smollm2-135m), a directory, a .gguf file or a hub id.
-    draft: "auto", "copy", "ngram", "uniform", None or "none", a model named like a target, or a Drafter.
+    draft: "auto", "copy", "ngram", "uniform", None or "none", a model named like a target, or a Drafter;
+        "copy>small-model" is a cascade: copying drafts for the small model, which drafts for the target.
     width: W, the tokens of every target run; gamma can be up to width - 1.
     slots: rows that run together; None means as many as there are prompts, at most 8.
     exact: constant shapes, so that speculation on or off gives the same text to the bit.
     """
     require(isinstance(target, str), f"target must be a model's name, got {target!r}")
     loaded = loading.load(target, device, dtype, trust_remote_code)
-    drafter = _drafter(draft, loaded, dtype, trust_remote_code)
+    drafter = drafter_named(draft, Beside(loaded, dtype, trust_remote_code))
     return LLM(loaded, drafter, width=width, slots=slots, exact=exact)
-
-
-def _drafter(draft: str | Drafter | None, target: loading.Loaded, dtype: str, trust: bool) -> Drafter:
-    if not isinstance(draft, str) and draft is not None:
-        require(isinstance(draft, Drafter), f"draft must be a name or have `name` and `start`, got {draft!r}")
-        return draft
-    known = built_in()
-    if draft == "auto" and (head := shipped_draft(target)) is not None:
-        return Fallback(Copying(), head)
-    if draft is None or draft in known:
-        return known[draft or "none"]
-    if (Path(draft) / CONFIG).is_file():
-        return _trained(Path(draft), target)
-    loaded = loading.load(draft, str(target.model.device), dtype, trust)
-    loading.check_same_tokens(target, loaded)
-    return ModelDrafter(loaded.model, name=draft)
-
-
-def shipped_draft(target: loading.Loaded) -> Drafter | None:
-    """The draft that comes with the package for these very weights, if there is one."""
-    if target.model.hidden_size is None or target.model.encoder_decoder:
-        return None
-    name = fingerprint(target.model)
-    for folder in sorted((Path(__file__).parent / "data" / "drafts").glob("*")):
-        if (folder / CONFIG).is_file() and json.loads((folder / CONFIG).read_text("utf-8"))["fingerprint"] == name:
-            return HeadDrafter.load(folder, f"{folder.name} head")
-    return None
-
-
-def _trained(folder: Path, target: loading.Loaded) -> Drafter:
-    """A draft made by ``outrider distill``, beside the target it was made for."""
-    config = json.loads((folder / CONFIG).read_text("utf-8"))
-    ours = fingerprint(target.model)
-    require(
-        config.get("fingerprint", ours) == ours,
-        f"draft {folder} was trained for another target than {target.name!r}; train one with `outrider distill`",
-    )
-    if config["kind"] == "model":
-        return ModelDrafter(trimmed.load(folder, target.model), name=folder.name)
-    return HeadDrafter.load(folder)
 
 
 def _verifier(options: Options) -> Verifier:

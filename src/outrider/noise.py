@@ -84,6 +84,11 @@ class Noise:
         """Streams of one run alone, known by the position it starts from: no other run of the row starts there."""
         return Noise(self._key("run", at[:, :1])[:, 0], f"{self.path}/run")
 
+    @property
+    def is_the_targets(self) -> bool:
+        """Under no name: the target draws from these very streams, and a draft should draw what it would."""
+        return self.path == ""
+
     def uniform(self, stream: str, at: Tensor) -> Tensor:
         """Uniforms in (0, 1) for absolute positions ``at`` [B, K] -> [B, K]."""
         bits = (self._key(stream, at) >> 40) & ((1 << 24) - 1)

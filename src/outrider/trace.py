@@ -34,6 +34,27 @@ class Record:
         return min(self.accepted + 1, len(self.drafted))
 
 
+@dataclass(frozen=True)
+class Level:
+    """One level of a cascade over a whole call: a model that drafts, and the drafter that drafted for it."""
+
+    model: str
+    drafter: str
+    runs: int  # of the model after prefill, counted once for every row that still wanted tokens
+    drafted: int  # guesses the drafter made for it
+    examined: int  # guesses whose fate was decided
+    accepted: int  # guesses the model kept
+    seconds: dict[str, float]  # in draft, target (this model's runs) and accept
+
+    @property
+    def tokens_per_run(self) -> float:
+        return ratio(self.accepted + self.runs, self.runs)
+
+    @property
+    def alpha_counted(self) -> float:
+        return ratio(self.accepted, self.examined)
+
+
 @dataclass
 class Trace:
     """Append-only history of a generation."""
@@ -46,6 +67,7 @@ class Trace:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PHASES, "prefill"), 0.0))
     drafter_error: str | None = None
     lenience: float = 1.0  # below 1 the text does not follow the target's distribution
+    levels: tuple[Level, ...] = ()  # of a cascade, from the target's side down
 
     def for_row(self, row: int) -> Trace:
         """The part that concerns one row. Times and runs are of the whole batch it ran in."""
@@ -65,6 +87,7 @@ class Trace:
         head, *rest = (json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines())
         head.pop("trace")
         records = [Record(**{**r, "drafted": tuple(r["drafted"]), "overlap": tuple(r["overlap"])}) for r in rest]
+        head["levels"] = tuple(Level(**level) for level in head.get("levels", ()))
         return Trace(**head, records=records)
 
 
@@ -89,6 +112,7 @@ class Stats:
     tokens_per_second: float  # tokens / (all seconds but prefill)
     drafter_error: str | None = None
     lenience: float = 1.0  # 1: none
+    levels: tuple[Level, ...] = ()  # of a cascade: what each model below the target did, over the whole call
 
     def to_json(self) -> dict[str, Any]:
         return {k: finite(v) for k, v in asdict(self).items()}
@@ -129,6 +153,7 @@ def summarise(trace: Trace) -> Stats:
         tokens_per_second=ratio(tokens, decoding),
         drafter_error=trace.drafter_error,
         lenience=trace.lenience,
+        levels=trace.levels,
     )
 
 
@@ -169,7 +194,21 @@ def merge(traces: Iterable[Trace]) -> Trace:
         merged.lenience = min(merged.lenience, trace.lenience)
         merged.records.extend(trace.records)
         merged.runs += trace.runs
+        merged.levels = add_levels(merged.levels, trace.levels)
         merged.drafter_error = merged.drafter_error or trace.drafter_error
         for phase, seconds in trace.seconds.items():
             merged.seconds[phase] += seconds
     return merged
+
+
+def add_levels(ours: tuple[Level, ...], theirs: tuple[Level, ...]) -> tuple[Level, ...]:
+    """The numbers of two calls, level by level; a call without levels has nothing to add."""
+    if not ours or not theirs:
+        return ours or theirs
+    return tuple(
+        Level(
+            a.model, a.drafter, a.runs + b.runs, a.drafted + b.drafted, a.examined + b.examined,
+            a.accepted + b.accepted, {phase: a.seconds[phase] + b.seconds[phase] for phase in a.seconds},
+        )
+        for a, b in zip(ours, theirs, strict=True)
+    )  # fmt: skip

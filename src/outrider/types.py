@@ -29,6 +29,7 @@ class Draft:
     tokens: Tensor  # [B, G] int64
     probs: Tensor | None  # [B, G, V]; None means point masses on the tokens
     proposed: Tensor  # [B, G] bool: True for a prefix of each row, False where nothing was proposed
+    by_law: bool = False  # tokens follow probs without being draw(probs, race): they were verified, not drawn
 
     @staticmethod
     def empty(rows: int, device: torch.device) -> Draft:
@@ -127,15 +128,17 @@ class Session(Protocol):
 
     context: Context
     vocab_size: int
-    hidden: Tensor | None
-    """[B, size]: what the output layer read when it gave each row's last token; None if the model shows none."""
-
-    states: Tensor | None
-    """[B, C, L, size]: what the layers asked for with ``keep_states`` gave at every position run so far."""
-
     embedding: Tensor | None
     unembedding: Tensor | None
     """[V, size] each: the model's input and output tables, for heads that share them; None if it shows none."""
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """[B, size]: what the output layer read when it gave each row's last token; None if the model shows none."""
+
+    @property
+    def states(self) -> Tensor | None:
+        """[B, C, L, size]: what the layers asked for with ``keep_states`` gave at every position run so far."""
 
     @property
     def device(self) -> torch.device: ...
@@ -161,6 +164,12 @@ class Session(Protocol):
         What was scored and agrees stays cached; the rest is run next time. ``follows`` promises that the
         tokens agree with the scored guesses but for the last of each row, which bounds that rest without
         asking the device how long it is.
+        """
+
+    def rewind(self, lengths: Tensor) -> None:
+        """Take back what was committed beyond lengths [B]: it was only believed. Shorter rows stay as they are.
+
+        ``hidden`` is right again after the next score; before, it is the nearest state of the last run.
         """
 
     def select(self, rows: Tensor) -> None:
@@ -211,11 +220,16 @@ class DraftSession(Protocol):
 
         Rows may differ (``proposed``), and all may be shorter than gamma (fewer columns).
         Contract, tested bit for bit: tokens == draw(probs, noise.race("token", at)), so the q returned is
-        the q drawn from.
+        the q drawn from. A draft that is itself the outcome of verification says ``by_law``: each token then
+        follows its probs given the tokens before it, as a function of ``noise`` up to its own position, and with
+        the target's own noise the equation holds all the same. Tested as a law, and bit for bit.
         """
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         """These tokens are now the truth, whatever was proposed."""
+
+    def rewind(self, lengths: Tensor) -> None:
+        """Take back what was committed beyond lengths [B]. Only a cascade asks for it, of the drafter below it."""
 
     def select(self, rows: Tensor) -> None:
         """Reorder, fork or drop rows."""

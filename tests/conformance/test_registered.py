@@ -6,7 +6,7 @@ import pytest
 
 import tiny
 from helpers import case, wrapped
-from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform, built_in
+from outrider.drafters import Cascade, Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform, built_in
 from outrider.models.toy import ToyModel
 from outrider.testing import check_drafter, check_session, check_verifier
 from outrider.types import Drafter
@@ -16,6 +16,7 @@ from outrider.verification.choose import VERIFIERS
 def drafters() -> dict[str, Drafter]:
     """The built-in ones and every other way to put them together, for the 12 tokens of the default target."""
     text = [1, 2, 3, 4, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 0, 1]
+    model, small = ModelDrafter(ToyModel(12, seed=9)), ModelDrafter(ToyModel(12, seed=8), "small")
     return {
         **built_in(),
         "copy-1": Copying(shortest=1, longest=2),
@@ -31,6 +32,12 @@ def drafters() -> dict[str, Drafter]:
         "copy, then uniform": Fallback(Copying(), Uniform()),
         "nothing, then n-gram": Fallback(Nothing(), Ngram()),
         "n-gram, then nothing": Fallback(Ngram(), Nothing()),
+        "cascade on copying": Cascade(Copying(shortest=1), model, guesses=2),
+        "cascade on nothing": Cascade(Nothing(), model),
+        "cascade of three": Cascade(Cascade(Uniform(), small, guesses=2), model, guesses=3),
+        "cascade, asked once": Cascade(small, model, once=True),
+        "cascade, smaller middle": Cascade(Uniform(), ModelDrafter(_clipped(9)), guesses=2),
+        "copy, then cascade": Fallback(Copying(), Cascade(small, model)),
     }
 
 

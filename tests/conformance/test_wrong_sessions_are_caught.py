@@ -39,6 +39,15 @@ class KeepsOldRows(HuggingFaceSession):
         self.cache = cache.select(torch.arange(len(rows)))
 
 
+class KeepsWhatWasTakenBack(HuggingFaceSession):
+    """rewind shortens the text but takes the memory behind it for true."""
+
+    def rewind(self, lengths: Tensor) -> None:
+        cached = self.cached
+        super().rewind(lengths)
+        self.cached = cached
+
+
 class Grows(ToySession):
     """A released row goes on growing."""
 
@@ -59,7 +68,7 @@ class ForgetsUnseen(HuggingFaceSession):
         self.cached, self.behind = self.context.lengths - 1, 1
 
 
-@pytest.mark.parametrize("wrong", [KeepsEverything, OffByOne, KeepsOldRows, ForgetsUnseen])
+@pytest.mark.parametrize("wrong", [KeepsEverything, OffByOne, KeepsOldRows, ForgetsUnseen, KeepsWhatWasTakenBack])
 def test_wrong_sessions_are_caught(wrong: type[HuggingFaceSession]) -> None:
     """Catches a check_session that lets stale keys and values through."""
     model = wrapped("llama")

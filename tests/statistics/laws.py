@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform
+from outrider.drafters import Cascade, Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform
 from outrider.models.toy import ToyModel
 from outrider.sampling import Sampling
 from outrider.testing import SameLaw, assert_same_law, counts_of, exact_law, sample
@@ -31,8 +31,8 @@ SAMPLINGS = {
 def drafters() -> dict[str, Drafter]:
     corpus = [[1, 2, 0, 1, 3, 4, 4, 2, 1, 0, 2, 2]]
     return {
-        "near": ModelDrafter(TARGET.near(0.5), "near"),
-        "far": ModelDrafter(ToyModel(VOCAB, seed=5, sharpness=3.0), "far"),
+        "near": near(),
+        "far": far(),
         "self": ModelDrafter(TARGET, "self"),
         "cool": ModelDrafter(TARGET.near(0.5), "cool", sampling=Sampling(0.4, top_k=3)),
         "uniform": Uniform(),
@@ -41,7 +41,24 @@ def drafters() -> dict[str, Drafter]:
         "table": Ngram(NgramTable.fit(corpus, VOCAB)),
         "auto": Fallback(Copying(longest=3), Ngram(order=3)),
         "none": Nothing(),
+        "cascade": cascade(),
+        "cascade of three": Cascade(Cascade(Uniform(), far(), guesses=2), near(), guesses=2),
+        "cascade, asked once": cascade(once=True),
+        "cascade on copying": Cascade(Copying(shortest=1, longest=3), near(), guesses=2),
     }
+
+
+def near() -> ModelDrafter:
+    return ModelDrafter(TARGET.near(0.5), "near")
+
+
+def far() -> ModelDrafter:
+    return ModelDrafter(ToyModel(VOCAB, seed=5, sharpness=3.0), "far")
+
+
+def cascade(once: bool = False) -> Cascade:
+    """The lower drafter is bad and the middle one good: rejections at both levels, and guesses thrown away."""
+    return Cascade(far(), near(), guesses=3, once=once)
 
 
 def check_law(

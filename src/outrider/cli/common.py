@@ -21,7 +21,9 @@ Target = Annotated[
 ]
 Draft = Annotated[
     str,
-    typer.Option("--draft", "-d", help="auto, copy, ngram, uniform, none, or a model named like a target."),
+    typer.Option(
+        "--draft", "-d", help="auto, copy, ngram, uniform, none, a model named like a target, or a chain 'copy>MODEL'."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]

@@ -64,6 +64,13 @@ def stats_table(stats: Stats) -> Table:
     ]
     if not stats.exact:
         rows.append(("INEXACT", f"lenience {stats.lenience:g}: the text does not follow the target's distribution"))
+    rows += [
+        (
+            f"{level.drafter} for {level.model}",
+            f"{level.tokens_per_run:.2f} tokens per run of {level.runs}, {level.alpha_counted:.3f} of guesses kept",
+        )
+        for level in stats.levels
+    ]
     if stats.drafter_error:
         rows.append(("drafter failed", stats.drafter_error))
     for name, value in rows:

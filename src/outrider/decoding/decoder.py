@@ -15,7 +15,7 @@ from outrider.decoding.stopping import Row, Stopping
 from outrider.errors import NumericalError, PromptError, require
 from outrider.noise import Noise, Silence
 from outrider.sampling import Sampling
-from outrider.trace import Record, Stopwatch, Trace
+from outrider.trace import Record, Stopwatch, Trace, add_levels
 from outrider.types import Drafter, LanguageModel, Shape, Source, Verifier
 
 WIDTH = 9
@@ -156,6 +156,7 @@ class _Batch:
             yield from self._emit(step)
             self.watch.lap("host")
         self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
+        self.trace.levels = add_levels(self.trace.levels, self.drafter.levels)
 
     def _admit(self, slot: int, index: int, request: Request) -> None:
         self.watch.lap("host")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from outrider.errors import OutriderError
 from outrider.noise import Noise
 from outrider.sampling import Sampling
+from outrider.trace import Level
 from outrider.types import Draft, DraftSession, Session, Source
 
 
@@ -46,9 +48,17 @@ class Guarded:
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self._call("commit", tokens, count)
 
+    def rewind(self, lengths: Tensor) -> None:
+        self._call("rewind", lengths)
+
     def select(self, rows: Tensor) -> None:
         self.rows = len(rows)
         self._call("select", rows)
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """What the levels of a cascade did; other drafters have none."""
+        return getattr(self.session, "levels", ())
 
     def _call(self, method: str, *arguments: Any) -> Any:
         return None if self.session is None else self._try(getattr(self.session, method), *arguments)
@@ -69,7 +79,7 @@ def _inside(draft: Draft, vocab_size: int) -> Draft:
     """A guess that is no token ends its row's guesses; the device decides, nothing is asked of it."""
     known = (draft.tokens >= 0) & (draft.tokens < vocab_size)
     proposed = (draft.proposed & known).to(torch.int64).cumprod(-1).bool()
-    return Draft(draft.tokens.clamp(0, vocab_size - 1), draft.probs, proposed)
+    return replace(draft, tokens=draft.tokens.clamp(0, vocab_size - 1), proposed=proposed)
 
 
 def _check_form(draft: Any, shape: tuple[int, int, int]) -> None:

@@ -1,5 +1,6 @@
 """Drafters: everything that can guess ahead. A new one is one file and one class; see docs/adding-a-drafter.md."""
 
+from outrider.drafters.cascade import Cascade
 from outrider.drafters.copying import Copying
 from outrider.drafters.fallback import Fallback
 from outrider.drafters.model import ModelDrafter
@@ -10,6 +11,7 @@ from outrider.drafters.uniform import Uniform
 from outrider.types import Drafter
 
 __all__ = [
+    "Cascade",
     "Copying",
     "Fallback",
     "ModelDrafter",

@@ -29,6 +29,9 @@ class ContextSession:
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self.context.append(tokens, count)
 
+    def rewind(self, lengths: Tensor) -> None:
+        self.context.rewind(lengths)
+
     def select(self, rows: Tensor) -> None:
         self.context.select(rows)
 

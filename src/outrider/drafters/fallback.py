@@ -9,6 +9,7 @@ from torch import Tensor
 
 from outrider.noise import Noise
 from outrider.sampling import Sampling
+from outrider.trace import Level
 from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source
 
 
@@ -51,6 +52,7 @@ class _FallbackSession:
             torch.where(use_first, first.tokens, second.tokens),
             probs,
             torch.where(use_first, first.proposed, second.proposed),
+            first.by_law or second.by_law,
         )
 
     def _ask(self, which: int, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
@@ -66,6 +68,14 @@ class _FallbackSession:
         for session in self.sessions:
             session.commit(tokens, count)
 
+    def rewind(self, lengths: Tensor) -> None:
+        for session in self.sessions:
+            session.rewind(lengths)
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        return tuple(level for session in self.sessions for level in getattr(session, "levels", ()))
+
     def select(self, rows: Tensor) -> None:
         for session in self.sessions:
             session.select(rows)
@@ -77,4 +87,4 @@ def _widened(draft: Draft, gamma: int) -> Draft:
     if missing == 0:
         return draft
     probs = None if draft.probs is None else pad(draft.probs, (0, 0, 0, missing))
-    return Draft(pad(draft.tokens, (0, missing)), probs, pad(draft.proposed, (0, missing)))
+    return Draft(pad(draft.tokens, (0, missing)), probs, pad(draft.proposed, (0, missing)), draft.by_law)

@@ -31,11 +31,61 @@ class ModelDrafter:
         return _ModelSession(self, rows, replace(shape, width=2), target)
 
 
+class FittedSession:
+    """A draft model's session with logits over the target's vocabulary: padded with -inf, or cut."""
+
+    def __init__(self, session: Session, vocab_size: int) -> None:
+        self.session, self.vocab_size = session, vocab_size
+        self.context = session.context
+        self.embedding, self.unembedding = session.embedding, session.unembedding
+
+    @property
+    def hidden(self) -> Tensor | None:
+        return self.session.hidden
+
+    @property
+    def states(self) -> Tensor | None:
+        return self.session.states
+
+    def keep_states(self, layers: Sequence[int]) -> None:
+        self.session.keep_states(layers)
+
+    @property
+    def device(self) -> torch.device:
+        return self.session.device
+
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        self.session.admit(row, prompt, source)
+
+    def release(self, row: int) -> None:
+        self.session.release(row)
+
+    def score(self, tail: Tensor) -> Tensor:
+        return self._fit(self.session.score(tail))
+
+    def extend(self, tokens: Tensor) -> Tensor:
+        return self._fit(self.session.extend(tokens))
+
+    def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None:
+        self.session.commit(tokens, count, follows)
+
+    def rewind(self, lengths: Tensor) -> None:
+        self.session.rewind(lengths)
+
+    def select(self, rows: Tensor) -> None:
+        self.session.select(rows)
+
+    def _fit(self, logits: Tensor) -> Tensor:
+        missing = self.vocab_size - logits.shape[-1]
+        if missing > 0:
+            return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+        return logits[..., : self.vocab_size]
+
+
 class _ModelSession:
     def __init__(self, drafter: ModelDrafter, rows: int, shape: Shape, target: Session) -> None:
-        self.session = drafter.model.start(rows, shape)
+        self.session = FittedSession(drafter.model.start(rows, shape), target.vocab_size)
         self.sampling = drafter.sampling
-        self.vocab_size = target.vocab_size
         self.sole = False  # set by whoever knows that the guesses verified are always this session's own
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
@@ -50,26 +100,23 @@ class _ModelSession:
         tokens = at.new_zeros((context.rows, 0))
         if gamma == 0:
             return Draft.empty(context.rows, context.device)
-        logits = self.session.score(tokens)[:, -1]  # [B, V]
+        logits = self.session.score(tokens)[:, -1:]  # [B, 1, V]
         probs = []
         for k in range(gamma):
-            q = self._standardise(logits, sampling, tokens)
+            q = standardise(logits, sampling, context.ahead(tokens), tokens[:, :0])[:, 0]
             x = draw(q, noise.race("token", at[:, k : k + 1], q.shape[-1])[:, 0])[:, None]  # [B, 1]
             tokens = torch.cat([tokens, x], 1)
             probs.append(q)
             if k + 1 < gamma:
-                logits = self.session.extend(x)[:, -1]
+                logits = self.session.extend(x)[:, -1:]
         proposed = context.active[:, None].expand(-1, gamma)
         return Draft(tokens, torch.stack(probs, 1), proposed)
 
-    def _standardise(self, logits: Tensor, sampling: Sampling, tokens: Tensor) -> Tensor:
-        missing = self.vocab_size - logits.shape[-1]
-        logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits
-        block = logits[:, None, : self.vocab_size]
-        return standardise(block, sampling, self.session.context.ahead(tokens), tokens[:, :0])[:, 0]
-
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self.session.commit(tokens, count, follows=self.sole)
+
+    def rewind(self, lengths: Tensor) -> None:
+        self.session.rewind(lengths)
 
     def select(self, rows: Tensor) -> None:
         self.session.select(rows)

@@ -71,5 +71,8 @@ class _StandardisedSession:
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self.session.commit(tokens, count)
 
+    def rewind(self, lengths: Tensor) -> None:
+        self.session.rewind(lengths)
+
     def select(self, rows: Tensor) -> None:
         self.session.select(rows)

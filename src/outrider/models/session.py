@@ -117,6 +117,13 @@ class BufferedSession(ABC):
             self.behind += width
         self.guessed, self._scored = 0, False
 
+    def rewind(self, lengths: Tensor) -> None:
+        # Memory is addressed by position: what lies beyond is hidden by the mask and overwritten in time.
+        self.context.rewind(lengths)
+        self.cached = torch.minimum(self.cached, self.context.lengths - 1)
+        self.guessed, self._scored = 0, False
+        self._keep_hidden()
+
     def select(self, rows: Tensor) -> None:
         self.context.select(rows)
         self.cached = self.cached.index_select(0, rows)

@@ -85,6 +85,9 @@ class ToySession:
     def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None:
         self.context.append(tokens, count)
 
+    def rewind(self, lengths: Tensor) -> None:
+        self.context.rewind(lengths)
+
     def select(self, rows: Tensor) -> None:
         self.context.select(rows)
         self.tail = self.tail.index_select(0, rows)

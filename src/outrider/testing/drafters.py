@@ -15,6 +15,7 @@ from outrider.drafters import Nothing
 from outrider.models.toy import ToyModel
 from outrider.noise import Noise, Silence
 from outrider.sampling import Sampling, draw
+from outrider.testing.law import assert_same_law
 from outrider.trace import Trace
 from outrider.types import Draft, Drafter, LanguageModel, Shape, Source
 from outrider.verification.matching import gumbel_coupling
@@ -25,6 +26,8 @@ SAMPLINGS = {
     "temperature 0.7, top-k 3, top-p 0.8": Sampling(temperature=0.7, top_k=3, top_p=0.8),
     "penalties": Sampling(temperature=1.0, repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.3),
 }
+
+LAW_ROWS = 4_000
 
 PATTERN = (1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 1, 2)
 """Repetitive, so that a drafter that looks back has something to say."""
@@ -43,6 +46,8 @@ def check_drafter(
     bench = _Bench(drafter, model, source, gamma)
     for name, sampling in SAMPLINGS.items():
         bench.check_contract(name, sampling)
+        bench.check_contract(name, sampling, shared=True)
+    bench.check_law("temperature 1", SAMPLINGS["temperature 1"])
     bench.check_layout()
     bench.check_prefix_only()
     for name, sampling in SAMPLINGS.items():
@@ -54,15 +59,18 @@ class _Pair:
     """A target session and the drafter's beside it, in step as the decoder keeps them."""
 
     def __init__(self, drafter: Drafter, model: LanguageModel, prompts: Sequence[Sequence[int]], source: Source | None):
-        shape = Shape(capacity=128, width=8, source_capacity=0 if source is None else len(source))
+        shape = Shape(capacity=64, width=8, source_capacity=0 if source is None else len(source))
         self.target = model.start(len(prompts), shape)
         self.session = drafter.start(len(prompts), shape, self.target)
         for row, prompt in enumerate(prompts):
             self.target.admit(row, prompt, source)
             self.session.admit(row, prompt, source)
 
-    def propose(self, gamma: int, sampling: Sampling, seeds: Tensor) -> tuple[Draft, Noise, Tensor]:
-        noise = Silence(seeds) if sampling.greedy else Noise(seeds).child("draft")
+    def propose(
+        self, gamma: int, sampling: Sampling, seeds: Tensor, shared: bool = False
+    ) -> tuple[Draft, Noise, Tensor]:
+        """``shared``: with the noise the target itself draws from, as Gumbel coupling asks for it."""
+        noise = Silence(seeds) if sampling.greedy else Noise(seeds) if shared else Noise(seeds).child("draft")
         at = self.target.context.positions(gamma + 1)
         return self.session.propose(gamma, sampling, noise, at), noise, at
 
@@ -88,14 +96,15 @@ class _Bench:
     def start(self, prompts: Sequence[Sequence[int]]) -> _Pair:
         return _Pair(self.drafter, self.model, prompts, self.source)
 
-    def check_contract(self, name: str, sampling: Sampling) -> None:
+    def check_contract(self, name: str, sampling: Sampling, shared: bool = False) -> None:
         """Three rounds: guesses rejected at once, kept in part, and all kept. Each draft must obey the contract."""
         rows = len(self.prompts)
         pair, seeds = self.start(self.prompts), torch.arange(rows, device=self.device)
         for round_ in range(3):
-            draft, noise, at = pair.propose(self.gamma, sampling, seeds)
+            draft, noise, at = pair.propose(self.gamma, sampling, seeds, shared)
             _check_form(draft, rows, self.gamma, self.vocab_size, name)
-            _check_drawn(draft, noise, at, name, sampling.greedy)
+            if shared or sampling.greedy or not draft.by_law:  # else the law is checked, on more rows
+                _check_drawn(draft, noise, at, name, sampling.greedy)
             place = torch.arange(draft.tokens.shape[1] + 1, device=self.device)
             kept = draft.proposed.sum(-1) * round_ // 2  # none, half, all of them
             other = (place + seeds[:, None]) % self.vocab_size
@@ -105,6 +114,25 @@ class _Bench:
         assert nothing.tokens.shape == (rows, 0), (
             f"propose with gamma 0 must return Draft.empty(rows, device), got tokens {tuple(nothing.tokens.shape)}"
         )
+
+    def check_law(self, name: str, sampling: Sampling) -> None:
+        """Guesses that say ``by_law``: each follows its q given the guesses before it, one false alarm in 1e9.
+
+        Two rounds, so that guesses are also checked behind guesses that were kept in part.
+        """
+        rows = torch.arange(LAW_ROWS, device=self.device)
+        pair = self.start(self.prompts[:1])
+        if not pair.propose(self.gamma, sampling, rows[:1])[0].by_law:
+            return
+        pair = self.start(self.prompts[:1])
+        pair.select(rows * 0)
+        for _ in range(2):
+            draft, _, _ = pair.propose(self.gamma, sampling, rows)
+            for k in range(draft.tokens.shape[1]):
+                _check_guess_law(draft, k, f"{name}, guess {k}")
+            # Every row keeps its first guess and gets one same token: the contexts differ in one place only.
+            emitted = torch.cat([draft.tokens[:, :1], torch.ones_like(draft.tokens[:, :1])], 1)
+            pair.commit(draft.tokens, emitted, torch.full_like(rows, 2))
 
     def check_layout(self) -> None:
         """The same rows in another order give the same drafts: no hidden randomness, no rows mixed up."""
@@ -207,6 +235,24 @@ def _check_drawn(draft: Draft, noise: Noise, at: Tensor, name: str, greedy: bool
         assert bool((peak > 1 - 1e-6).all()), (
             f"{name}: q must be one-hot at temperature 0, its largest entry is {float(peak.min()):.3f}; use standardise"
         )
+
+
+def _check_guess_law(draft: Draft, k: int, what: str) -> None:
+    """Guess k against its q, for all distributions that occur at once: rows are grouped by their q."""
+    assert draft.probs is not None, "a draft without probs is a point mass and cannot be by_law"
+    kept = draft.proposed[:, k]
+    tokens, q = draft.tokens[kept, k], draft.probs[kept, k]
+    if not len(tokens):
+        return
+    size = q.shape[-1]
+    # Rows whose q is the same but for rounding have the same key. Were two q to share one, their sum is still right.
+    key = (q.to(torch.float64) * torch.arange(1, size + 1, device=q.device).sqrt()).sum(-1).mul(1e5).round()
+    group = torch.searchsorted(key.sort().values, key)  # [N]: not consecutive, which costs only empty groups
+    groups = len(key)
+    counts = torch.bincount(group * size + tokens, minlength=groups * size).reshape(groups, size)
+    expected = torch.zeros((groups, size), dtype=torch.float64, device=q.device)
+    expected.index_add_(0, group, q.to(torch.float64))
+    assert_same_law(counts, expected / expected.sum(), what=f"{what}: the guesses do not follow the q reported")
 
 
 def _rows(draft: Draft, order: Tensor) -> Draft:

@@ -52,6 +52,7 @@ class _Walk:
         self.full_acceptance()
         self.commit_unseen()
         self.extend()
+        self.rewind()
         self.select()
         self.release_and_readmit()
 
@@ -167,6 +168,19 @@ class _Walk:
         self.compare(torch.cat(parts, 1), tail, "extend: going on from the last score")
         self.commit(tail, [4, 0, 2, 3], follows=False)
         self.score_and_compare(3, "commit after extend")
+
+    def rewind(self) -> None:
+        """Tokens committed and taken back, to a different place in each row, leave no trace."""
+        before = [len(text) for text in self.texts]
+        for _ in range(2):
+            self.guess_and_commit(3, follows=True)
+        kept = [length + extra for length, extra in zip(before, (0, 1, 2, 9), strict=True)]
+        self.session.rewind(torch.tensor(kept, device=self.device))
+        self.texts = [text[:length] for text, length in zip(self.texts, kept, strict=True)]
+        self.commit(self.tokens(len(self.texts), 1), [1, 0, 1, 1], follows=False)
+        self.score_and_compare(3, "rewind: what was taken back must not be seen, and what was not must be")
+        self.guess_and_commit(2, follows=True)
+        self.compare_hidden("commit after rewind")
 
     def reorder(self, rows: Sequence[int]) -> None:
         self.session.select(torch.tensor(rows, device=self.device))
