@@ -73,7 +73,7 @@ class Context:
 
     def rewind(self, lengths: Tensor) -> None:
         """Tokens beyond lengths [B] are scratch again."""
-        self.lengths = torch.minimum(self.lengths, lengths)
+        self.lengths.copy_(torch.minimum(self.lengths, lengths))
 
     def select(self, rows: Tensor) -> None:
         for name in ("tokens", "lengths", "prompt_lengths", "active"):

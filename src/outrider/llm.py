@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
+from outrider.decoding.lanes import Lanes
 from outrider.decoding.stopping import Row, Stopping
 from outrider.drafters import Standardised
 from outrider.errors import BadOption, NumericalError, PromptError, require
@@ -70,6 +71,7 @@ def load(
     width: int = WIDTH,
     slots: int | None = None,
     exact: bool = True,
+    graphs: bool | str = "auto",
     trust_remote_code: bool = False,
 ) -> LLM:
     """Load a target and a drafter.
@@ -80,15 +82,25 @@ def load(
     width: W, the tokens of every target run; gamma can be up to width - 1.
     slots: rows that run together; None means as many as there are prompts, at most 8.
     exact: constant shapes, so that speculation on or off gives the same text to the bit.
+    graphs: replay whole steps as CUDA graphs; "auto" does so on a GPU. The text is the same.
     """
     require(isinstance(target, str), f"target must be a model's name, got {target!r}")
     loaded = loading.load(target, device, dtype, trust_remote_code)
     drafter = drafter_named(draft, Beside(loaded, dtype, trust_remote_code))
-    return LLM(loaded, drafter, width=width, slots=slots, exact=exact)
+    return LLM(loaded, drafter, width=width, slots=slots, exact=exact, graphs=graphs)
 
 
 def _verifier(options: Options) -> Verifier:
     return choose(options.coupling, options.temperature == 0, options.lenience)
+
+
+def _graphs(asked: bool | str, device: str) -> bool:
+    require(asked in (True, False, "auto"), f'graphs must be True, False or "auto", got {asked!r}')
+    require(
+        asked is not True or device == "cuda",
+        f'graphs=True needs a CUDA device, the model is on {device!r}; use graphs="auto" or device="cuda"',
+    )
+    return device == "cuda" and asked is not False
 
 
 class LLM:
@@ -102,10 +114,13 @@ class LLM:
         width: int = WIDTH,
         slots: int | None = None,
         exact: bool = True,
+        graphs: bool | str = "auto",
     ) -> None:
         self.target, self.drafter = target, drafter
         self.tokenizer = target.tokenizer
         self.width, self.slots, self.exact = width, slots, exact
+        self.graphs = _graphs(graphs, target.model.device.type)
+        self.lanes = Lanes(self.graphs)
         require(
             isinstance(width, int) and width >= 1,
             f"width must be a whole number of at least 1, got {width!r}",
@@ -168,6 +183,7 @@ class LLM:
             self.width,
             self.slots,
             self.exact,
+            self.lanes,
         )
 
     @property
@@ -180,8 +196,15 @@ class LLM:
         return generation.defaults(self.target.model)
 
     def _drafter(self, options: Options) -> Drafter:
+        """One object for the same options, however often asked for: sessions kept for it are found again."""
         own = options.draft_options
-        return Standardised(self.drafter, **own) if own else self.drafter
+        if not own:
+            return self.drafter
+        return self._standardised.setdefault(str(own), Standardised(self.drafter, **own))
+
+    @cached_property
+    def _standardised(self) -> dict[str, Drafter]:
+        return {}
 
     def _trace(self, options: Options) -> Trace:
         exact = _verifier(options).exact

@@ -130,9 +130,7 @@ def _bias(logits: Tensor, bias: Mapping[int, float]) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _on_device(
-    bias: tuple[tuple[int, float], ...], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _on_device(bias: tuple[tuple[int, float], ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Sent to the device once: a step that sends something cannot be recorded (models/graphs.py)."""
     tokens, values = zip(*bias, strict=True)
     return (

@@ -39,7 +39,7 @@ class Setting:
 
     @property
     def device(self) -> torch.device:
-        return self.target.device
+        return torch.device(self.target.device)
 
     def shape(self, width: int | None = None, capacity: int | None = None) -> Shape:
         return Shape(capacity or self.capacity, width or self.width)

@@ -6,9 +6,9 @@ Also ``python -m outrider.bench.gpu_run``, for machines without the command line
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +130,8 @@ def profile(setting: Setting, out: Path | None) -> dict[str, Any]:
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    import transformers
-
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return {"device": name, "torch": torch.__version__, "transformers": transformers.__version__}
+    return {"device": name, "torch": torch.__version__, "transformers": version("transformers")}
 
 
 def main() -> None:
@@ -149,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -57,9 +57,12 @@ def compare(setting: Setting, rows: int, count: int, spoiled: float) -> dict[str
         known = _table(prompts, plain)
         guessed, steps = texts(setting, Recorded(known, spoiled), rule, prompts, count, setting.gamma, graphs=True)
         result[name] = {
-            "tokens": rows * count, "mismatches": _differing(plain, guessed), "different_tokens": len(set(sum(plain, []))),
-            "plain_steps": plain_steps, "speculative_steps": steps,
-        }  # fmt: skip
+            "tokens": rows * count,
+            "mismatches": _differing(plain, guessed),
+            "different_tokens": len({token for text in plain for token in text}),
+            "plain_steps": plain_steps,
+            "speculative_steps": steps,
+        }
     return result
 
 

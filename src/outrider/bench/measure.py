@@ -48,8 +48,8 @@ def measure(
     llm: LLM, tasks: dict[str, Sequence[Any]], options: dict[str, Any], progress: Callable[[str, float], None]
 ) -> list[Row]:
     """Run every prompt three ways, one after the other, the order turning from prompt to prompt."""
-    plain = LLM(llm.target, Nothing(), width=llm.width, slots=1, exact=llm.exact)
-    narrow = LLM(llm.target, Nothing(), width=llm.width, slots=1, exact=False)
+    plain = LLM(llm.target, Nothing(), width=llm.width, slots=1, exact=llm.exact, graphs=llm.graphs)
+    narrow = LLM(llm.target, Nothing(), width=llm.width, slots=1, exact=False, graphs=llm.graphs)
     engines = {"speculative": llm, "plain": plain, "narrow": narrow}
     asked = {name: options if name == "speculative" else _plainly(options) for name in engines}
     for name, engine in engines.items():  # warm-up, not counted

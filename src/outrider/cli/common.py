@@ -39,9 +39,20 @@ DraftTopK = Annotated[int | None, typer.Option(help="Top-k of the draft, if not 
 DraftTopP = Annotated[float | None, typer.Option(help="Top-p of the draft, if not the target's.")]
 Width = Annotated[int, typer.Option(help="Tokens of every target run; gamma can be up to width - 1.")]
 Gamma = Annotated[int | None, typer.Option(help="Guesses per target run; 0 to width - 1.")]
+Graphs = Annotated[
+    bool | None,
+    typer.Option(
+        "--graphs/--no-graphs", help="Replay whole steps as CUDA graphs: the same text, faster. On by itself on a GPU."
+    ),
+]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate at most.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def graphs_option(asked: bool | None) -> bool | str:
+    """The value of ``graphs=`` for a flag that was given or not."""
+    return "auto" if asked is None else asked
 
 
 def read_prompt(prompt: str | None) -> str:

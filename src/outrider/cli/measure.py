@@ -33,6 +33,7 @@ def measure(
     width: common.Width = 9,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
+    graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers here, as JSON.")] = None,
     as_json: common.Json = False,
@@ -53,7 +54,16 @@ def measure(
     import outrider
 
     with notes.status(f"loading {target}"):
-        llm = outrider.load(target, draft, device, dtype, width=width, slots=1, trust_remote_code=trust_remote_code)
+        llm = outrider.load(
+            target,
+            draft,
+            device,
+            dtype,
+            width=width,
+            slots=1,
+            graphs=common.graphs_option(graphs),
+            trust_remote_code=trust_remote_code,
+        )
     chat = bool(getattr(llm.tokenizer, "chat_template", None))
     asked: dict[str, Any] = {
         task: [llm.chat_prompt([{"role": "user", "content": p}]) if chat else p for p in texts]

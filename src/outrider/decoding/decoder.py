@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
-from outrider.algorithm import Step, speculative_step
-from outrider.decoding.guard import Guarded
+from outrider.decoding.lanes import Lanes
+from outrider.decoding.readback import HostStep
+from outrider.decoding.stepper import Rule, Stepper
 from outrider.decoding.stopping import Row, Stopping
 from outrider.errors import NumericalError, PromptError, require
-from outrider.noise import Noise, Silence
 from outrider.sampling import Sampling
 from outrider.trace import Record, Stopwatch, Trace, add_levels
 from outrider.types import Drafter, LanguageModel, Shape, Source, Verifier
@@ -54,6 +53,7 @@ class Decoder:
     width: int = WIDTH
     slots: int | None = None  # row slots; None: as many as there are requests, at most 8
     exact: bool = True  # constant shapes, hence the same bits with and without speculation
+    lanes: Lanes = field(default_factory=Lanes)  # where sessions come from, and whether steps are replayed
 
     def __post_init__(self) -> None:
         require(self.width >= 1, f"width must be at least 1, got {self.width}")
@@ -82,10 +82,11 @@ class Decoder:
         slots = self.slots or min(len(requests), 8)
         failed: dict[int, str] = {}
         for shape, members in groups.items():
-            for event in _Batch(self, shape, slots, trace).run([(names[i], requests[i]) for i in members]):
-                yield event
-                if event.row.error is not None:
-                    failed[event.index] = event.row.error
+            with self.lanes.lane((self.target, self.drafter), slots, shape) as stepper:
+                for event in _Batch(self, stepper, trace).run([(names[i], requests[i]) for i in members]):
+                    yield event
+                    if event.row.error is not None:
+                        failed[event.index] = event.row.error
         if failed and len(failed) == len(requests):  # nothing is left to go on with
             raise NumericalError(next(iter(failed.values())))
 
@@ -137,14 +138,12 @@ def bucket(size: int, least: int = 256) -> int:
 class _Batch:
     """A fixed number of row slots on one target session and one draft session."""
 
-    def __init__(self, decoder: Decoder, shape: Shape, slots: int, trace: Trace) -> None:
-        self.decoder, self.trace = decoder, trace
-        target = decoder.target
+    def __init__(self, decoder: Decoder, stepper: Stepper, trace: Trace) -> None:
+        self.decoder, self.stepper, self.trace = decoder, stepper, trace
+        self.rule = Rule(decoder.verifier, decoder.sampling)
         self.watch = Stopwatch(trace.seconds)
-        self.target = target.start(slots, shape)
-        self.drafter = Guarded(lambda: decoder.drafter.start(slots, shape, self.target), slots, self.target)
-        self.seeds = torch.zeros(slots, dtype=torch.int64, device=target.device)
-        self.rows: list[tuple[int, Row] | None] = [None] * slots
+        self.target, self.drafter, self.seeds = stepper.target, stepper.drafter, stepper.seeds
+        self.rows: list[tuple[int, Row] | None] = [None] * stepper.seeds.shape[0]
 
     def run(self, requests: Sequence[tuple[int, Request]]) -> Iterator[Event]:
         waiting = deque(requests)
@@ -152,8 +151,7 @@ class _Batch:
             for slot, row in enumerate(self.rows):
                 if row is None and waiting:
                     self._admit(slot, *waiting.popleft())
-            step = self._step()
-            yield from self._emit(step)
+            yield from self._emit(self._step())
             self.watch.lap("host")
         self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
         self.trace.levels = add_levels(self.trace.levels, self.drafter.levels)
@@ -166,15 +164,11 @@ class _Batch:
         self.rows[slot] = (index, self.decoder.stopping(request).start(request.prompt))
         self.watch.lap("prefill")
 
-    def _step(self) -> Step:
-        decoder = self.decoder
-        noise = Silence(self.seeds) if decoder.sampling.greedy else Noise(self.seeds)
-        gamma = decoder.gamma if self.drafter.session is not None else 0
+    def _step(self) -> HostStep:
         self.trace.runs += 1
-        return speculative_step(self.target, self.drafter, decoder.verifier, decoder.sampling, noise, gamma, self.watch)
+        return self.stepper.step(self.rule, self.decoder.gamma, self.watch)
 
-    def _emit(self, step: Step) -> Iterator[Event]:
-        host = _read(step)
+    def _emit(self, host: HostStep) -> Iterator[Event]:
         for slot, entry in enumerate(self.rows):
             if entry is None:
                 continue
@@ -183,6 +177,7 @@ class _Batch:
             position = len(row.prompt) + len(row.tokens)
             taken = row.push(emitted)
             if len(taken) > healthy:  # bad logits behind guesses that do not count are nobody's business
+                self.stepper.spoiled = True
                 row.fail(
                     len(taken) - healthy,
                     f"the model returned NaN or infinite logits after {position + healthy} tokens; "
@@ -200,30 +195,3 @@ class _Batch:
                 self.rows[slot] = None
                 self.target.release(slot)
                 self.drafter.release(slot)
-
-
-@dataclass(frozen=True)
-class _HostStep:
-    """A step on the host: one transfer for everything."""
-
-    table: list[list[float]]
-    guesses: int
-
-    def row(self, slot: int) -> tuple[list[int], list[int], list[float], int]:
-        values, g = self.table[slot], self.guesses
-        count, drafted, healthy = (int(v) for v in values[:3])
-        emitted = [int(v) for v in values[3 : 3 + count]]
-        guesses = [int(v) for v in values[4 + g : 4 + g + drafted]]
-        return emitted, guesses, values[4 + 2 * g : 4 + 2 * g + drafted], healthy
-
-
-def _read(step: Step) -> _HostStep:
-    """Tokens are far below 2**53, so float64 carries integers and probabilities alike, unharmed."""
-
-    def wide(tensor: Tensor) -> Tensor:
-        return tensor.to(torch.float64)
-
-    drafted = step.draft.proposed.sum(-1)
-    head = torch.stack([wide(step.count), wide(drafted), wide(step.healthy)], 1)
-    parts = [head, wide(step.emitted), wide(step.draft.tokens), wide(step.overlap)]
-    return _HostStep(torch.cat(parts, 1).tolist(), step.draft.tokens.shape[1])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ class Guarded:
         self.rows, self.target = rows, target
         self.error: str | None = None
         self.session: DraftSession | None = None
+        self._guarding = True
         try:
             self.session = start()
         except OutriderError:  # a drafter that does not fit this target is the user's to know
@@ -63,10 +65,21 @@ class Guarded:
     def _call(self, method: str, *arguments: Any) -> Any:
         return None if self.session is None else self._try(getattr(self.session, method), *arguments)
 
+    @contextmanager
+    def unguarded(self) -> Iterator[None]:
+        """Let what the drafter raises through: for whoever tries something out and can do without."""
+        self._guarding = False
+        try:
+            yield
+        finally:
+            self._guarding = True
+
     def _try(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
         except Exception as error:  # whatever a drafter may raise, by design
+            if not self._guarding:
+                raise
             return self._fail(error)
 
     def _fail(self, error: Exception) -> None:

@@ -52,14 +52,14 @@ class Ticket:
             return
         self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         self._host.copy_(values, non_blocking=True)
-        self._event = torch.cuda.Event()
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()
 
     def read(self) -> HostStep:
         """Waits for the step, but not for ever."""
         if self._event is not None:
             give_up = time.monotonic() + PATIENCE
-            while not self._event.query():
+            while not self._event.query():  # type: ignore[no-untyped-call]
                 if time.monotonic() > give_up:
                     raise DeviceError(f"the GPU has not answered for {PATIENCE:.0f} s; check it with nvidia-smi")
         return HostStep(self._host.tolist())

@@ -88,6 +88,10 @@ class _ModelSession:
         self.sampling = drafter.sampling
         self.sole = False  # set by whoever knows that the guesses verified are always this session's own
 
+    @property
+    def recordable(self) -> bool:
+        return self.sole  # otherwise it asks the device how far it is behind
+
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.session.admit(row, prompt, source)
 

@@ -27,6 +27,8 @@ class Recorded:
 
 
 class _RecordedSession(ContextSession):
+    recordable = True
+
     def __init__(self, drafter: Recorded, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
         self.text = drafter.text.to(target.device)

@@ -69,13 +69,22 @@ def _together(module: Any, x: Tensor) -> Tensor:
     return nn.functional.linear(x, module.outrider_weight, module.outrider_bias)
 
 
+def _learning(x: Tensor) -> bool:
+    """The kernels have no gradient: where one is wanted, the layers' own forward runs."""
+    return x.requires_grad and torch.is_grad_enabled()
+
+
 def _norm(self: Any, hidden_states: Tensor) -> Tensor:
+    if _learning(hidden_states):
+        return type(self).forward(self, hidden_states)  # type: ignore[no-any-return]
     from outrider.kernels.rows import rms_norm
 
     return rms_norm(hidden_states, self.weight, self.variance_epsilon)
 
 
 def _mlp(self: Any, x: Tensor) -> Tensor:
+    if _learning(x):
+        return type(self).forward(self, x)  # type: ignore[no-any-return]
     from outrider.kernels.rows import silu_gate
 
     return self.down_proj(silu_gate(_together(self, x)))  # type: ignore[no-any-return]
@@ -103,6 +112,8 @@ def _attention(
 
 
 def _layer(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+    if _learning(hidden_states):
+        return type(self).forward(self, hidden_states, **kwargs)  # type: ignore[no-any-return]
     from outrider.kernels.rows import add_rms_norm
 
     mixed, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)

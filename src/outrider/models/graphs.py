@@ -19,11 +19,14 @@ from torch import Tensor
 
 from outrider.context import Context
 from outrider.errors import DeviceError
+from outrider.models.recordable import NotRecordable, Questions
 from outrider.models.session import BufferedSession
 
+_MOST = 64
+"""Recordings kept; a caller whose options are new in every call must not fill the memory."""
 
-class NotRecordable(Exception):
-    """A step that asks the device something, or copies from the host, cannot be replayed; run it eagerly."""
+_STEADY = 2
+"""The most tokens pending in a session from one step to the next: more is caught up with eagerly, once."""
 
 
 @dataclass
@@ -31,22 +34,24 @@ class _Recording:
     graph: torch.cuda.CUDAGraph | None  # None on a CPU
     step: Callable[[], Tensor]
     output: Tensor  # always the same memory
-    leaves: tuple[int, ...]  # what ``behind`` of each session is afterwards
+    starts: tuple[int, ...]  # the ``behind`` of each session it serves: a bound, so less is served too
+    leaves: tuple[int, ...]  # what it is afterwards
 
 
 class Recorder:
     """Recordings of the steps of one batch, sharing one memory pool.
 
-    ``parts`` are the target session and the draft session whose state a step changes.
+    ``parts`` are the target session and the draft session whose state a step changes, the target's first.
     """
 
     def __init__(self, *parts: Any, note: Callable[[str], None] | None = None) -> None:
         found = [piece for part in parts for piece in _pieces(part)]
         self.sessions = [piece for piece in found if isinstance(piece, BufferedSession)]
+        self._targets = sum(isinstance(piece, BufferedSession) for piece in _pieces(parts[0]))
         self.contexts = [piece.context if isinstance(piece, BufferedSession) else piece for piece in found]
         self.note = note or (lambda text: None)
         self.device = self.contexts[0].device
-        self._recordings: dict[Hashable, _Recording] = {}
+        self._recordings: dict[Hashable, list[_Recording]] = {}
         self._pool: Any = None
         self._state = self.state()
 
@@ -57,74 +62,97 @@ class Recorder:
             state += [session.cached] + ([] if session.hidden is None else [session.hidden])
         return state
 
-    def run(self, name: Hashable, step: Callable[[], Tensor]) -> Tensor:
+    def run(self, name: Hashable, step: Callable[[], Tensor], drafting: bool = True) -> Tensor:
         """What ``step`` returns, by a replay if it was recorded for these shapes; a recording is made if not.
 
+        ``drafting`` False: only the target's session runs, and what the others have pending is of no account.
         The result's memory is the recording's own: the next run with that name overwrites it.
         """
         if any(a is not b for a, b in zip(self._state, self.state(), strict=True)):
             self._recordings.clear()  # rows were selected: the buffers are others now
             self._state = self.state()
-        key = (name, self._behind())
-        if key not in self._recordings:
-            key, recording = self._record(name, step)
-            self._recordings[key] = recording
-        recording = self._recordings[key]
+        running = self._running(drafting)
+        recording = self._fitting(name, running) or self._record(name, step, running)
+        before = self._behind()
+        self._set_behind(recording.starts[:running] + before[running:])
         if recording.graph is None:
             recording.output.copy_(recording.step())
         else:
             recording.graph.replay()
-        for session, behind in zip(self.sessions, recording.leaves, strict=True):
-            session.behind = behind
+        grown = zip(before[running:], recording.starts[running:], recording.leaves[running:], strict=True)
+        self._set_behind(recording.leaves[:running] + tuple(had + left - was for had, was, left in grown))
         return recording.output
 
     @property
     def recorded(self) -> int:
-        return len(self._recordings)
+        return sum(map(len, self._recordings.values()))
+
+    def steady(self, drafting: bool = True) -> bool:
+        """Whether no session has more to catch up with than a step leaves behind: only then a recording pays."""
+        return max(self._behind()[: self._running(drafting)], default=1) <= _STEADY
+
+    def _running(self, drafting: bool) -> int:
+        return len(self.sessions) if drafting else self._targets
 
     def _behind(self) -> tuple[int, ...]:
         return tuple(session.behind for session in self.sessions)
 
-    def _record(self, name: Hashable, step: Callable[[], Tensor]) -> tuple[Hashable, _Recording]:
+    def _set_behind(self, values: tuple[int, ...]) -> None:
+        for session, behind in zip(self.sessions, values, strict=True):
+            session.behind = behind
+
+    def _fitting(self, name: Hashable, running: int) -> _Recording | None:
+        """A recording for at least as much pending as there is now."""
+        now = self._behind()[:running]
+        for recording in self._recordings.get(name, ()):
+            if all(has >= needs for has, needs in zip(recording.starts, now, strict=False)):
+                return recording
+        return None
+
+    def _record(self, name: Hashable, step: Callable[[], Tensor], running: int) -> _Recording:
         """Run the step twice for real, so that everything lazy has happened, undo that, and record it.
 
-        After the first run ``behind`` has its steady value, a bound that holds before the first run too: recording
-        at the steady value serves both.
+        ``behind`` is a bound. Recorded at the larger of what it is now and what the step leaves, a recording
+        serves the first step as well as those that follow.
         """
         began = time.perf_counter()
         self.note(f"recording {name} ...")
         kept = [tensor.clone() for tensor in self._state]
-        before = self._behind()
+        before, graph = self._behind(), None
         try:
-            output = self._warm_up(step)
-            steady = self._behind()
-            if any(now < then for now, then in zip(steady, before, strict=True)):
-                for session, behind in zip(self.sessions, before, strict=True):
-                    session.behind = behind  # more is pending than in a steady step: record that case by itself
-                steady = before
-            graph = None if self.device.type == "cpu" else self._capture(step, output)
-            output, graph = (output, None) if graph is None else graph
-            leaves = self._behind() if graph is not None else self._leaves(step)
+            self._beside(step)
+            starts = tuple(map(max, before[:running], self._behind())) + before[running:]
+            self._set_behind(starts)
+            # Watched: what a graph cannot hold is found before one is begun.
+            with Questions(self.device, constants=self.device.type == "cpu"):
+                output = self._beside(step)
+            leaves = self._behind()
+            if self.device.type != "cpu":
+                self._set_behind(starts)
+                output, graph = self._capture(step, output)
+        except BaseException:
+            for session in self.sessions:
+                session.forget_guesses()
+            raise
         finally:
+            self._set_behind(before)
             for tensor, value in zip(self._state, kept, strict=True):
                 tensor.copy_(value)
-        for session, behind in zip(self.sessions, steady, strict=True):
-            session.behind = behind
+        if self.recorded >= _MOST:
+            self._recordings.pop(next(iter(self._recordings)))  # the oldest
+        made = _Recording(graph, step, output, starts, leaves)
+        self._recordings.setdefault(name, []).append(made)
         self.note(f"recorded {name} in {time.perf_counter() - began:.1f} s")
-        return (name, steady), _Recording(graph, step, output, leaves)
+        return made
 
-    def _leaves(self, step: Callable[[], Tensor]) -> tuple[int, ...]:
-        step()
-        return self._behind()
-
-    def _warm_up(self, step: Callable[[], Tensor]) -> Tensor:
+    def _beside(self, step: Callable[[], Tensor]) -> Tensor:
+        """A step for real, on the stream that will record: what is set up per stream is set up there."""
         if self.device.type == "cpu":
-            return step().clone()
+            return step()
         stream = self._stream()
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
-            for _ in range(2):
-                output = step()
+            output = step()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         return output
 
@@ -151,7 +179,7 @@ class Recorder:
     def _stream(self) -> torch.cuda.Stream:
         """One stream for warming up and recording: what is set up per stream must exist when recording starts."""
         if not hasattr(self, "_side"):
-            self._side = torch.cuda.Stream(self.device)
+            self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         return self._side
 
 

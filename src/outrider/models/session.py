@@ -120,9 +120,13 @@ class BufferedSession(ABC):
     def rewind(self, lengths: Tensor) -> None:
         # Memory is addressed by position: what lies beyond is hidden by the mask and overwritten in time.
         self.context.rewind(lengths)
-        self.cached = torch.minimum(self.cached, self.context.lengths - 1)
-        self.guessed, self._scored = 0, False
+        self.cached.copy_(torch.minimum(self.cached, self.context.lengths - 1))
+        self.forget_guesses()
         self._keep_hidden()
+
+    def forget_guesses(self) -> None:
+        """Whatever was scored since the last commit is scratch."""
+        self.guessed, self._scored = 0, False
 
     def select(self, rows: Tensor) -> None:
         self.context.select(rows)

@@ -60,4 +60,4 @@ def weight_bytes(model: HuggingFaceModel) -> int:
     total = sum(p.numel() * p.element_size() for p in model.model.parameters())
     table = model.embedding
     tied = table.data_ptr() == model.unembedding.data_ptr()
-    return total - (0 if tied else table.numel() * table.element_size())
+    return int(total - (0 if tied else table.numel() * table.element_size()))
