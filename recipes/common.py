@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pretrain
 import tokenizers
 import torch
 import transformers
+from pretrain import Batch, Data, Effort, Trunk, say
 from tokenizers import Tokenizer
 
 from outrider.drafters.ngram import NgramTable
 from outrider.errors import OutriderError, require
 from outrider.models.loading import choose_device
-from outrider.training import pretrain
 from outrider.training.objectives import OBJECTIVES
-from outrider.training.pretrain import Batch, Data, Effort, Trunk, say
 
 SHIPPED = ("target", "draft", "unigram.safetensors", "bigram.safetensors", "results.json", "README.md")
 
@@ -67,7 +67,9 @@ class Run:
     def __init__(self, options: argparse.Namespace, script: str, argv: Sequence[str]) -> None:
         self.options, self.began = options, time.perf_counter()
         self.out = Path(options.out)
-        settings = {k: v for k, v in vars(options).items() if k not in ("resume", "prepare", "device", "out")}
+        settings = {
+            k: v for k, v in vars(options).items() if k not in ("resume", "prepare", "device", "out", "no_bleu")
+        }
         for name in [*options.data, *(options.test or ())]:
             require(Path(name).is_file(), f"data file {name} does not exist")
         self.device = torch.device(choose_device(options.device))

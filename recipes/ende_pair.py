@@ -16,20 +16,21 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pretrain
 import torch
 from common import Run, arguments, fast_tokenizer, guarded
+from pretrain import Pairs, Ragged, Written, cross_entropy, from_teacher
 from transformers import AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration
 
-from outrider.errors import BadOption, require
-from outrider.training import pretrain
+from outrider.errors import require
+from outrider.models.small import Size
 from outrider.training.data import open_text
 from outrider.training.objectives import OBJECTIVES
-from outrider.training.pretrain import Pairs, Ragged, Written, cross_entropy, from_teacher, say
 
 PAD, END = "<pad>", "</s>"
 PADDING, STOP = 0, 1  # their ids; as with every T5, padding also begins the output
@@ -45,37 +46,13 @@ PAPER = {
 """Table 3, T5-XXL (EnDe); the draft's row is T5-small's."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """Width, inner width of the gated GELU layers, layers of encoder and decoder, heads."""
-
-    dim: int
-    inner: int
-    encoder: int
-    decoder: int
-    heads: int
-
-    @staticmethod
-    def parse(text: str) -> Size:
-        try:
-            dim, inner, layers, heads = text.lower().split("x")
-            size = Size(int(dim), int(inner), *(int(n) for n in layers.split("+")), int(heads))
-            good = min(vars(size).values()) > 0 and size.dim % size.heads == 0
-        except (ValueError, TypeError):
-            good = False
-        if not good:
-            raise BadOption(
-                f"size must look like 256x512x5+4x4 (width, inner, encoder+decoder layers, heads): {text!r}"
-            )
-        return size
-
-
 def build(size: Size, vocab: int, dropout: float) -> T5ForConditionalGeneration:
     model = T5ForConditionalGeneration(
         T5Config(
             vocab_size=vocab, d_model=size.dim, d_ff=size.inner, d_kv=size.dim // size.heads, num_heads=size.heads,
-            num_layers=size.encoder, num_decoder_layers=size.decoder, feed_forward_proj="gated-gelu_pytorch_tanh",
-            dropout_rate=dropout, pad_token_id=PADDING, eos_token_id=STOP, decoder_start_token_id=PADDING,
+            num_layers=size.encoder or size.layers, num_decoder_layers=size.layers,
+            feed_forward_proj="gated-gelu_pytorch_tanh", dropout_rate=dropout,
+            pad_token_id=PADDING, eos_token_id=STOP, decoder_start_token_id=PADDING,
         )
     )  # fmt: skip
     model.set_attn_implementation("eager")  # short sentences with a learnt bias on every score: nothing to fuse
@@ -169,7 +146,12 @@ def main(argv: Sequence[str]) -> None:
     add("--dropout", type=float, default=0.1, help="of the target; the draft has none")
     add("--label-smoothing", type=float, default=0.05, help="of the target; more blurs what it says at temperature 1")
     add("--generated", type=int, default=120_000, help="translations by the target for the draft to learn from as well")
+    add("--no-bleu", action="store_true", help="do without sacrebleu; the translations are kept in training/")
     options = parser.parse_args(argv)
+    require(
+        options.no_bleu or find_spec("sacrebleu") is not None,
+        "BLEU needs sacrebleu, which is not installed: pip install 'outrider[recipes]', or do without by --no-bleu",
+    )
     options.vocab = 8192 if options.vocab is None else options.vocab
     sizes = Size.parse(options.target_size), Size.parse(options.draft_size)
     run = Run(options, Path(__file__).name, argv)
@@ -240,9 +222,10 @@ def measure(run: Run, tables: dict[str, Any], held_out: dict[str, Sentences], to
         run.clock(f"{where}: nats per token: target {losses['target']:.4f}, draft {losses['draft']:.4f}")
         texts = {n: texts_of(tokenizer, m, test.sources) for n, m in models.items()}
         texts["copy"] = [p[0] for p in test.pairs]
-        scores = {n: bleu(t, [p[1] for p in test.pairs]) for n, t in texts.items()}
-        run.results.setdefault("bleu", {})[where] = scores
-        run.clock(f"{where}: BLEU {scores}")
+        if not run.options.no_bleu:
+            scores = {n: bleu(t, [p[1] for p in test.pairs]) for n, t in texts.items()}
+            run.results.setdefault("bleu", {})[where] = scores
+            run.clock(f"{where}: BLEU {scores}")
         ours = zip(test.pairs, texts["target"], texts["draft"], strict=True)
         lines = ("\t".join([*pair, *both]) for pair, *both in ours)
         (run.work / f"translations.{where}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -278,12 +261,9 @@ def texts_of(tokenizer: Any, model: Any, sources: Ragged, rows: int = 1024) -> l
     return texts
 
 
-def bleu(texts: Sequence[str], references: Sequence[str]) -> float | None:
-    try:
-        import sacrebleu
-    except ImportError:
-        say("sacrebleu is not installed: no BLEU; the translations are kept in training/")
-        return None
+def bleu(texts: Sequence[str], references: Sequence[str]) -> float:
+    import sacrebleu
+
     return round(sacrebleu.corpus_bleu(list(texts), [list(references)]).score, 2)
 
 

@@ -23,17 +23,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pretrain
 import torch
 from common import Run, arguments, fast_tokenizer, guarded
+from pretrain import Blocks, Written, cross_entropy, from_teacher
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from outrider.errors import require
-from outrider.models.trimmed import Size
-from outrider.training import pretrain
+from outrider.models.small import Size
 from outrider.training.data import documents
 from outrider.training.objectives import OBJECTIVES
-from outrider.training.pretrain import Blocks, Written, cross_entropy, from_teacher
 
 END = "<|endoftext|>"
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 import tiny
 from outrider.decoding.decoder import Decoder, Request
+from outrider.decoding.planner import Policy
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, Ngram, NgramTable, built_in
 from outrider.models.huggingface import HuggingFaceModel
@@ -29,7 +30,7 @@ def run(
     model: LanguageModel,
     drafter: Drafter,
     requests: Sequence[Request],
-    gamma: int = 4,
+    gamma: int | Policy = 4,
     sampling: Sampling | None = None,
     verifier: Verifier = gumbel_coupling,
     **options: int,

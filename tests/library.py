@@ -65,3 +65,26 @@ def save_t5(folder: Path, seed: int = 0) -> Path:
     model.save_pretrained(folder)
     words.save_pretrained(folder)
     return folder
+
+
+def save_bart(folder: Path, seed: int = 0, *, marian: bool = False) -> Path:
+    """A BART, or a Marian with its fixed positions, an output bias and padding as the start of the output."""
+    words = tokenizer()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        sizes = {
+            "vocab_size": ROWS, "d_model": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "encoder_layers": 2,
+            "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "init_std": 0.12,
+            "max_position_embeddings": 128, "forced_eos_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+            "pad_token_id": 0, "decoder_start_token_id": 0 if marian else 2,
+        }  # fmt: skip
+        model = (
+            tf.MarianMTModel(tf.MarianConfig(**sizes))
+            if marian
+            else tf.BartForConditionalGeneration(tf.BartConfig(**sizes))
+        )
+        _make_likely(model.lm_head, words)
+        model.final_logits_bias.copy_(torch.randn(ROWS) * 0.3)
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder

@@ -15,6 +15,7 @@ import transformers as tf
 import library
 import outrider
 from outrider.errors import BadOption, PromptError
+from outrider.options import Options
 from outrider.trace import Stats
 
 PROMPT = "the quick brown fox"
@@ -111,8 +112,22 @@ def test_speculation_does_not_show(llm: outrider.LLM, plain: outrider.LLM) -> No
     """Catches text that depends on the drafter or gamma, greedy or with Gumbel coupling."""
     for options in ({}, {"temperature": 1.0, "seed": 5, "coupling": "gumbel", "repetition_penalty": 1.2}):
         expected = plain.generate(PROMPT, max_new_tokens=24, **options).tokens
-        for gamma in (None, 1):
+        for gamma in (None, 1, "auto", "gradient", outrider.Auto(costs=0.3)):
             assert llm.generate(PROMPT, max_new_tokens=24, gamma=gamma, **options).tokens == expected
+
+
+def test_a_seed_with_maximal_coupling_is_planned_without_a_clock(llm: outrider.LLM) -> None:
+    """Catches "same seed, same text" broken by timings: the text depends on gamma there, and gamma on costs."""
+
+    def policy(**options: Any) -> Any:
+        return llm.decoder(Options(**options)).gamma
+
+    assert policy(temperature=1.0, seed=1).given is not None
+    for options in ({"temperature": 0.0, "seed": 1}, {"temperature": 1.0}, {"temperature": 1.0, "coupling": "gumbel"}):
+        assert policy(**options).given is None
+        assert policy(**options) is policy(**options), "what steps cost is remembered from call to call"
+    texts = [llm.generate(PROMPT, max_new_tokens=24, temperature=1.0, seed=5).tokens for _ in range(2)]
+    assert texts[0] == texts[1]
 
 
 def test_ends(llm: outrider.LLM) -> None:
@@ -223,6 +238,7 @@ CALLS: dict[str, tuple[Callable[[outrider.LLM], Any], str]] = {
     "ids too large": (lambda m: m.generate([1, 5000]), "outside the vocabulary"),
     "negative ids": (lambda m: m.generate([1, -4]), "outside the vocabulary"),
     "gamma": (lambda m: m.generate("a", gamma=-1), "gamma must be"),
+    "gamma by name": (lambda m: m.generate("a", gamma="often"), "auto or gradient"),
     "gamma too large": (lambda m: m.generate("a", gamma=9), "needs a width of 10"),
     "temperature": (lambda m: m.generate("a", temperature=-1), "temperature must be at least 0"),
     "top_p": (lambda m: m.generate("a", top_p=1.5), "top_p must be above 0 and at most 1"),

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.decoding.decoder import Decoder
+    from outrider.decoding.planner import Auto, Fixed, Gradient
     from outrider.drafters import (
         Cascade,
         Copying,
         Fallback,
+        Mixture,
         ModelDrafter,
         Ngram,
         NgramTable,
@@ -36,6 +38,9 @@ _HOMES = {
     "Chunk": "llm",
     "transformers_generate": "hf",
     "Decoder": "decoding.decoder",
+    "Auto": "decoding.planner",
+    "Fixed": "decoding.planner",
+    "Gradient": "decoding.planner",
     "Sampling": "sampling",
     "Speculated": "speculation",
     "speculate": "speculation",
@@ -45,6 +50,7 @@ _HOMES = {
     "Cascade": "drafters",
     "Copying": "drafters",
     "Fallback": "drafters",
+    "Mixture": "drafters",
     "ModelDrafter": "drafters",
     "Ngram": "drafters",
     "NgramTable": "drafters",
@@ -59,6 +65,7 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "Auto",
     "Cascade",
     "Chunk",
     "Copying",
@@ -67,6 +74,9 @@ __all__ = [
     "DraftSession",
     "Drafter",
     "Fallback",
+    "Fixed",
+    "Gradient",
+    "Mixture",
     "ModelDrafter",
     "Ngram",
     "NgramTable",

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from outrider.decoding.decoder import WIDTH, Decoder, Request
+from outrider.decoding.planner import Auto, chosen
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, built_in
 from outrider.errors import BadOption, NumericalError, require
@@ -37,7 +38,7 @@ def transformers_generate(
     stopping_criteria: Any = None,
     generation_config: GenerationConfig | None = None,
     draft: Any = "auto",
-    gamma: int | None = None,
+    gamma: Any = None,
     coupling: str = "maximal",
     seed: int | None = None,
     width: int = WIDTH,
@@ -57,7 +58,8 @@ def transformers_generate(
         drafter,
         choose(coupling, greedy=not sampled),
         Sampling(temperature=1.0 if sampled else 0.0, processors=tuple(logits_processor or ())),
-        min(getattr(drafter, "gamma", width - 1), width - 1) if gamma is None else gamma,
+        # A script's seed gives the same text again: where the text depends on gamma, no clock may decide it.
+        chosen(gamma, Auto.nominal(drafter) if sampled and coupling != "gumbel" else Auto()),
         width,
     )
     # Without a seed of its own, a script's torch.manual_seed decides, as it does for transformers.

@@ -11,6 +11,7 @@ from typing import Any
 
 from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
 from outrider.decoding.lanes import Lanes
+from outrider.decoding.planner import Auto, Policy, chosen
 from outrider.decoding.stopping import Row, Stopping
 from outrider.drafters import Standardised
 from outrider.errors import BadOption, NumericalError, PromptError, require
@@ -76,7 +77,8 @@ def load(
 ) -> LLM:
     """Load a target and a drafter.
 
-    target: a short name (smollm2-135m), a directory, a .gguf file or a hub id.
+    target: a short name (smollm2-135m, t5-ende), a directory, a .gguf file or a hub id. A directory with a
+    target and a draft in it is a pair: its draft is what "auto" means there.
     draft: "auto", "copy", "ngram", "uniform", None or "none", a model named like a target, or a Drafter;
         "copy>small-model" is a cascade: copying drafts for the small model, which drafts for the target.
     width: W, the tokens of every target run; gamma can be up to width - 1.
@@ -126,6 +128,12 @@ class LLM:
             f"width must be a whole number of at least 1, got {width!r}",
         )
 
+    def with_draft(self, draft: str | Drafter | None) -> LLM:
+        """The same target, loaded once, with another drafter: what ``draft`` of ``load`` may be."""
+        dtype = str(self.target.model.dtype).removeprefix("torch.")
+        drafter = drafter_named(draft, Beside(self.target, dtype, trust=False))
+        return LLM(self.target, drafter, width=self.width, slots=self.slots, exact=self.exact, graphs=self.graphs)
+
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Any:
         """Generate from a text, token ids, or a list of either -> Output, or a list of them. Options: Options."""
         prompts, single = self._prompts(prompt)
@@ -170,21 +178,28 @@ class LLM:
     def decoder(self, options: Options, prompt_length: int = 1) -> Decoder:
         """The decoder a call with these options runs on."""
         defaults = self._defaults
-        gamma = options.gamma
-        if gamma is None:
-            gamma = min(getattr(self.drafter, "gamma", self.width - 1), self.width - 1)
         total = prompt_length + options.max_new_tokens
         return Decoder(
             self.target.model,
             self._drafter(options),
             _verifier(options),
             options.sampling(defaults.repetition_penalty, defaults.constraints(prompt_length, total)),
-            gamma,
+            self._gamma(options),
             self.width,
             self.slots,
             self.exact,
             self.lanes,
         )
+
+    def _gamma(self, options: Options) -> int | Policy:
+        """Where the text depends on gamma and a seed asks for the same text again, no clock may decide."""
+        clockless = not _verifier(options).shares_noise and options.seed is not None
+        return chosen(options.gamma, Auto.nominal(self.drafter) if clockless else self._auto)
+
+    @cached_property
+    def _auto(self) -> Auto:
+        """Kept from call to call, because it is told what steps cost by the steps themselves."""
+        return Auto()
 
     @property
     def decoder_start(self) -> int | None:

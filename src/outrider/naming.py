@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.drafters import Cascade, Copying, Fallback, ModelDrafter, built_in
+from outrider.drafters import Cascade, Copying, Mixture, ModelDrafter, built_in
 from outrider.drafters.heads import CONFIG, HeadDrafter
 from outrider.errors import BadOption, require
-from outrider.models import loading, trimmed
+from outrider.models import loading, pairs, trimmed
 from outrider.models.teacher import fingerprint
 from outrider.types import Drafter
 
@@ -34,8 +34,10 @@ def drafter_named(draft: str | Drafter | None, beside: Beside) -> Drafter:
     if draft is not None and ">" in draft:
         return _chain(draft, beside)
     known = built_in()
+    if draft == "auto" and pairs.draft_of(beside.target.name) is not None:
+        draft = beside.target.name
     if draft == "auto" and (head := shipped_draft(beside.target)) is not None:
-        return Fallback(Copying(), head)
+        return Mixture(Copying(), head)
     if draft is None or draft in known:
         return known[draft or "none"]
     if (Path(draft) / CONFIG).is_file():
@@ -69,9 +71,11 @@ def _chain(draft: str, beside: Beside) -> Drafter:
 
 
 def _model(name: str, beside: Beside) -> tuple[ModelDrafter, loading.Loaded]:
-    loaded = loading.load(name, str(beside.target.model.device), beside.dtype, beside.trust)
+    partner = pairs.draft_of(name)  # as a draft, the name of a pair means the draft in it
+    found, shown = (name, name) if partner is None else (str(partner), f"{Path(name).name} draft")
+    loaded = loading.load(found, str(beside.target.model.device), beside.dtype, beside.trust)
     loading.check_same_tokens(beside.target, loaded)
-    return ModelDrafter(loaded.model, name=name), loaded
+    return ModelDrafter(loaded.model, name=shown), loaded
 
 
 def shipped_draft(target: loading.Loaded) -> Drafter | None:
@@ -94,5 +98,5 @@ def _trained(folder: Path, target: loading.Loaded) -> Drafter:
         f"draft {folder} was trained for another target than {target.name!r}; train one with `outrider distill`",
     )
     if config["kind"] == "model":
-        return ModelDrafter(trimmed.load(folder, target.model), name=folder.name)
+        return ModelDrafter(trimmed.load(folder, target.model), name=folder.name, gamma=config.get("gamma"))
     return HeadDrafter.load(folder)

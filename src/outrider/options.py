@@ -12,6 +12,7 @@ from outrider.errors import BadOption, require
 from outrider.sampling import Sampling
 
 COUPLINGS = ("maximal", "gumbel", "block")
+GAMMAS = ("auto", "gradient")
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Options:
     stop: str | Sequence[str] = ()
     eos: int | Sequence[int] | None = None  # None: the model's own; () : never stop at a token
     seed: int | Sequence[int] | None = None
-    gamma: int | None = None  # None: the drafter's own choice
+    gamma: Any = None  # guesses per run, "auto", "gradient" or a policy; None: "auto"
     coupling: str = "maximal"
     lenience: float = 1.0  # below 1: more guesses kept, no longer exact
     draft_temperature: float | None = None  # None: the target's, here and in the next two
@@ -59,7 +60,10 @@ class Options:
 
         self._check_kinds()
         whole("max_new_tokens", 1)
-        if self.gamma is not None:
+        if isinstance(self.gamma, str) or hasattr(self.gamma, "start"):
+            known = not isinstance(self.gamma, str) or self.gamma in GAMMAS
+            require(known, f"gamma must be a whole number, {' or '.join(GAMMAS)}, or a policy, got {self.gamma!r}")
+        elif self.gamma is not None:
             whole("gamma", 0)
         require(
             self.coupling in COUPLINGS,

@@ -37,6 +37,18 @@ class Draft:
         none = torch.zeros((rows, 0), dtype=torch.int64, device=device)
         return Draft(none, None, none.bool())
 
+    def cut(self, most: Tensor | None) -> Draft:
+        """Each row's first most [B] guesses only. Drawing them all and keeping a prefix is drawing a prefix."""
+        if most is None:
+            return self
+        place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return Draft(self.tokens, self.probs, self.proposed & (place < most[:, None]))
+
+    def narrow(self, guesses: int) -> Draft:
+        """The first columns only."""
+        probs = None if self.probs is None else self.probs[:, :guesses]
+        return Draft(self.tokens[:, :guesses], probs, self.proposed[:, :guesses])
+
     def of_tokens(self) -> Tensor:
         """q_i(x_i) -> [B, G]; one where nothing was proposed (it is never looked at)."""
         if self.probs is None:

@@ -6,7 +6,18 @@ import pytest
 
 import tiny
 from helpers import case, wrapped
-from outrider.drafters import Cascade, Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform, built_in
+from outrider.drafters import (
+    Cascade,
+    Copying,
+    Fallback,
+    Mixture,
+    ModelDrafter,
+    Ngram,
+    NgramTable,
+    Nothing,
+    Uniform,
+    built_in,
+)
 from outrider.models.toy import ToyModel
 from outrider.testing import check_drafter, check_session, check_verifier
 from outrider.types import Drafter
@@ -38,6 +49,9 @@ def drafters() -> dict[str, Drafter]:
         "cascade, asked once": Cascade(small, model, once=True),
         "cascade, smaller middle": Cascade(Uniform(), ModelDrafter(_clipped(9)), guesses=2),
         "copy, then cascade": Fallback(Copying(), Cascade(small, model)),
+        "copy or model": Mixture(Copying(), ModelDrafter(ToyModel(12, seed=9))),
+        "table or nothing": Mixture(Ngram(NgramTable.fit([text], 12)), Nothing()),
+        "model that stops": ModelDrafter(ToyModel(12, seed=9), floor=0.3),
     }
 
 

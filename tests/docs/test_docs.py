@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-REAL_MODELS = ("smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct")
+REAL_MODELS = ("smollm2-135m", "t5-ende", "gpt-small", "HuggingFaceTB/SmolLM2-135M-Instruct")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,13 @@ def prose(document: Path) -> str:
 ALL = [block for document in DOCUMENTS for block in blocks(document)]
 QUOTES = [block for block in ALL if block.kind == "quote"]
 SHELL = [line for block in ALL if block.language == "sh" for line in block.text.splitlines() if line.strip()]
-COMMANDS = sorted({line for line in SHELL if line.startswith("outrider ")})
+CARDS = sorted((ROOT / "src" / "outrider" / "data").rglob("README.md"))
+CLAIMED = [
+    line.strip().removesuffix("\\")
+    for card in CARDS
+    for line in card.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+]
+COMMANDS = sorted({line for line in [*SHELL, *CLAIMED] if line.startswith("outrider ")})
 
 
 def named(block: Block) -> str:

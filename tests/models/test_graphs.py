@@ -15,6 +15,7 @@ from outrider.drafters import (
     Cascade,
     Copying,
     Fallback,
+    Mixture,
     ModelDrafter,
     Ngram,
     NgramTable,
@@ -76,7 +77,7 @@ class _Unmarked(_Liar):
 def head() -> HeadDrafter:
     torch.manual_seed(3)
     config = HeadConfig("feature", 32, 64, 1, layers=(1, -1), heads=(4, 2), gamma=3)
-    return HeadDrafter(Head(config), torch.arange(0, tiny.VOCAB, 2))
+    return HeadDrafter(Head(config), torch.arange(0, tiny.VOCAB, 2), floor=0.0)  # a floor asks, on a CPU
 
 
 def drafter(name: str, family: str = "llama") -> Drafter:
@@ -93,6 +94,7 @@ def drafter(name: str, family: str = "llama") -> Drafter:
         "standardised": lambda: Standardised(ModelDrafter(wrapped(family, seed=1)), temperature=0.5),
         "head": head,
         "fallback": lambda: Fallback(Copying(), head()),
+        "mixture": lambda: Mixture(Copying(), head()),
         "cascade": lambda: Cascade(Copying(), ModelDrafter(wrapped(family, seed=1))),
         "liar": lambda: _Drafter(_Liar),
         "unmarked": lambda: _Drafter(_Unmarked),
@@ -104,6 +106,8 @@ def stepper(name: str, family: str = "llama", graphs: bool = True) -> Stepper:
     made = Stepper((wrapped(family), drafter(name, family)), 2, SHAPE, graphs)
     if name == "fallback":
         made.drafter.session.asks = False  # type: ignore[union-attr]  # as on a GPU
+    if name == "mixture":
+        made.drafter.session.on_cpu = False  # type: ignore[union-attr]
     for row, prompt in enumerate(([3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [9])):
         source = (4, 5, 6) if family in tiny.ENCODER_DECODER else None
         made.target.admit(row, prompt, source)
@@ -127,7 +131,7 @@ def steps(made: Stepper, rule: Rule, gammas: list[int]) -> list[list[int]]:
     [("other", r) for r in ("greedy", "gumbel", "maximal", "filtered", "penalised", "block", "lenient")]
     + [("self", "greedy"), ("self", "maximal"), ("standardised", "maximal"), ("none", "gumbel"), ("copy", "greedy")]
     + [("copy", "penalised"), ("recorded", "gumbel"), ("ngram", "maximal"), ("table", "maximal")]
-    + [("fallback", "greedy"), ("head", "maximal"), ("head", "greedy")],
+    + [("fallback", "greedy"), ("mixture", "greedy"), ("mixture", "maximal"), ("head", "maximal"), ("head", "greedy")],
 )
 def test_replayed_steps_give_the_eager_tokens(name: str, rule: str) -> None:
     """Through one recording only: a second one would mean that the shapes were not constant."""
@@ -188,7 +192,7 @@ def test_every_family_asks_nothing_of_the_device(family: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["filtered", "penalised", "block"])
-@pytest.mark.parametrize("name", ["none", "copy", "uniform", "recorded", "ngram", "table", "fallback", "head"])
+@pytest.mark.parametrize("name", ["none", "copy", "uniform", "recorded", "ngram", "table", "mixture", "head"])
 def test_every_rule_and_drafter_asks_nothing_of_the_device(name: str, rule: str) -> None:
     assert_recordable(stepper(name), RULES[rule])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,21 +11,24 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import library
 import outrider
+from outrider.cli.main import app
 from outrider.drafters.heads import HeadDrafter
-from outrider.errors import BadOption
+from outrider.errors import BadOption, ModelNotFound
 from outrider.models import loading
 from outrider.models.teacher import Teacher
+from outrider.models.writing import write
 from outrider.noise import Noise
 from outrider.sampling import Sampling
 from outrider.testing import check_drafter
 from outrider.training.data import Corpus
-from outrider.training.distill import Plan, distill
-from outrider.training.loop import Budget
+from outrider.training.distill import Plan, distill, make_student
+from outrider.training.loop import Budget, mixed
 from outrider.training.objectives import OBJECTIVES
-from outrider.training.students import HeadStudent, Vocabulary
+from outrider.training.students import Guesses, HeadStudent, Vocabulary
 from outrider.types import Shape
 
 PLAN = Plan(
@@ -57,10 +62,13 @@ def test_total_variation_is_one_minus_acceptance() -> None:
     assert torch.allclose(OBJECTIVES["tv"](logits, p, torch.tensor([0])), torch.tensor([0.4]))
 
 
-@pytest.mark.parametrize("kind", ["feature", "blockwise", "model"])
-def test_a_killed_run_ends_with_the_same_weights(kind: str, target: loading.Loaded, tmp_path: Path) -> None:
-    """Catches a checkpoint without the optimiser, or text drawn in another order after a restart."""
-    plan = replace(PLAN, kind=kind, size="16x32x1x2" if kind == "model" else None)
+@pytest.mark.parametrize(("kind", "on_policy"), [("feature", 0.0), ("blockwise", 0.0), ("model", 0.0), ("model", 0.3)])
+def test_a_killed_run_ends_with_the_same_weights(
+    kind: str, on_policy: float, target: loading.Loaded, tmp_path: Path
+) -> None:
+    """Catches a checkpoint without the optimiser, or text or guesses drawn in another order after a restart."""
+    budget = replace(PLAN.budget, on_policy=on_policy)
+    plan = replace(PLAN, kind=kind, size="16x32x1x2" if kind == "model" else None, budget=budget)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     distill(target, whole, plan)
 
@@ -124,8 +132,9 @@ def test_drafting_sees_what_training_saw(attention: bool, target: loading.Loaded
         guesses = draft.tokens[1].tolist()
         whole = torch.tensor([text + guesses + [0] * 8])
         seen = student._guesses(Corpus(whole[:, : len(text) + 2 + 3]))  # every place with three guesses behind it
-        for k, (logits, _, _) in enumerate(seen):
-            q = torch.zeros(target.model.vocab_size).index_put_((drafter.tokens,), logits[0, len(text) - 2].softmax(-1))
+        for k, guess in enumerate(seen):
+            known = guess.logits[0, len(text) - 2].softmax(-1)
+            q = torch.zeros(target.model.vocab_size).index_put_((drafter.tokens,), known)
             assert torch.allclose(draft.probs[1, k], q, atol=1e-5)
         session.score(draft.tokens)
         emitted = torch.tensor([[*guesses[:kept], new, 0, 0, 0][:4]]).expand(3, -1)
@@ -151,3 +160,67 @@ def test_a_head_of_another_target_is_refused(target: loading.Loaded, tmp_path: P
     other = library.save_llama(tmp_path / "other", seed=5)
     with pytest.raises(BadOption, match="another target"):
         outrider.load(str(other), draft=str(tmp_path / "draft"), dtype="float32")
+
+
+@pytest.mark.parametrize("kind", ["feature", "model"])
+def test_on_policy_text_holds_the_drafts_own_guesses(kind: str, target: loading.Loaded) -> None:
+    """Catches guesses put one place off, or drawn from another distribution than the draft's.
+
+    A student that is certain of token 7 everywhere must have it put wherever it can guess, and nowhere else.
+    """
+    plan = replace(PLAN, kind=kind, size="16x32x1x2" if kind == "model" else None)
+    student, _ = make_student(target, plan, torch.arange(64))
+    batch = Corpus(torch.randint(8, 60, (3, 12)))
+    first = 1 if kind == "model" else 2
+    drawn = student.draw(batch, torch.Generator().manual_seed(0))
+    assert (drawn[:, :first] < 0).all() and (drawn[:, first : 12 - 2] >= 0).all() and int(drawn.max()) < 64
+    certain = Guesses(*[torch.zeros((3, 11, 64)) for _ in range(2)], *[torch.zeros((3, 11)) for _ in range(3)], 1)
+    certain.logits[..., 7] = 100
+    assert (certain.draw(torch.arange(64), batch.tokens, torch.Generator())[:, 1:] == 7).all()
+    some = mixed(student, batch, replace(PLAN.budget, on_policy=0.5), step=3)
+    changed = some.tokens != batch.tokens
+    assert 0 < int(changed.sum()) < 30 and not changed[:, :first].any()
+    assert torch.equal(some.tokens, mixed(student, batch, replace(PLAN.budget, on_policy=0.5), step=3).tokens)
+    assert mixed(student, batch, PLAN.budget, step=3) is batch
+
+
+def test_a_target_writes_no_further_than_it_can_count(tmp_path: Path) -> None:
+    """A model with learnt positions failed deep inside when prompt and answer were longer than its table."""
+    short = loading.load(str(library.save_bart(tmp_path / "bart")), "cpu", "float32")
+    assert short.model.max_length == 128
+    [(source, answer)] = write(
+        short.model, short.tokenizer, [[5] * 200], new_tokens=300, temperature=1.0, batch=1, seed=0
+    )
+    assert len(source) == 128 and 1 <= len(answer) <= 127
+
+
+def test_no_text(target: loading.Loaded, tmp_path: Path) -> None:
+    """Catches training on nothing."""
+    (tmp_path / "empty.txt").write_text("\n \n", encoding="utf-8")
+    with pytest.raises(BadOption, match="less than one block of 32; give more text"):
+        distill(target, tmp_path / "draft", replace(PLAN, data=(str(tmp_path / "empty.txt"),)))
+    with pytest.raises(ModelNotFound, match="does not exist"):
+        distill(target, tmp_path / "other", replace(PLAN, data=(str(tmp_path / "none.txt"),)))
+
+
+def test_a_card_whose_command_gives_its_figures(target: loading.Loaded, tmp_path: Path) -> None:
+    """Catches a card with figures nobody can get again, and a command line that trains and says nothing of it."""
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"task": t, "prompt": p} for t, p in (("one", "the end"), ("one", "a thin"), ("two", "then the"))]
+    prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    out = tmp_path / "draft"
+    words = ["distill", target.name, "--out", str(out), "--tokens", "1500", "--text-tokens", "1500", "--block", "32"]
+    words += ["--batch", "4", "--depth", "2", "--generate-batch", "8", "--vocab", "64", "--dtype", "float32"]
+    result = CliRunner().invoke(app, [*words, "--measure-prompts", str(prompts), "--json"])
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    assert json.loads(result.stdout)["held_out"]["overlap"]
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "## Held-out text" in card and "## Measured" in card and "text the target wrote itself" in card
+    command = next(line for line in card.splitlines() if line.startswith("outrider measure"))
+    report = json.loads(CliRunner().invoke(app, [*shlex.split(command)[1:], "--json"]).stdout)
+    rows = [line.split(" | ") for line in card.splitlines() if line.startswith(("| 0 | ", "| 1 | "))]
+    rows = [row for row in rows if len(row) > 5]
+    assert [r[1] for r in rows] == ["one", "two", "all"] * 2
+    for shown, row in zip(rows, report["rows"], strict=True):
+        stats = row["stats"]
+        assert shown[3] == str(stats["examined"]) and shown[4].startswith(f"{stats['alpha']:.2f}")

@@ -1,43 +1,94 @@
-"""Speculative against plain decoding on the same prompts in one run: acceptance, cost and speed-up with intervals."""
+"""Speculative against plain decoding on the same prompts in one run: acceptance, cost and speed-up with intervals.
+
+Several drafts and several temperatures share the plain runs they are compared with.
+"""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median, quantiles
 from typing import Any
 
 from outrider.drafters import Nothing
+from outrider.errors import require
 from outrider.llm import LLM, Output
+from outrider.theory import oracle_tokens
 from outrider.trace import PHASES, Stats, finite, merge, ratio, summarise
 
+PLAIN, NARROW = "plain", "plain, unpadded"
 
-@dataclass
-class Arms:
-    """Every output of every way of decoding, prompt by prompt, for one task."""
+Interval = tuple[float, float]
 
-    speculative: list[Output] = field(default_factory=list)
-    plain: list[Output] = field(default_factory=list)  # same shapes, hence the same text
-    narrow: list[Output] = field(default_factory=list)  # plain and unpadded: the fastest plain decoding there is
 
-    def add(self, other: Arms) -> None:
-        for name in ("speculative", "plain", "narrow"):
-            getattr(self, name).extend(getattr(other, name))
+@dataclass(frozen=True)
+class Settings:
+    """What every prompt is run with."""
+
+    temperatures: tuple[float, ...] = (0.0,)
+    repeats: int = 1  # timed runs of each prompt and way of decoding; the median of them counts
+    options: Mapping[str, Any] = field(default_factory=dict)  # of every call
+
+    def __post_init__(self) -> None:
+        require(self.repeats >= 1, f"repeats must be at least 1, got {self.repeats}")
+        require(len(self.temperatures) > 0, "temperatures is empty; name at least one")
+        require(
+            len(set(self.temperatures)) == len(self.temperatures),
+            f"temperatures must differ from each other, got {', '.join(map(str, self.temperatures))}",
+        )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One prompt decoded in one way, as often as it was repeated: the same text each time, other seconds."""
+
+    outputs: tuple[Output, ...]
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.outputs[0].tokens
+
+    @property
+    def seconds(self) -> float:
+        """Of decoding, without prefill: the median of the repeats."""
+        return median(sum(o.trace.seconds[phase] for phase in PHASES) for o in self.outputs)
+
+    @property
+    def work(self) -> Interval:
+        """Tokens and seconds: what a speed is made of."""
+        return len(self.tokens), self.seconds
+
+    @property
+    def shared(self) -> Interval:
+        """Sum of the overlaps of examined guesses and their number: what alpha is made of."""
+        records = self.outputs[0].trace.records
+        return math.fsum(x for r in records for x in r.overlap[: r.examined]), sum(r.examined for r in records)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One task, or all of them."""
+    """One draft at one temperature on one task, or on all of them. Intervals: 95 %, bootstrap over prompts."""
 
+    draft: str
+    temperature: float
     task: str
     prompts: int
-    stats: Stats  # of the speculative runs
+    repeats: int
+    stats: Stats  # of the speculative runs, each prompt counted once
+    alpha_interval: Interval
     plain_tokens_per_second: float
     narrow_tokens_per_second: float
+    tokens_per_second: float
     speedup: float  # against plain decoding with the same shapes; totals over totals
-    speedup_interval: tuple[float, float]  # 95 %, bootstrap over prompts
+    speedup_interval: Interval
+    speedup_middle: float  # median over prompts
+    speedup_quartiles: Interval  # half of the prompts lie between
     speedup_narrow: float  # against unpadded plain decoding
+    speedup_narrow_interval: Interval
     cost: float  # c: seconds per guess over seconds per target run
+    oracle_tokens: float  # 1 / (1 - alpha): tokens per run if gamma were right every time, an upper bound
     identical: int  # prompts whose text equals plain decoding's
 
     def to_json(self) -> dict[str, Any]:
@@ -45,72 +96,123 @@ class Row:
 
 
 def measure(
-    llm: LLM, tasks: dict[str, Sequence[Any]], options: dict[str, Any], progress: Callable[[str, float], None]
+    drafts: Mapping[str, LLM],
+    tasks: Mapping[str, Sequence[Any]],
+    settings: Settings,
+    progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> list[Row]:
-    """Run every prompt three ways, one after the other, the order turning from prompt to prompt."""
-    plain = LLM(llm.target, Nothing(), width=llm.width, slots=1, exact=llm.exact, graphs=llm.graphs)
-    narrow = LLM(llm.target, Nothing(), width=llm.width, slots=1, exact=False, graphs=llm.graphs)
-    engines = {"speculative": llm, "plain": plain, "narrow": narrow}
-    asked = {name: options if name == "speculative" else _plainly(options) for name in engines}
-    for name, engine in engines.items():  # warm-up, not counted
-        engine.generate(next(iter(tasks.values()))[0], **{**asked[name], "max_new_tokens": 8})
-    total, done = sum(len(p) for p in tasks.values()), 0
-    results: dict[str, Arms] = {}
-    for task, prompts in tasks.items():
-        for prompt in prompts:
-            order = list(engines)
-            order = order[done % 3 :] + order[: done % 3]
-            for name in order:
-                output = engines[name].generate(prompt, **asked[name])
-                getattr(results.setdefault(task, Arms()), name).append(output)
-            done += 1
-            progress(task, done / total)
-    everything = Arms()
-    for arms in results.values():
-        everything.add(arms)
-    return [*(_row(task, arms) for task, arms in results.items()), _row("all", everything)]
+    """Run every prompt with every draft and plainly, one after the other, the order turning from run to run.
+
+    All the engines must be on one target. Rows: per temperature and draft, the tasks and then ``all``.
+    """
+    engines = _engines(drafts)
+    warm_up = _options_for(PLAIN, settings.options) | {"max_new_tokens": 8}
+    for engine in engines.values():  # not counted
+        engine.generate(next(iter(tasks.values()))[0], **warm_up)
+    total, done = sum(map(len, tasks.values())) * len(settings.temperatures), 0
+    rows: list[Row] = []
+    for temperature in settings.temperatures:
+        options = {**settings.options, "temperature": temperature}
+        results: dict[str, list[dict[str, Cell]]] = {}
+        for task, prompts in tasks.items():
+            for prompt in prompts:
+                results.setdefault(task, []).append(_decode(engines, prompt, options, settings.repeats, done))
+                done += 1
+                progress(f"{task}, temperature {temperature:g}", done / total)
+        results["all"] = [cells for group in list(results.values()) for cells in group]
+        rows += [_row(draft, temperature, task, cells) for draft in drafts for task, cells in results.items()]
+    return rows
 
 
-def _plainly(options: dict[str, Any]) -> dict[str, Any]:
-    """The same without what concerns guesses: plain decoding is exact and has no draft."""
-    return {k: v for k, v in options.items() if k != "lenience" and not k.startswith("draft_")}
+def _engines(drafts: Mapping[str, LLM]) -> dict[str, LLM]:
+    require(len(drafts) > 0, "drafts is empty; name at least one")
+    first = next(iter(drafts.values()))
+    taken = sorted({PLAIN, NARROW} & drafts.keys())
+    require(
+        not taken, f"draft {' '.join(taken)!r} has the name of what it is compared with; write it with ./ before it"
+    )
+    require(all(d.target is first.target for d in drafts.values()), "drafts are compared on one target only")
+    wide, narrow = (
+        LLM(first.target, Nothing(), width=first.width, slots=1, exact=e, graphs=first.graphs)
+        for e in (first.exact, False)
+    )
+    return {PLAIN: wide, NARROW: narrow, **drafts}
 
 
-def _row(task: str, arms: Arms) -> Row:
-    stats = summarise(merge(o.trace for o in arms.speculative))
+def _decode(
+    engines: Mapping[str, LLM], prompt: Any, options: Mapping[str, Any], repeats: int, turn: int
+) -> dict[str, Cell]:
+    """One prompt in every way. Whatever slows the machine down for a while hits all of them alike."""
+    outputs: dict[str, list[Output]] = {name: [] for name in engines}
+    names = list(engines)
+    for repeat in range(repeats):
+        first = (turn + repeat) % len(names)
+        for name in names[first:] + names[:first]:
+            outputs[name].append(engines[name].generate(prompt, **_options_for(name, options)))
+    return {name: Cell(tuple(found)) for name, found in outputs.items()}
+
+
+def _options_for(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain decoding is exact and has no draft: what concerns guesses is left out."""
+    guesses = name not in (PLAIN, NARROW)
+    return {k: v for k, v in options.items() if guesses or (k != "lenience" and not k.startswith("draft_"))}
+
+
+def _row(draft: str, temperature: float, task: str, cells: Sequence[Mapping[str, Cell]]) -> Row:
+    ours, plain, narrow = ([c[name] for c in cells] for name in (draft, PLAIN, NARROW))
+    stats = summarise(merge(c.outputs[0].trace for c in ours))
+    timed = summarise(merge(o.trace for c in ours for o in c.outputs))
+    each = [ratio(_speed([a]), _speed([b])) for a, b in zip(ours, plain, strict=True)]
+    low, middle, high = quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
     return Row(
+        draft=draft,
+        temperature=temperature,
         task=task,
-        prompts=len(arms.plain),
+        prompts=len(cells),
+        repeats=len(ours[0].outputs),
         stats=stats,
-        plain_tokens_per_second=_speed(arms.plain),
-        narrow_tokens_per_second=_speed(arms.narrow),
-        speedup=ratio(_speed(arms.speculative), _speed(arms.plain)),
-        speedup_interval=_bootstrap(arms),
-        speedup_narrow=ratio(_speed(arms.speculative), _speed(arms.narrow)),
-        cost=ratio(
-            ratio(stats.seconds["draft"], stats.drafted), ratio(stats.seconds["target"], stats.runs)
-        ),
-        identical=sum(a.tokens == b.tokens for a, b in zip(arms.plain, arms.speculative, strict=True)),
-    )  # fmt: skip
+        alpha_interval=bootstrap([c.shared for c in ours]),
+        plain_tokens_per_second=_speed(plain),
+        narrow_tokens_per_second=_speed(narrow),
+        tokens_per_second=_speed(ours),
+        speedup=ratio(_speed(ours), _speed(plain)),
+        speedup_interval=bootstrap([c.work for c in ours], [c.work for c in plain]),
+        speedup_middle=middle,
+        speedup_quartiles=(low, high),
+        speedup_narrow=ratio(_speed(ours), _speed(narrow)),
+        speedup_narrow_interval=bootstrap([c.work for c in ours], [c.work for c in narrow]),
+        cost=ratio(ratio(timed.seconds["draft"], timed.drafted), ratio(timed.seconds["target"], timed.runs)),
+        oracle_tokens=oracle_tokens(stats.alpha) if stats.examined else math.nan,
+        identical=sum(a.tokens == b.tokens for a, b in zip(plain, ours, strict=True)),
+    )
 
 
-def _seconds(output: Output) -> float:
-    return sum(output.trace.seconds[phase] for phase in PHASES)
-
-
-def _speed(outputs: Iterable[Output]) -> float:
+def _speed(cells: Sequence[Cell]) -> float:
     """Tokens over seconds, summed first: a mean of ratios would favour short texts."""
-    outputs = list(outputs)
-    return ratio(sum(len(o.tokens) for o in outputs), sum(map(_seconds, outputs)))
+    return total_ratio([c.work for c in cells])
 
 
-def _bootstrap(arms: Arms, rounds: int = 1000) -> tuple[float, float]:
-    """Prompts drawn again with replacement: how much the speed-up depends on which prompts were asked."""
-    chance = random.Random(0)
-    count = len(arms.plain)
-    ratios = []
+def total_ratio(parts: Sequence[Interval]) -> float:
+    return ratio(math.fsum(p[0] for p in parts), math.fsum(p[1] for p in parts))
+
+
+def bootstrap(over: Sequence[Interval], under: Sequence[Interval] | None = None, rounds: int = 1000) -> Interval:
+    """95 % interval of a ratio of sums over prompts, or of the quotient of two such ratios.
+
+    Prompts are drawn again with replacement: how much the figure depends on which prompts were asked. With fewer
+    than two prompts nothing is known about that: NaN.
+    """
+    count = len(over)
+    if count < 2:
+        return (math.nan, math.nan)
+    chance, found = random.Random(0), []
     for _ in range(rounds):
         drawn = [chance.randrange(count) for _ in range(count)]
-        ratios.append(ratio(_speed(arms.speculative[i] for i in drawn), _speed(arms.plain[i] for i in drawn)))
-    ratios.sort()
-    return ratios[int(0.025 * rounds)], ratios[int(0.975 * rounds)]
+        value = total_ratio([over[i] for i in drawn])
+        if under is not None:
+            value = ratio(value, total_ratio([under[i] for i in drawn]))
+        found.append(value)
+    known = sorted(v for v in found if not math.isnan(v))
+    if not known:
+        return (math.nan, math.nan)
+    return known[int(0.025 * len(known))], known[int(0.975 * len(known))]

@@ -35,10 +35,33 @@ SAMPLE: dict[str, tuple[str, ...]] = {
     ),
 }
 
+SOURCES: dict[str, tuple[str, ...]] = {
+    "everyday": (
+        "Where is the nearest station?",
+        "My sister forgot her umbrella on the bus.",
+        "We will meet in front of the museum at half past seven.",
+        "Could you please close the window? It is getting cold.",
+    ),
+    "news": (
+        "The government announced on Tuesday that the new bridge will be opened next year.",
+        "According to the police, nobody was injured in the accident.",
+        "Prices rose by two per cent in March, more than most experts had expected.",
+    ),
+    "technical": (
+        "This package contains the documentation and the examples.",
+        "The program reads a list of files and writes a summary to the standard output.",
+        "A small library for reading and writing compressed archives.",
+    ),
+}
+"""Sentences for an encoder to read; SAMPLE asks for answers, which a translator cannot give."""
 
-def read(path: Path | None, per_task: int | None = None) -> dict[str, tuple[str, ...]]:
-    """Prompts by task: the sample, or a .jsonl file with prompt (or turns) and task (or category) fields."""
-    tasks = SAMPLE if path is None else _from_file(path)
+
+def read(path: Path | None, per_task: int | None = None, sources: bool = False) -> dict[str, tuple[str, ...]]:
+    """Prompts by task: a sample, or a .jsonl file with prompt (or turns) and task (or category) fields.
+
+    sources: the sample for encoder-decoder models.
+    """
+    tasks = (SOURCES if sources else SAMPLE) if path is None else _from_file(path)
     if per_task is not None:
         require(per_task >= 1, f"per_task must be at least 1, got {per_task}")
         tasks = {name: _spread(prompts, per_task) for name, prompts in tasks.items()}

@@ -38,7 +38,10 @@ DraftTemperature = Annotated[float | None, typer.Option(help="Temperature of the
 DraftTopK = Annotated[int | None, typer.Option(help="Top-k of the draft, if not the target's.")]
 DraftTopP = Annotated[float | None, typer.Option(help="Top-p of the draft, if not the target's.")]
 Width = Annotated[int, typer.Option(help="Tokens of every target run; gamma can be up to width - 1.")]
-Gamma = Annotated[int | None, typer.Option(help="Guesses per target run; 0 to width - 1.")]
+Gamma = Annotated[
+    str,
+    typer.Option(help="Guesses per target run: 0 to width - 1, auto (chosen as it runs), or gradient (a baseline)."),
+]
 Graphs = Annotated[
     bool | None,
     typer.Option(
@@ -53,6 +56,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def graphs_option(asked: bool | None) -> bool | str:
     """The value of ``graphs=`` for a flag that was given or not."""
     return "auto" if asked is None else asked
+
+
+def read_gamma(text: str) -> int | str:
+    """The value of ``--gamma`` as the option of the same name takes it."""
+    return int(text) if text.lstrip("-").isdigit() else text
 
 
 def read_prompt(prompt: str | None) -> str:

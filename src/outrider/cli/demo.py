@@ -23,7 +23,7 @@ def demo(
     target: common.Target = common.DEFAULT_TARGET,
     draft: common.Draft = "auto",
     max_new_tokens: common.MaxNewTokens = 96,
-    gamma: common.Gamma = None,
+    gamma: common.Gamma = "auto",
     temperature: Annotated[float, typer.Option(help="0 is greedy; above it, Gumbel coupling.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each, alternating.")] = 3,
@@ -40,7 +40,7 @@ def demo(
         "temperature": temperature,
         "seed": seed,
         "coupling": "gumbel",
-        "gamma": gamma,
+        "gamma": common.read_gamma(gamma),
     }
     check_options(options, prompt)
     with notes.status(f"loading {target}"):

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.errors import require
+from outrider.trace import finite
 
 
 def distill(
@@ -23,15 +24,18 @@ def distill(
     size: Annotated[
         str | None, typer.Option(help="model: 256x1024x2x4 (width, inner, layers, heads); heads: inner width.")
     ] = None,
-    layers: Annotated[str, typer.Option(help="model: start from these layers of the target, as 0,15,29.")] = "",
+    layers: Annotated[
+        str, typer.Option(help="model: start from these layers of the target, as 0,15,29 (encoder+decoder: 0,3+0).")
+    ] = "",
     data: Annotated[
-        list[Path] | None, typer.Option(help="Text files to train on (.txt, .jsonl, packed or not).")
+        list[Path] | None,
+        typer.Option(help="Text files (.txt, .jsonl); for an encoder-decoder lines of source TAB target (.tsv)."),
     ] = None,
     self_written: Annotated[
         bool, typer.Option("--self", help="Train on text the target writes itself (the default).")
     ] = False,
     prompts: Annotated[
-        list[Path] | None, typer.Option(help="With --self: files of prompts for the target to answer.")
+        list[Path] | None, typer.Option(help="With --self: files of prompts, or sources, for the target to answer.")
     ] = None,
     text: Annotated[
         Path | None, typer.Option(help="Text gathered by another run: its training/text.safetensors.")
@@ -53,11 +57,20 @@ def distill(
         str | None, typer.Option(help="Feature head: layers of the target it reads beside the last, as 10,20.")
     ] = None,
     attention: Annotated[bool, typer.Option(help="Feature head: look back over the text.")] = True,
+    on_policy: Annotated[
+        float, typer.Option(help="Share of the text's tokens to replace by the draft's own guesses in training.")
+    ] = 0.0,
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option(help="Same seed, same draft (on a CPU).")] = 0,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
     trust_remote_code: common.Trust = False,
+    measured: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Measure the draft in the end, for its card.")
+    ] = True,
+    measure_prompts: Annotated[
+        Path | None, typer.Option(help="Prompts to measure with, as `outrider measure` takes them.")
+    ] = None,
     as_json: common.Json = False,
 ) -> None:
     """Train a draft for TARGET. Stop it at any time: the same command goes on where it was."""
@@ -68,37 +81,57 @@ def distill(
     from outrider.training.loop import Budget
 
     plan = Plan(
-        kind=kind, size=size, layers=_layers(layers), data=tuple(map(str, data or ())),
+        kind=kind, size=size, layers=layers, data=tuple(map(str, data or ())),
         prompts=tuple(map(str, prompts or ())), text=None if text is None else str(text),
         vocab=vocab or None, text_tokens=text_tokens, block=block, depth=depth, blocks=blocks,
-        reads=None if reads is None else _layers(reads), attention=attention,
+        reads=None if reads is None else _numbers(reads), attention=attention,
         generate_batch=generate_batch, seconds=seconds,
-        budget=Budget(tokens=tokens, batch=batch, rate=rate, objective=objective, seed=seed),
+        budget=Budget(tokens=tokens, batch=batch, rate=rate, objective=objective, seed=seed, on_policy=on_policy),
     )  # fmt: skip
     require(text is None or not (data or prompts), "--text is text already gathered: leave out --data and --prompts")
-    for path in (*(data or ()), *(prompts or ()), *([text] if text else ())):
+    for path in (*(data or ()), *(prompts or ()), *([text] if text else ()), *filter(None, [measure_prompts])):
         require(path.is_file(), f"data file {path} does not exist")
     prepare(out, plan)
     from outrider.models import loading
 
     with notes.status(f"loading {target}"):
         loaded = loading.load(target, device, dtype, trust_remote_code)
-    (out / "training" / "command.txt").write_text(shlex.join(["outrider", *sys.argv[1:]]) + "\n", encoding="utf-8")
+    command = shlex.join(["outrider", *sys.argv[1:]])
+    (out / "training" / "command.txt").write_text(command + "\n", encoding="utf-8")
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=notes) as bar:
         last = run(loaded, out, plan, _Bars(bar))
+    from outrider.training.card import describe
+
+    card = out / "README.md"
+    card.write_text(describe(target, out, plan, last, command), encoding="utf-8")
+    if measured:
+        del loaded  # the target is loaded again, as a user would
+        options = {"--prompts": measure_prompts, "--device": device, "--dtype": dtype}
+        words = [w for k, v in options.items() if v not in (None, "auto") for w in (k, str(v))]
+        _measure(card, target, out, [*words, *(["--trust-remote-code"] if trust_remote_code else [])])
     result = {
         "out": str(out),
         "steps": last.steps,
-        "loss": last.loss,
+        "loss": finite(last.loss),
         "held_out": vars(last.measured) if last.measured else None,
+        "card": str(card),
     }
     answers.out(json.dumps(result) if as_json else f"draft in {out}: held-out {result['held_out']}", highlight=False)
 
 
-def _layers(text: str) -> tuple[int, ...]:
+def _measure(card: Path, target: str, draft: Path, options: list[str]) -> None:
+    """The measured part of the card, by the very command that stands in it."""
+    from outrider.cli.main import app
+
+    words = ["measure", target, "--draft", str(draft), "--temperature", "0", "--temperature", "1", *options]
+    command = typer.main.get_command(app)
+    command.main([*words, "--card", str(card), "--quiet"], prog_name="outrider", standalone_mode=False)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
     parts = [p for p in text.split(",") if p]
-    require(all(p.isdigit() for p in parts), f"layers must look like 0,15,29, got {text!r}")
+    require(all(p.isdigit() for p in parts), f"reads must look like 10,20, got {text!r}")
     return tuple(int(p) for p in parts)
 
 

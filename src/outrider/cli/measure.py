@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,108 +13,160 @@ from rich.table import Table
 
 from outrider.cli import common
 from outrider.cli.common import answers, notes
+from outrider.errors import require
 
 
 def measure(
+    context: typer.Context,
     target: Annotated[str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")],
-    draft: common.Draft = "auto",
+    draft: Annotated[
+        list[str] | None,
+        typer.Option("--draft", "-d", help="As in generate; may be repeated to compare drafts in one run."),
+    ] = None,
     prompts: Annotated[
         Path | None, typer.Option(help="A .jsonl file with prompt and task fields (Spec-Bench's too).")
     ] = None,
     per_task: Annotated[int | None, typer.Option(help="Prompts of each task at most, evenly spaced.")] = None,
     max_new_tokens: common.MaxNewTokens = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[list[float] | None, typer.Option(help="0 (the default) is greedy; may be repeated.")] = None,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each prompt; medians count.")] = 1,
     coupling: common.Coupling = "maximal",
     lenience: common.Lenience = 1.0,
     draft_temperature: common.DraftTemperature = None,
     draft_top_k: common.DraftTopK = None,
     draft_top_p: common.DraftTopP = None,
     seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
-    gamma: common.Gamma = None,
+    gamma: common.Gamma = "auto",
     width: common.Width = 9,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
     graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers here, as JSON.")] = None,
+    card: Annotated[Path | None, typer.Option(help="Also write them into this model card.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing: with --card or --out.")] = False,
     as_json: common.Json = False,
 ) -> None:
     """Plain and speculative decoding side by side: acceptance, cost, speed-up with its interval, per task."""
-    from outrider.bench.measure import measure as run
+    from outrider.bench.measure import Settings
     from outrider.bench.prompts import read
     from outrider.options import Options
 
-    options: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed, "coupling": coupling,
+    drafts = draft or ["auto"]
+    require(len(set(drafts)) == len(drafts), f"each --draft can be named once, got {', '.join(drafts)}")
+    common.check_writable(out, "--out")
+    common.check_writable(card, "--card")
+    options = {
+        "max_new_tokens": max_new_tokens, "seed": seed, "coupling": coupling, "gamma": common.read_gamma(gamma),
         "lenience": lenience, "draft_temperature": draft_temperature, "draft_top_k": draft_top_k,
         "draft_top_p": draft_top_p,
     }  # fmt: skip
-    common.check_writable(out, "--out")
-    Options.parse(options | {"gamma": gamma})
-    tasks = read(prompts, per_task)
+    settings = Settings(tuple(temperature or [0.0]), repeats, options)
+    for t in settings.temperatures:
+        Options.parse({**options, "temperature": t})
+    given = None if prompts is None else read(prompts, per_task)
     import outrider
 
     with notes.status(f"loading {target}"):
-        llm = outrider.load(
-            target,
-            draft,
-            device,
-            dtype,
-            width=width,
-            slots=1,
-            graphs=common.graphs_option(graphs),
+        first = outrider.load(
+            target, drafts[0], device, dtype, width=width, slots=1, graphs=common.graphs_option(graphs),
             trust_remote_code=trust_remote_code,
-        )
+        )  # fmt: skip
+        engines = {drafts[0]: first, **{name: first.with_draft(name) for name in drafts[1:]}}
+    tasks = given or read(None, per_task, sources=first.target.model.encoder_decoder)
+    report = run(engines, tasks, settings, repeated_command(context))
+    if out is not None:
+        out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if card is not None:
+        from outrider.bench.card import section, update
+
+        update(card, section(report))
+    if as_json:
+        answers.out(json.dumps(report), highlight=False)
+    elif not quiet:
+        show(report)
+
+
+def run(engines: dict[str, Any], tasks: dict[str, Any], settings: Any, command: str) -> dict[str, Any]:
+    """Measure, with a bar of progress -> the report: everything that is printed, written or put into a card."""
+    from outrider.bench.measure import measure as measured
+    from outrider.certificate.conditions import conditions
+
+    llm = next(iter(engines.values()))
     chat = bool(getattr(llm.tokenizer, "chat_template", None))
     asked: dict[str, Any] = {
         task: [llm.chat_prompt([{"role": "user", "content": p}]) if chat else p for p in texts]
         for task, texts in tasks.items()
     }
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=notes, transient=True
-    ) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=notes, transient=True) as bar:
         shown = bar.add_task("warming up", total=1.0)
-        rows = run(
-            llm,
-            asked,
-            options | {"gamma": gamma},
-            lambda what, share: bar.update(shown, description=what, completed=share),
+        rows = measured(
+            engines, asked, settings, lambda what, share: bar.update(shown, description=what, completed=share)
         )
-    drafter = rows[-1].stats.drafter
-    report = {"target": target, "drafter": drafter, "options": options, "rows": [r.to_json() for r in rows]}
-    if out is not None:
-        out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if as_json:
-        answers.out(json.dumps(report), highlight=False)
-    else:
-        rule = coupling if rows[-1].stats.exact else f"INEXACT, lenience {lenience:g}"
-        answers.print(_table(rows, f"{target} with {drafter}, temperature {temperature:g}, {rule}"))
-        answers.print(
-            "speed-up: against plain decoding with the same shapes (95 % interval over prompts), and against unpadded "
-            "plain decoding; c: time of a guess over time of a target run", style="dim",
-        )  # fmt: skip
+    return {
+        "target": llm.target.name,
+        "drafters": {name: engine.drafter.name for name, engine in engines.items()},
+        "options": dict(settings.options),
+        "conditions": conditions(llm, 1),
+        "command": command,
+        "rows": [r.to_json() for r in rows],
+    }
 
 
-def _table(rows: list[Any], title: str) -> Table:
+def repeated_command(context: typer.Context) -> str:
+    """The command line that gives these numbers again: every option that was given, but not where they go."""
+    words = ["outrider", "measure", str(context.params["target"])]
+    for option in context.command.params:
+        value = context.params.get(option.name or "")
+        if (
+            option.name in ("target", "out", "card", "quiet", "as_json")
+            or value in (None, [], ())
+            or value == option.default
+        ):
+            continue
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            words += [option.opts[0]] if each is True else [option.opts[0], str(each)]
+    return shlex.join(words)
+
+
+def show(report: dict[str, Any]) -> None:
+    for name, drafter in report["drafters"].items():
+        for temperature in dict.fromkeys(r["temperature"] for r in report["rows"]):
+            rows = [r for r in report["rows"] if r["draft"] == name and r["temperature"] == temperature]
+            answers.print(
+                _table(rows, f"{report['target']} with {drafter}, temperature {temperature:g}, {_rule(report)}")
+            )
+    answers.print(
+        "n: guesses whose fate was decided; oracle: 1/(1 - alpha) tokens"
+        " per run, were gamma right every time; c: time of a guess over time of a target run; speed-up: against plain "
+        "decoding with the same shapes, and against unpadded plain decoding; intervals: 95 %, over prompts",
+        style="dim",
+    )
+
+
+def _rule(report: dict[str, Any]) -> str:
+    options = report["options"]
+    return str(options["coupling"]) if options["lenience"] == 1 else f"INEXACT, lenience {options['lenience']:g}"
+
+
+def _table(rows: list[dict[str, Any]], title: str) -> Table:
+    from outrider.bench.card import number, with_interval
+
     table = Table(title=title, title_justify="left")
-    for column in (
-        "task",
-        "prompts",
-        "alpha",
-        "tokens/run",
-        "c",
-        "plain t/s",
-        "spec. t/s",
-        "speed-up",
-        "unpadded",
+    columns = (
+        "task", "prompts", "n", "alpha", "tokens/run", "oracle", "c", "plain t/s", "spec. t/s", "speed-up", "unpadded",
         "same text",
-    ):
+    )  # fmt: skip
+    for column in columns:
         table.add_column(column, justify="left" if column == "task" else "right")
     for r in rows:
-        low, high = r.speedup_interval
+        stats = r["stats"]
         table.add_row(
-            r.task, str(r.prompts), f"{r.stats.alpha:.2f}", f"{r.stats.tokens_per_run:.2f}", f"{r.cost:.3f}",
-            f"{r.plain_tokens_per_second:.1f}", f"{r.stats.tokens_per_second:.1f}",
-            f"{r.speedup:.2f} ({low:.2f}-{high:.2f})", f"{r.speedup_narrow:.2f}", f"{r.identical}/{r.prompts}",
+            r["task"], str(r["prompts"]), str(stats["examined"]), with_interval(stats["alpha"], r["alpha_interval"]),
+            number(stats["tokens_per_run"]), number(r["oracle_tokens"]), number(r["cost"], 3),
+            number(r["plain_tokens_per_second"], 1), number(r["tokens_per_second"], 1),
+            with_interval(r["speedup"], r["speedup_interval"]), number(r["speedup_narrow"]),
+            f"{r['identical']}/{r['prompts']}",
         )  # fmt: skip
     return table

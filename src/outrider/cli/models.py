@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from outrider.errors import ModelError, ModelNotFound
-from outrider.models import hub
+from outrider.models import hub, pairs
 from outrider.models.gguf import KNOWN, MB
 
 app = typer.Typer(no_args_is_help=True, help="Fetch, list and find models.")
 
-Name = Annotated[str, typer.Argument(help="A known name (smollm2-135m) or a .gguf file.")]
+Name = Annotated[str, typer.Argument(help="A known name (smollm2-135m, t5-ende), a pair's directory or a .gguf file.")]
 Force = Annotated[bool, typer.Option("--force", help="Fetch and convert again, replacing what is there.")]
 Check = Annotated[bool, typer.Option("--check", help="Compare every file with its checksum (slow).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -28,7 +28,7 @@ def pull(name: Name, force: Force = False, as_json: Json = False) -> None:
 
 @app.command("list")
 def list_models(check: Check = False, as_json: Json = False) -> None:
-    """List the models in the cache, and the known ones that are not there yet."""
+    """List the models in the cache, the known ones that are not there yet, and the pairs in the package."""
     rows, problems = _rows(check)
     typer.echo(json.dumps(rows, indent=2) if as_json else _table(rows))
     if problems:  # after the whole list, so that one bad model does not hide the others
@@ -40,7 +40,7 @@ def path(name: Name, as_json: Json = False) -> None:
     """Print the directory of a model that is there; fetch nothing."""
     found = hub.resolve(name, pull=False)
     if isinstance(found, str):
-        raise ModelNotFound(f"model {name!r} is not here; known: {', '.join(KNOWN)}, a directory or a .gguf file")
+        raise ModelNotFound(f"model {name!r} is not here; known: {', '.join(hub.NAMES)}, a directory or a .gguf file")
     _print_path(name, found, as_json)
 
 
@@ -75,7 +75,23 @@ def _rows(check: bool) -> tuple[list[dict[str, Any]], list[ModelError]]:
         if name not in present:
             absent = {"state": "not pulled", "bytes": None, "path": None, "source": source.requirement}
             rows.append({"name": name, "licence": source.licence, **absent})
+    for name in pairs.SHIPPED:
+        row, problem = _pair_row(name)
+        rows.append(row)
+        problems.extend(problem)
     return rows, problems
+
+
+def _pair_row(name: str) -> tuple[dict[str, Any], list[ModelError]]:
+    known = pairs.SHIPPED[name]
+    row = {"name": name, "licence": known.licence, "source": f"in the package, made by {known.recipe}"}
+    try:
+        place = Path(hub.resolve(name))
+    except ModelNotFound:
+        return {**row, "state": "missing", "bytes": None, "path": None}, []
+    except ModelError as error:
+        return {**row, "state": "corrupt", "bytes": None, "path": None}, [error]
+    return {**row, "state": "shipped", "bytes": pairs.size(place.parent), "path": str(place)}, []
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

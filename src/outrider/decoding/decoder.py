@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from outrider.decoding.lanes import Lanes
+from outrider.decoding.planner import Fixed, Policy, Setting
 from outrider.decoding.readback import HostStep
 from outrider.decoding.stepper import Rule, Stepper
 from outrider.decoding.stopping import Row, Stopping
@@ -49,7 +51,7 @@ class Decoder:
     drafter: Drafter
     verifier: Verifier
     sampling: Sampling
-    gamma: int
+    gamma: int | Policy  # guesses per run, or what chooses them row by row
     width: int = WIDTH
     slots: int | None = None  # row slots; None: as many as there are requests, at most 8
     exact: bool = True  # constant shapes, hence the same bits with and without speculation
@@ -57,12 +59,14 @@ class Decoder:
 
     def __post_init__(self) -> None:
         require(self.width >= 1, f"width must be at least 1, got {self.width}")
-        require(self.gamma >= 0, f"gamma must be 0 (no guesses) or more, got {self.gamma}")
-        require(
-            self.gamma < self.width,
-            f"gamma {self.gamma} needs a width of {self.gamma + 1}, this model was loaded with {self.width}; "
-            f"load it with width={self.gamma + 1}",
-        )
+        if isinstance(self.gamma, int):
+            require(self.gamma >= 0, f"gamma must be 0 (no guesses) or more, got {self.gamma}")
+            require(
+                self.gamma < self.width,
+                f"gamma {self.gamma} needs a width of {self.gamma + 1}, this model was loaded with {self.width}; "
+                f"load it with width={self.gamma + 1}",
+            )
+        require(isinstance(self.gamma, (int, Policy)), f"gamma must be a whole number or a policy, got {self.gamma!r}")
         require(self.slots is None or self.slots >= 1, f"slots must be at least 1, got {self.slots}")
         size = self.target.vocab_size
         outside = [token for token in self.sampling.logit_bias if not 0 <= token < size]
@@ -143,7 +147,11 @@ class _Batch:
         self.rule = Rule(decoder.verifier, decoder.sampling)
         self.watch = Stopwatch(trace.seconds)
         self.target, self.drafter, self.seeds = stepper.target, stepper.drafter, stepper.seeds
-        self.rows: list[tuple[int, Row] | None] = [None] * stepper.seeds.shape[0]
+        slots = stepper.seeds.shape[0]
+        self.rows: list[tuple[int, Row] | None] = [None] * slots
+        policy = Fixed(decoder.gamma) if isinstance(decoder.gamma, int) else decoder.gamma
+        self.planner = policy.start(Setting(slots, decoder.width - 1, decoder.drafter, stepper.shape))
+        self.asked = [0] * slots  # guesses asked for in the run at hand
 
     def run(self, requests: Sequence[tuple[int, Request]]) -> Iterator[Event]:
         waiting = deque(requests)
@@ -151,7 +159,7 @@ class _Batch:
             for slot, row in enumerate(self.rows):
                 if row is None and waiting:
                     self._admit(slot, *waiting.popleft())
-            yield from self._emit(self._step())
+            yield from self._emit(self._timed_step())
             self.watch.lap("host")
         self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
         self.trace.levels = add_levels(self.trace.levels, self.drafter.levels)
@@ -160,13 +168,29 @@ class _Batch:
         self.watch.lap("host")
         self.target.admit(slot, request.prompt, request.source)
         self.drafter.admit(slot, request.prompt, request.source)
+        self.planner.admit(slot)
         self.seeds[slot] = request.seed
         self.rows[slot] = (index, self.decoder.stopping(request).start(request.prompt))
         self.watch.lap("prefill")
 
+    def _timed_step(self) -> HostStep:
+        began, drafted = time.perf_counter(), self.trace.seconds["draft"]
+        recorded = self.stepper.recorded
+        host = self._step()
+        seconds = time.perf_counter() - began
+        # On a GPU the clock sees work being launched, not done; and a run of varying width is not the same run.
+        splits = self.target.device.type == "cpu" and self.decoder.exact
+        undrafted = seconds - (self.trace.seconds["draft"] - drafted) if splits else None
+        if self.stepper.recorded == recorded:  # a recording takes long, once
+            self.planner.timed(max(self.asked), seconds, undrafted)
+        return host
+
     def _step(self) -> HostStep:
+        drafting = self.drafter.session is not None
+        self.asked = [self.planner.choose(i) if row and drafting else 0 for i, row in enumerate(self.rows)]
+        self.drafter.cap(self.asked)
         self.trace.runs += 1
-        return self.stepper.step(self.rule, self.decoder.gamma, self.watch)
+        return self.stepper.step(self.rule, max(self.asked), self.watch)
 
     def _emit(self, host: HostStep) -> Iterator[Event]:
         for slot, entry in enumerate(self.rows):
@@ -186,6 +210,7 @@ class _Batch:
                 taken, emitted = taken[:healthy], emitted[: healthy + 1]
                 drafted, overlap = drafted[:healthy], overlap[:healthy]
             accepted = len(emitted) - 1
+            self.planner.learn(slot, self.asked[slot], accepted)
             if taken:
                 self.trace.records.append(
                     Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(overlap), len(taken))

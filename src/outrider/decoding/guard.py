@@ -26,6 +26,8 @@ class Guarded:
         self.error: str | None = None
         self.session: DraftSession | None = None
         self._guarding = True
+        self.recorded = False  # set where steps are recorded and replayed: what they read must stay in place
+        self.caps: Tensor | None = None  # [B]: the most guesses of each row; None: what the drafter gives
         try:
             self.session = start()
         except OutriderError:  # a drafter that does not fit this target is the user's to know
@@ -45,7 +47,18 @@ class Guarded:
             self._try(_check_form, draft, (self.rows, gamma, self.target.vocab_size))
         if self.session is None:
             return Draft.empty(self.rows, self.target.device)
-        return _inside(draft, self.target.vocab_size)
+        return _inside(draft, self.target.vocab_size).cut(self.caps)
+
+    def cap(self, guesses: Sequence[int]) -> None:
+        """No row drafts more than this next time. Rows share a drafter's run, but not each other's gamma."""
+        if self.recorded:  # a recording reads them where they were
+            self.caps = (
+                torch.zeros(self.rows, dtype=torch.int64, device=self.target.device) if self.caps is None else self.caps
+            )
+            self.caps.copy_(torch.tensor(guesses))
+            return
+        alike = min(guesses) == max(guesses)
+        self.caps = None if alike else torch.tensor(guesses, dtype=torch.int64, device=self.target.device)
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self._call("commit", tokens, count)

@@ -60,6 +60,7 @@ class Stepper:
         self.shape, self.graphs, self.note = shape, graphs, note
         self.spoiled = False  # a model's bad numbers are in its memory: not for another batch
         self._recorder: Recorder | None = None
+        self.drafter.recorded = graphs
         if graphs:
             _declare_sole(self.drafter.session)
 
@@ -82,6 +83,11 @@ class Stepper:
             return Ticket(replayed)
         step = speculative_step(self.target, self.drafter, rule.verifier, rule.sampling, noise, gamma, watch)
         return Ticket(table(step))
+
+    @property
+    def recorded(self) -> int:
+        """Recordings made so far."""
+        return 0 if self._recorder is None else self._recorder.made
 
     def idle(self) -> None:
         """Release every row, so that the next batch finds the slots empty; recordings stay."""

@@ -3,6 +3,7 @@
 from outrider.drafters.cascade import Cascade
 from outrider.drafters.copying import Copying
 from outrider.drafters.fallback import Fallback
+from outrider.drafters.mixture import Mixture
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import Ngram, NgramTable
 from outrider.drafters.nothing import Nothing
@@ -14,6 +15,7 @@ __all__ = [
     "Cascade",
     "Copying",
     "Fallback",
+    "Mixture",
     "ModelDrafter",
     "Ngram",
     "NgramTable",
@@ -31,5 +33,5 @@ def built_in() -> dict[str, Drafter]:
         "ngram": Ngram(),
         "uniform": Uniform(),
         "none": Nothing(),
-        "auto": Fallback(Copying(), Ngram()),
+        "auto": Mixture(Copying(), Ngram()),
     }

@@ -40,6 +40,39 @@ class ContextSession:
         self.context.select(rows)
 
 
+class Reach:
+    """Which rows draft on: those whose guesses so far all count, with a chance of at least ``floor``.
+
+    The chance is the product of the drafter's own confidence in the guesses it has made. So whether a guess is
+    made depends on those before it, never on the token that would be drawn: what is drawn is always proposed.
+    """
+
+    def __init__(self, floor: float, active: Tensor) -> None:
+        self.floor, self.going = floor, active  # [B] bool
+        self.chance = torch.ones(active.shape, device=active.device)  # [B]
+
+    def took(self, q: Tensor | None, logits: Tensor, sampling: Sampling) -> None:
+        """Another guess was drawn, from q [B, V], which was made of logits [B, N]."""
+        if self.floor > 0:
+            self.chance = self.chance * _confidence(q, logits, sampling)
+            self.going = self.going & (self.chance >= self.floor)
+
+    @property
+    def over(self) -> bool:
+        """No row drafts on. Known on a CPU only: elsewhere asking would cost more than drafting on."""
+        return self.floor > 0 and self.going.device.type == "cpu" and not bool(self.going.any())
+
+
+def _confidence(q: Tensor | None, logits: Tensor, sampling: Sampling) -> Tensor:
+    """The largest probability in q [B, V]; at temperature 0, where q is a point mass, the one behind it -> [B].
+
+    How likely the very token drawn was tells less: a token sampled against the odds is often kept all the same.
+    """
+    if q is None or sampling.greedy:
+        return (logits.amax(-1) - logits.logsumexp(-1)).exp().to(torch.float32)
+    return q.amax(-1).to(torch.float32)
+
+
 class TableSession(ContextSession):
     """Drafts token by token from distributions that a table gives: subclasses write ``weights``.
 

@@ -46,6 +46,7 @@ class _CopyingSession(ContextSession):
     def __init__(self, drafter: Copying, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
         self.drafter = drafter
+        self.matched = torch.zeros(rows, dtype=torch.int64, device=self.context.device)  # [B]: behind the last draft
         self.sources = torch.full(
             (rows, shape.source_capacity), -1, dtype=torch.int64, device=self.context.device
         )  # [B, S]; -1 matches no token
@@ -66,6 +67,7 @@ class _CopyingSession(ContextSession):
         score = score + torch.arange(text.shape[1], device=text.device) * (score > 0)  # latest among the longest
         best = score.amax(1)  # [B]
         found = (best >= self.drafter.shortest * (text.shape[1] + 1)) & self.context.active
+        self.matched = torch.where(found, best // (text.shape[1] + 1), 0)
         place = score.argmax(1)[:, None] + 1 + torch.arange(gamma, device=text.device)  # [B, G]
         tokens = text.gather(1, place.clamp(max=text.shape[1] - 1))
         real = (tokens >= 0) & (place < text.shape[1]) & found[:, None]

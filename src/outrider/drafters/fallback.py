@@ -51,26 +51,11 @@ class _FallbackSession:
         use_first = first.proposed[:, :1]  # [B, 1]
         if gamma == 0 or (self.asks and bool(use_first.all())):
             return first
-        second = self._ask(1, gamma, sampling, noise, at)
-        probs = None
-        if first.probs is not None or second.probs is not None:
-            probs = torch.where(use_first[..., None], self._dense(first), self._dense(second))
-        return Draft(
-            torch.where(use_first, first.tokens, second.tokens),
-            probs,
-            torch.where(use_first, first.proposed, second.proposed),
-            first.by_law or second.by_law,
-        )
+        return joined(first, self._ask(1, gamma, sampling, noise, at), use_first, self.vocab_size)
 
     def _ask(self, which: int, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         asked = min(gamma, self.limits[which])
-        return _widened(self.sessions[which].propose(asked, sampling, noise, at[:, : asked + 1]), gamma)
-
-    def _dense(self, draft: Draft) -> Tensor:
-        if draft.probs is not None:
-            return draft.probs
-        mass = torch.zeros((*draft.tokens.shape, self.vocab_size), device=draft.tokens.device)
-        return mass.scatter_(-1, draft.tokens[..., None], 1.0)  # one_hot would ask for the largest token
+        return widened(self.sessions[which].propose(asked, sampling, noise, at[:, : asked + 1]), gamma)
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         for session in self.sessions:
@@ -89,10 +74,27 @@ class _FallbackSession:
             session.select(rows)
 
 
-def _widened(draft: Draft, gamma: int) -> Draft:
+def widened(draft: Draft, gamma: int) -> Draft:
     """Fewer columns than asked for are columns where nothing is proposed."""
     missing, pad = gamma - draft.tokens.shape[1], torch.nn.functional.pad
     if missing == 0:
         return draft
     probs = None if draft.probs is None else pad(draft.probs, (0, 0, 0, missing))
     return Draft(pad(draft.tokens, (0, missing)), probs, pad(draft.proposed, (0, missing)), draft.by_law)
+
+
+def joined(first: Draft, second: Draft, use_first: Tensor, vocab_size: int) -> Draft:
+    """Two drafts of the same width as one: the first's rows where use_first [B, 1] says so, else the second's."""
+
+    def dense(draft: Draft) -> Tensor:
+        if draft.probs is not None:
+            return draft.probs
+        return torch.nn.functional.one_hot(draft.tokens, vocab_size).to(torch.float32)
+
+    points = first.probs is None and second.probs is None
+    return Draft(
+        torch.where(use_first, first.tokens, second.tokens),
+        None if points else torch.where(use_first[..., None], dense(first), dense(second)),
+        torch.where(use_first, first.proposed, second.proposed),
+        first.by_law or second.by_law,
+    )

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.drafters.base import ContextSession
+from outrider.drafters.base import ContextSession, Reach
 from outrider.drafters.head_layers import Head, HeadConfig, Memory
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
 from outrider.noise import Noise
@@ -31,14 +31,25 @@ CONFIG = "outrider_draft.json"
 
 
 class HeadDrafter:
-    """A trained head as a drafter. ``tokens`` [N] are the tokens it can draft."""
+    """A trained head as a drafter. ``tokens`` [N] are the tokens it can draft.
 
-    def __init__(self, head: Head, tokens: Tensor, name: str = "head") -> None:
+    It stops where, by its own confidence, its guesses so far are all right with a chance below ``floor``.
+    """
+
+    cost = 0.05  # target runs a guess takes, about
+
+    def __init__(self, head: Head, tokens: Tensor, name: str = "head", floor: float = 0.1) -> None:
         self.head, self.tokens, self.name = head.eval().requires_grad_(False), tokens, name
+        require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
+        self.floor = floor
 
     @property
     def gamma(self) -> int:
         return self.head.config.gamma
+
+    @property
+    def plans(self) -> bool:
+        return self.floor > 0 and self.head.config.kind == "feature"
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         size = None if target.hidden is None else target.hidden.shape[-1]
@@ -83,6 +94,7 @@ class _HeadSession(ContextSession):
         super().__init__(rows, shape, target)
         assert target.embedding is not None and target.unembedding is not None
         self.target = target
+        self.floor = drafter.floor if drafter.plans else 0.0
         # A copy: the drafter is shared, and another session may run in another dtype.
         self.head = deepcopy(drafter.head).to(device=target.device, dtype=target.unembedding.dtype)
         self.tokens = drafter.tokens.to(target.device)  # [N]
@@ -104,14 +116,19 @@ class _HeadSession(ContextSession):
             return Draft.empty(rows, self.device)
         gamma = self.begin(gamma)
         last = self.context.read(self.context.lengths - 1, 1)[:, 0]
-        tokens, probs = at.new_zeros((rows, 0)), []
+        tokens, probs, proposed = at.new_zeros((rows, 0)), [], []
+        reach = Reach(self.floor, self.context.active)
         for k in range(gamma):
             logits = self.state(k, last) @ self.output  # [B, N]
             last, q = self._draw(logits, sampling, noise, tokens, at[:, k : k + 1])
             tokens = torch.cat([tokens, last[:, None]], 1)
             probs.append(q)
+            proposed.append(reach.going)
+            reach.took(q, logits, sampling)
+            if reach.over:
+                break
         dense = None if probs[0] is None else torch.stack([q for q in probs if q is not None], 1)
-        return Draft(tokens, dense, self.context.active[:, None].expand(-1, gamma))
+        return Draft(tokens, dense, torch.stack(proposed, 1))
 
     @property
     def device(self) -> torch.device:

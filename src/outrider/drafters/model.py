@@ -8,6 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from outrider.drafters.base import Reach
+from outrider.errors import require
 from outrider.noise import Noise
 from outrider.sampling import Sampling, draw, standardise
 from outrider.types import Draft, DraftSession, LanguageModel, Session, Shape, Source
@@ -18,13 +20,28 @@ class ModelDrafter:
 
     Vocabularies may differ in padding rows: tokens the target does not have are never drafted, and tokens
     the draft does not have get probability zero. ``sampling`` gives the draft options of its own: q is then
-    what it really drew from, which is all that exactness needs.
+    what it really drew from, which is all that exactness needs. Drafting stops where, by the model's own
+    confidence, the guesses so far are all right with a chance below ``floor``; 0 is never.
     """
 
-    gamma = 4  # guesses per run unless asked otherwise: each costs a run of the model
+    gamma = 4  # guesses worth asking for where nobody chooses: each costs a run of the model
+    cost = 0.15  # target runs a guess takes, about: what gamma is chosen by where nothing is measured
 
-    def __init__(self, model: LanguageModel, name: str = "model", sampling: Sampling | None = None) -> None:
-        self.model, self.name, self.sampling = model, name, sampling
+    def __init__(
+        self,
+        model: LanguageModel,
+        name: str = "model",
+        sampling: Sampling | None = None,
+        gamma: int | None = None,
+        floor: float = 0.0,
+    ) -> None:
+        require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
+        self.model, self.name, self.sampling, self.floor = model, name, sampling, floor
+        self.gamma = type(self).gamma if gamma is None else gamma
+
+    @property
+    def plans(self) -> bool:
+        return self.floor > 0
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         # After full acceptance two tokens are pending: width 2, always, so that q does not depend on neighbours.
@@ -85,7 +102,7 @@ class FittedSession:
 class _ModelSession:
     def __init__(self, drafter: ModelDrafter, rows: int, shape: Shape, target: Session) -> None:
         self.session = FittedSession(drafter.model.start(rows, shape), target.vocab_size)
-        self.sampling = drafter.sampling
+        self.sampling, self.floor = drafter.sampling, drafter.floor
         self.sole = False  # set by whoever knows that the guesses verified are always this session's own
 
     @property
@@ -105,16 +122,18 @@ class _ModelSession:
         if gamma == 0:
             return Draft.empty(context.rows, context.device)
         logits = self.session.score(tokens)[:, -1:]  # [B, 1, V]
-        probs = []
+        probs, proposed, reach = [], [], Reach(self.floor, context.active)
         for k in range(gamma):
             q = standardise(logits, sampling, context.ahead(tokens), tokens[:, :0])[:, 0]
             x = draw(q, noise.race("token", at[:, k : k + 1], q.shape[-1])[:, 0])[:, None]  # [B, 1]
             tokens = torch.cat([tokens, x], 1)
             probs.append(q)
-            if k + 1 < gamma:
-                logits = self.session.extend(x)[:, -1:]
-        proposed = context.active[:, None].expand(-1, gamma)
-        return Draft(tokens, torch.stack(probs, 1), proposed)
+            proposed.append(reach.going)
+            reach.took(q, logits[:, 0], sampling)
+            if k + 1 == gamma or reach.over:
+                break
+            logits = self.session.extend(x)[:, -1:]
+        return Draft(tokens, torch.stack(probs, 1), torch.stack(proposed, 1))
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self.session.commit(tokens, count, follows=self.sole)

@@ -46,6 +46,7 @@ class Recorder:
 
     def __init__(self, *parts: Any, note: Callable[[str], None] | None = None) -> None:
         found = [piece for part in parts for piece in _pieces(part)]
+        self._parts = parts
         self.sessions = [piece for piece in found if isinstance(piece, BufferedSession)]
         self._targets = sum(isinstance(piece, BufferedSession) for piece in _pieces(parts[0]))
         self.contexts = [piece.context if isinstance(piece, BufferedSession) else piece for piece in found]
@@ -53,6 +54,7 @@ class Recorder:
         self.device = self.contexts[0].device
         self._recordings: dict[Hashable, list[_Recording]] = {}
         self._pool: Any = None
+        self.made = 0  # recordings, those dropped since included
         self._state = self.state()
 
     def state(self) -> list[Tensor]:
@@ -60,7 +62,7 @@ class Recorder:
         state = [context.lengths for context in self.contexts]
         for session in self.sessions:
             state += [session.cached] + ([] if session.hidden is None else [session.hidden])
-        return state
+        return state + [tensor for part in self._parts for tensor in _learned(part)]
 
     def run(self, name: Hashable, step: Callable[[], Tensor], drafting: bool = True) -> Tensor:
         """What ``step`` returns, by a replay if it was recorded for these shapes; a recording is made if not.
@@ -142,6 +144,7 @@ class Recorder:
             self._recordings.pop(next(iter(self._recordings)))  # the oldest
         made = _Recording(graph, step, output, starts, leaves)
         self._recordings.setdefault(name, []).append(made)
+        self.made += 1
         self.note(f"recorded {name} in {time.perf_counter() - began:.1f} s")
         return made
 
@@ -193,6 +196,14 @@ def _pieces(part: Any) -> Iterator[BufferedSession | Context]:
         yield from _pieces(one)
     if isinstance(getattr(part, "context", None), Context):
         yield part.context
+
+
+def _learned(part: Any) -> Iterator[Tensor]:
+    """Whatever else a drafter says it changes from step to step, outside its sessions and contexts."""
+    inner = [part.session] if getattr(part, "session", None) is not None else list(getattr(part, "sessions", ()))
+    for one in inner:
+        yield from _learned(one)
+    yield from getattr(part, "learned", ())
 
 
 def _brief(error: BaseException) -> str:

@@ -26,8 +26,11 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from outrider.errors import ModelCorrupt, ModelError, ModelNotFound, PullFailed
-from outrider.models import gguf
+from outrider.models import gguf, pairs
 from outrider.models.gguf import KNOWN, MB
+from outrider.models.weights import check_length
+
+NAMES = (*KNOWN, *pairs.SHIPPED)
 
 MANIFEST = "outrider.json"
 FILE_SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
@@ -63,7 +66,8 @@ def resolve(name: str, *, pull: bool = True) -> Path | str:
     """
     if name in KNOWN:
         return _ready(name, cache_dir() / name, pull)
-    path = Path(name).expanduser()
+    pair = pairs.find(name)
+    path = Path(name).expanduser() if pair is None else pair / "target"
     if path.is_dir():
         check_directory(path)
         return path
@@ -72,8 +76,8 @@ def resolve(name: str, *, pull: bool = True) -> Path | str:
             raise ModelNotFound(f"model {name} is a file; name a .gguf file or a model's directory")
         return _ready(name, _converted_path(path), pull)
     if not name.strip() or _looks_like_path(name):
-        raise ModelNotFound(f"model {name!r}: no such file or directory; known names: {', '.join(KNOWN)}")
-    close = difflib.get_close_matches(name.lower(), KNOWN, n=1, cutoff=0.6)
+        raise ModelNotFound(f"model {name!r}: no such file or directory; known names: {', '.join(NAMES)}")
+    close = difflib.get_close_matches(name.lower(), NAMES, n=1, cutoff=0.6)
     if "/" not in name and close:
         raise ModelNotFound(f"model {name!r} is not known; did you mean {close[0]}?")
     return name
@@ -109,6 +113,10 @@ def pull(name: str, *, force: bool = False) -> Path:
     """Fetch and convert a known model, or convert a ``.gguf`` file; return the finished directory."""
     if known := KNOWN.get(name):
         return _build(name, cache_dir() / name, partial(gguf.fetch, known), known.needed_bytes, force)
+    if name in pairs.SHIPPED:
+        if force:
+            raise ModelError(f"{name} comes with the package and cannot be fetched again; install outrider again")
+        return Path(resolve(name))
     path = Path(name).expanduser()
     if path.is_file() and _is_gguf(path):
         # The name is recorded for the remedies, which may be typed in another directory.
@@ -263,22 +271,7 @@ def check_directory(path: Path) -> None:
     if missing := sorted(named - {file.name for file in weights}):
         raise ModelCorrupt(f"model {path}: {missing[0]}, named in {index.name}, is missing; copy it again")
     for file in weights:
-        _check_length(file)
-
-
-def _check_length(file: Path) -> None:
-    """A safetensors file says in its header how long it is; a copy that was cut short is shorter."""
-    size = file.stat().st_size
-    with file.open("rb") as data:
-        length = int.from_bytes(data.read(8), "little")
-        try:
-            header = json.loads(data.read(min(length, size)))
-            ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
-        except (ValueError, AttributeError, TypeError, LookupError):
-            raise ModelCorrupt(f"{file} is not a whole safetensors file (no header); copy it again") from None
-    expected = 8 + length + max(ends, default=0)
-    if size != expected:
-        raise ModelCorrupt(f"{file} has {size} bytes where its header says {expected}; copy it again")
+        check_length(file)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfig, LlamaForCausalLM, T5Config
-from transformers import T5ForConditionalGeneration as T5
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from outrider.errors import require
+from outrider.errors import BadOption
 from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession
-from outrider.types import Shape
+from outrider.types import Shape, Source
 
 
 class TrimmedModel:
@@ -54,70 +51,13 @@ class TrimmedSession(HuggingFaceSession):
         full[..., self.trimmed.tokens] = logits[..., : len(self.trimmed.tokens)]
         return full, hidden
 
+    def _encode(self, row: int, source: Source) -> None:
+        if isinstance(source, Tensor):  # the target's encoder speaks to the target's decoder only
+            raise BadOption("a draft of its own cannot read the target's encoder output; give token ids as source")
+        super()._encode(row, self.trimmed.index[torch.tensor(list(source), device=self.context.device)].tolist())
+
     def _prefill(self, row: int, tokens: Tensor, positions: Tensor, last: int) -> Tensor | None:
         return super()._prefill(row, self.trimmed.index[tokens], positions, last)
-
-
-@dataclass(frozen=True)
-class Size:
-    """The size of a small model: the paper's 6M draft is Size(256, 1024, 2, 4)."""
-
-    dim: int = 256
-    inner: int = 1024
-    layers: int = 2
-    heads: int = 4
-
-    @staticmethod
-    def parse(text: str) -> Size:
-        """From "256x1024x2x4": width, inner width, layers, heads."""
-        parts = text.lower().split("x")
-        good = len(parts) == 4 and all(p.isdigit() and int(p) > 0 for p in parts)
-        require(good, f"size must look like 256x1024x2x4 (width, inner width, layers, heads), got {text!r}")
-        size = Size(*(int(p) for p in parts))
-        require(size.dim % size.heads == 0, f"size: width {size.dim} must be a multiple of {size.heads} heads")
-        return size
-
-
-def build(size: Size, vocab: int, target: HuggingFaceModel) -> Any:
-    """A fresh small model of the target's kind: a Llama decoder, or a T5 for an encoder-decoder target."""
-    if target.encoder_decoder:
-        ids = target.model.config
-        return T5(
-            T5Config(
-                vocab_size=vocab, d_model=size.dim, d_ff=size.inner, num_layers=size.layers, num_heads=size.heads,
-                d_kv=size.dim // size.heads, feed_forward_proj="gated-gelu", dropout_rate=0.0,
-                decoder_start_token_id=ids.decoder_start_token_id, pad_token_id=ids.pad_token_id,
-                eos_token_id=ids.eos_token_id,
-            )
-        )  # fmt: skip
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocab, hidden_size=size.dim, intermediate_size=size.inner, num_hidden_layers=size.layers,
-            num_attention_heads=size.heads, num_key_value_heads=size.heads, tie_word_embeddings=True,
-            max_position_embeddings=target.max_length or 4096, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-        )
-    )  # fmt: skip
-
-
-def sliced(target: HuggingFaceModel, tokens: Tensor, layers: Sequence[int]) -> Any:
-    """A draft made of the target's own weights: chosen layers, and embeddings of the chosen tokens."""
-    config = target.model.config.__class__.from_dict(target.model.config.to_dict())
-    require(hasattr(config, "num_hidden_layers"), "slices can be taken of decoder-only targets only")
-    config.num_hidden_layers, config.vocab_size = len(layers), len(tokens) + 1
-    model = type(target.model)(config)
-    state = target.model.state_dict()
-    kept = {}
-    for name, value in state.items():
-        parts = name.split(".")
-        number = next((int(p) for p in parts if p.isdigit()), None)
-        if number is None:
-            rows = value.shape[0] == target.vocab_size
-            kept[name] = torch.cat([value[tokens], value[tokens].mean(0, keepdim=True)]) if rows else value
-        elif number in layers:
-            renamed = [str(list(layers).index(number)) if p == str(number) else p for p in parts]
-            kept[".".join(renamed)] = value
-    model.load_state_dict({k: v.float() for k, v in kept.items()}, strict=False)
-    return model.float()
 
 
 def save(model: Any, tokens: Tensor, folder: Path, config: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ def write(
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     start = 0
     while start < len(order):
-        chosen = [prompts[i] for i in order[start : start + batch]]
+        chosen = [_fitting(prompts[i], model) for i in order[start : start + batch]]
         # Longer texts, fewer at a time: memory goes by tokens.
         chosen = [p for k, p in enumerate(chosen) if (k + 1) * (len(p) + new_tokens) <= batch * 512] or chosen[:1]
         start += len(chosen)
@@ -62,17 +62,29 @@ def write(
         ids = torch.full((len(chosen), longest), pad, dtype=torch.int64)
         mask = torch.zeros_like(ids)
         for row, prompt in enumerate(chosen):
-            ids[row, longest - len(prompt) :] = torch.tensor(list(prompt))
-            mask[row, longest - len(prompt) :] = 1
+            # A decoder goes on from the end of its prompt; an encoder counts positions from the beginning.
+            place = slice(0, len(prompt)) if model.encoder_decoder else slice(longest - len(prompt), longest)
+            ids[row, place] = torch.tensor(list(prompt))
+            mask[row, place] = 1
         ids, mask = ids.to(model.device), mask.to(model.device)
+        room = new_tokens if model.max_length is None else model.max_length - (1 if model.encoder_decoder else longest)
+        room = min(new_tokens, room)
         chance = torch.Generator(model.device).manual_seed(seed * 1_000_003 + start)
         if model.encoder_decoder:
-            answers = _by_generate(model, ids, mask, pad, new_tokens, temperature, seed * 1_000_003 + start)
+            answers = _by_generate(model, ids, mask, pad, room, temperature, seed * 1_000_003 + start)
         else:
             with _grouped_attention(model.model):
-                answers = _continue(model, ids, mask, new_tokens, temperature, chance)
+                answers = _continue(model, ids, mask, room, temperature, chance)
         for prompt, row in zip(chosen, answers.tolist(), strict=True):
             yield prompt, _until_end(row, _ends(model))
+
+
+def _fitting(prompt: Sequence[int], model: HuggingFaceModel) -> Sequence[int]:
+    """No more than the model knows positions for: a source's beginning, or the end of what is to be gone on from."""
+    limit = model.max_length
+    if limit is None:
+        return prompt
+    return prompt[:limit] if model.encoder_decoder else prompt[-max(1, limit // 2) :]
 
 
 def _by_generate(
@@ -81,8 +93,10 @@ def _by_generate(
     torch.manual_seed(seed)
     sampled = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
     result: Tensor = model.model.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=new_tokens, pad_token_id=pad, **sampled
-    )
+        input_ids=ids, attention_mask=mask, max_new_tokens=new_tokens, pad_token_id=pad,
+        num_beams=1,  # some translators ask for beams, which no draft is made for
+        **sampled,
+    )  # fmt: skip
     return result[:, 1:]
 
 

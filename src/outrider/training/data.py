@@ -11,15 +11,20 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from outrider.errors import BadOption, ModelNotFound, require
+from outrider.errors import BadOption, ModelNotFound, TokenizerMismatch, require
 from outrider.models.loading import Loaded
 from outrider.models.writing import user_turn_opener, write
 
 Progress = Callable[[str, float], None]
 """(what is being done, share done)."""
+
+
+PADDING = -1
+"""Behind the end of a text that is shorter than its row; not a token of any target."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +37,52 @@ class Corpus:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def row_tokens(self) -> float:
+        """Tokens of a row, padding not counted, on average."""
+        return float((self.tokens >= 0).sum()) / max(1, len(self))
+
+    def take(self, rows: slice | Sequence[int]) -> Corpus:
+        """Some rows, no wider than they need be."""
+        sources = None if self.sources is None else _narrowed(self.sources[rows])
+        return Corpus(_narrowed(self.tokens[rows]), sources)
+
+    def to(self, device: torch.device) -> Corpus:
+        return Corpus(self.tokens.to(device), None if self.sources is None else self.sources.to(device))
+
     def split(self, held_out: int) -> tuple[Corpus, Corpus]:
         """The last rows are kept for measuring."""
         require(len(self) > held_out, f"only {len(self)} blocks of text: too little to train on; give more data")
+        return self.take(slice(0, -held_out)), self.take(slice(-held_out, None))
 
-        def part(rows: slice) -> Corpus:
-            return Corpus(self.tokens[rows], None if self.sources is None else self.sources[rows])
-
-        return part(slice(0, -held_out)), part(slice(-held_out, None))
-
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, target: str) -> None:
+        """``target`` is the fingerprint of the model whose tokens these are."""
         tensors = {"tokens": self.tokens.to(torch.int32)}
         if self.sources is not None:
             tensors["sources"] = self.sources.to(torch.int32)
-        save_file(tensors, str(path))
+        save_file(tensors, str(path), {"target": target})
 
     @staticmethod
-    def load(path: Path) -> Corpus:
-        tensors = load_file(str(path))
-        sources = tensors.get("sources")
-        return Corpus(tensors["tokens"].long(), None if sources is None else sources.long())
+    def load(path: Path, target: str) -> Corpus:
+        try:
+            with safe_open(str(path), "pt") as file:
+                made_for = (file.metadata() or {}).get("target")
+                tensors = {name: file.get_tensor(name).long() for name in file.keys()}  # noqa: SIM118
+            corpus = Corpus(tensors["tokens"], tensors.get("sources"))
+        except (SafetensorError, OSError, KeyError) as error:
+            raise BadOption(f"{path} is not text gathered by `outrider distill` ({error}); gather it again") from error
+        if made_for != target:
+            raise TokenizerMismatch(
+                f"the text in {path} was gathered for another target, whose tokens may mean something else; gather it "
+                "anew with --data or --self"
+            )
+        return corpus
+
+
+def _narrowed(tokens: Tensor) -> Tensor:
+    """Without columns at the end that are padding in every row."""
+    used = (tokens >= 0).any(0).nonzero()
+    return tokens[:, : int(used[-1]) + 1] if len(used) else tokens[:, :1]
 
 
 def open_text(path: Path) -> IO[str]:
@@ -176,9 +207,11 @@ def _as_message(loaded: Loaded, text: str, longest: int = 1024) -> list[int]:
     return list(loaded.tokenizer.encode(text))[-longest:]
 
 
-def frequent_tokens(corpus: Corpus, vocab_size: int, most: int | None) -> Tensor:
-    """The N most frequent tokens of a corpus, in ascending order [N]; all of them where N is None."""
+def frequent_tokens(corpus: Corpus, vocab_size: int, most: int | None, always: Sequence[int] = ()) -> Tensor:
+    """The N most frequent tokens of a corpus, in ascending order [N], ``always`` among them; all where N is None."""
     if most is None or most >= vocab_size:
         return torch.arange(vocab_size)
-    counts = torch.bincount(corpus.tokens.flatten(), minlength=vocab_size)
+    seen = [t[t >= 0] for t in (corpus.tokens, corpus.sources) if t is not None]
+    counts = torch.bincount(torch.cat(seen), minlength=vocab_size)
+    counts[list(always)] = counts.sum() + 1
     return counts.topk(most).indices.sort().values

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,12 +15,15 @@ import torch
 
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.model import ModelDrafter
 from outrider.errors import BadOption, require
-from outrider.models import trimmed
+from outrider.models import small, trimmed
+from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.loading import Loaded
 from outrider.models.teacher import Teacher, fingerprint
 from outrider.training.data import Corpus, SelfText, documents, frequent_tokens, from_texts, self_written
 from outrider.training.loop import Budget, Report, train
+from outrider.training.sources import examples, from_examples
 from outrider.training.students import HeadStudent, ModelStudent, Student, Vocabulary
 
 KINDS = ("model", "feature", "blockwise")
@@ -30,10 +34,10 @@ class Plan:
     """Everything that decides a draft."""
 
     kind: str = "feature"
-    size: str | None = None  # model: 256x1024x2x4; heads: the inner width; None: a sensible one
-    layers: tuple[int, ...] = ()  # model: start from these layers of the target instead of from scratch
-    data: tuple[str, ...] = ()  # text files; none: the target writes its own
-    prompts: tuple[str, ...] = ()  # files of prompts for the target to answer
+    size: str | None = None  # model: 256x1024x2x4 (2+1 layers: encoder+decoder); heads: the inner width
+    layers: str = ""  # model: start from these layers of the target (0,15,29 or 0,3+0) instead of from scratch
+    data: tuple[str, ...] = ()  # text files, for an encoder-decoder sources and targets; none: the target writes
+    prompts: tuple[str, ...] = ()  # files of prompts, or sources, for the target to answer
     text: str | None = None  # the training/text.safetensors of another run, to train on the same text
     vocab: int | None = 8192  # tokens the draft can write; None: all
     text_tokens: int = 2_000_000  # of text to gather
@@ -74,22 +78,34 @@ class _Quiet:
 def distill(target: Loaded, out: Path, plan: Plan, say: Say | None = None) -> Report:
     """Train a draft for ``target`` into ``out``. Run again after a kill, it goes on where it stopped."""
     say = say or _Quiet()
-    require(
-        not target.model.encoder_decoder,
-        f"{target.name} is an encoder-decoder: drafts for those are trained by recipes/ende_pair.py, not by distill",
-    )
     work = prepare(out, plan)
     _same_target(work, fingerprint(target.model))
-    corpus = _corpus(target, plan, work, say.data)
-    training, held_out = corpus.split(max(2, min(64, len(corpus) // 20)))
-    torch.manual_seed(plan.budget.seed)
-    tokens = frequent_tokens(training, target.model.vocab_size, plan.vocab)
-    budget = _budget(target, plan, tokens, training, work)
-    torch.manual_seed(budget.seed)
-    student, save = make_student(target, plan, tokens)
-    last = train(student, training, held_out, budget, work / "checkpoint.pt", say.training)
+    with _memory_explained(plan, work):
+        corpus = _corpus(target, plan, work, say.data)
+        training, held_out = corpus.split(max(2, min(64, len(corpus) // 20)))
+        torch.manual_seed(plan.budget.seed)
+        tokens = frequent_tokens(training, target.model.vocab_size, plan.vocab, small.special_tokens(target.model))
+        budget = _budget(target, plan, tokens, training, work)
+        torch.manual_seed(budget.seed)
+        student, save = make_student(target, plan, tokens)
+        last = train(student, training, held_out, budget, work / "checkpoint.pt", say.training)
     save(out)
     return last
+
+
+@contextmanager
+def _memory_explained(plan: Plan, work: Path) -> Iterator[None]:
+    """Too little memory is a matter of settings, not a stack trace."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "allocate memory" not in str(error):
+            raise
+        raise BadOption(
+            f"not enough memory for {plan.budget.batch} examples of {plan.block} tokens at a time, or "
+            f"{plan.generate_batch} written at a time: lower --batch, --block or --generate-batch in another --out "
+            f"(text that was gathered can be used again: --text {work / 'text.safetensors'})"
+        ) from error
 
 
 def _same_target(work: Path, name: str) -> None:
@@ -107,7 +123,7 @@ def _budget(target: Loaded, plan: Plan, tokens: torch.Tensor, corpus: Corpus, wo
     kept = work / "budget.json"
     if not kept.is_file():
         student, _ = make_student(target, plan, tokens)
-        step = plan.budget.batch * corpus.tokens.shape[1]
+        step = int(plan.budget.batch * corpus.row_tokens)
         train(student, corpus, corpus.split(1)[1], replace(plan.budget, tokens=2 * step), every=1000)  # warm-up
         began = time.perf_counter()
         train(student, corpus, corpus.split(1)[1], replace(plan.budget, tokens=4 * step), every=1000)
@@ -133,19 +149,22 @@ def prepare(out: Path, plan: Plan) -> Path:
 
 def _corpus(target: Loaded, plan: Plan, work: Path, progress: Callable[[str, float], None]) -> Corpus:
     """Gathered once, then kept: a resumed run must see the same text."""
-    path = work / "text.safetensors"
+    path, name = work / "text.safetensors", fingerprint(target.model)
     if not path.is_file():
-        if plan.text is not None:
-            corpus = Corpus.load(Path(plan.text))
-        elif plan.data:
-            corpus = from_texts(documents(map(Path, plan.data)), target, plan.block, plan.text_tokens)
-        else:
-            how = SelfText(plan.text_tokens, batch=plan.generate_batch, block=plan.block, seed=plan.budget.seed)
-            corpus = self_written(target, how, list(documents(map(Path, plan.prompts))), progress)
+        corpus = Corpus.load(Path(plan.text), name) if plan.text is not None else _gathered(target, plan, progress)
         temporary = path.with_suffix(".tmp")
-        corpus.save(temporary)
+        corpus.save(temporary, name)
         os.replace(temporary, path)
-    return Corpus.load(path)
+    return Corpus.load(path, name)
+
+
+def _gathered(target: Loaded, plan: Plan, progress: Callable[[str, float], None]) -> Corpus:
+    how = SelfText(plan.text_tokens, batch=plan.generate_batch, block=plan.block, seed=plan.budget.seed)
+    if target.model.encoder_decoder:
+        return from_examples(target, list(examples(map(Path, (*plan.data, *plan.prompts)))), how, progress)
+    if plan.data:
+        return from_texts(documents(map(Path, plan.data)), target, plan.block, plan.text_tokens)
+    return self_written(target, how, list(documents(map(Path, plan.prompts))), progress)
 
 
 def make_student(target: Loaded, plan: Plan, tokens: torch.Tensor) -> tuple[Student, Callable[[Path], None]]:
@@ -153,13 +172,13 @@ def make_student(target: Loaded, plan: Plan, tokens: torch.Tensor) -> tuple[Stud
     teacher = Teacher(target.model)
     vocabulary = Vocabulary(tokens, target.model.vocab_size, target.model.device)
     if plan.kind == "model":
-        if plan.layers:
-            model = trimmed.sliced(target.model, tokens.to(target.model.device), plan.layers)
-        else:
-            model = trimmed.build(trimmed.Size.parse(plan.size or "256x1024x2x4"), len(tokens) + 1, target.model)
-        model = model.to(target.model.device).train()
-        extra = {"fingerprint": fingerprint(target.model), "gamma": 4}
+        model = _small_model(target.model, plan, tokens).to(target.model.device).train()
+        extra = {"fingerprint": fingerprint(target.model), "gamma": ModelDrafter.gamma}
         return ModelStudent(teacher, model, vocabulary), lambda out: trimmed.save(model, tokens, out, extra)
+    require(
+        target.model.hidden_size is not None,
+        f"{target.name} shows no hidden states for a head to read; use --kind model",
+    )
     size = int(target.model.hidden_size or 0)
     config = HeadConfig(
         kind=plan.kind,
@@ -187,6 +206,12 @@ def _looks(target: Loaded, plan: Plan) -> dict[str, Any]:
     heads = int(config.num_attention_heads)
     shared = int(getattr(config, "num_key_value_heads", None) or heads)
     return {"layers": reads, "heads": (heads, shared) if plan.attention else (0, 0), "window": plan.block}
+
+
+def _small_model(target: HuggingFaceModel, plan: Plan, tokens: torch.Tensor) -> Any:
+    if plan.layers:
+        return small.sliced(target, tokens.to(target.device), small.layer_lists(plan.layers, target))
+    return small.build(small.Size.parse(plan.size or "256x1024x2x4"), tokens, target)
 
 
 def _inner(size: str | None, default: int) -> int:

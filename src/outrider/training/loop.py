@@ -29,17 +29,19 @@ class Budget:
     objective: str = "kl"
     seed: int = 0
     clip: float = 1.0
+    on_policy: float = 0.0  # share of the text's tokens that are replaced by the draft's own guesses
 
     def __post_init__(self) -> None:
         require(self.tokens > 0, f"tokens must be positive, got {self.tokens}")
         require(self.batch > 0, f"batch must be positive, got {self.batch}")
+        require(0 <= self.on_policy <= 1, f"on_policy must be a share from 0 to 1, got {self.on_policy}")
         require(
             known(self.objective),
             f"objective must be one of {', '.join(OBJECTIVES)}, or two as in kl+tv, got {self.objective!r}",
         )
 
     def steps(self, corpus: Corpus) -> int:
-        return max(1, self.tokens // (self.batch * corpus.tokens.shape[1]))
+        return max(1, int(self.tokens / (self.batch * corpus.row_tokens)))
 
     def rate_at(self, step: int, steps: int) -> float:
         """Linear warm-up, then half a cosine down to a tenth."""
@@ -77,12 +79,14 @@ def train(
     optimiser = torch.optim.AdamW(student.module.parameters(), lr=budget.rate, betas=(0.9, 0.95), weight_decay=0.01)
     first = _resume(student, optimiser, budget, checkpoint)
     cuda = next(student.module.parameters()).is_cuda
-    last, began = Report(first, steps, math.nan, None, 0.0), time.perf_counter()
+    done = measure(student, held_out, budget.batch) if first >= steps else None  # killed after the last step
+    last, began = Report(first, steps, math.nan, done, 0.0), time.perf_counter()
     for step in range(first, steps):
         for group in optimiser.param_groups:
             group["lr"] = budget.rate_at(step, steps)
         with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
-            loss = student.loss(batch_at(corpus, step, budget), objective_at(budget.objective, step / steps))
+            batch = mixed(student, batch_at(corpus, step, budget), budget, step)
+            loss = student.loss(batch, objective_at(budget.objective, step / steps))
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(student.module.parameters(), budget.clip)
@@ -90,7 +94,7 @@ def train(
         if (step + 1) % every == 0 or step + 1 == steps:
             total = float(loss.detach())
             require(math.isfinite(total), f"the loss became {total} at step {step + 1}; lower --rate", BadOption)
-            rate = (step + 1 - first) * budget.batch * corpus.tokens.shape[1] / (time.perf_counter() - began)
+            rate = (step + 1 - first) * budget.batch * corpus.row_tokens / (time.perf_counter() - began)
             last = Report(step + 1, steps, total, measure(student, held_out, budget.batch), rate)
             report(last)
             _save(student, optimiser, budget, checkpoint, step + 1)
@@ -102,8 +106,20 @@ def batch_at(corpus: Corpus, step: int, budget: Budget) -> Corpus:
     rows = len(corpus)
     wanted = range(step * budget.batch, (step + 1) * budget.batch)
     index = [int(_order(rows, budget.seed, i // rows)[i % rows]) for i in wanted]
-    sources = None if corpus.sources is None else corpus.sources[index]
-    return Corpus(corpus.tokens[index], sources)
+    return corpus.take(index)
+
+
+def mixed(student: Student, batch: Corpus, budget: Budget, step: int) -> Corpus:
+    """On-policy mixing: some tokens become guesses of the draft's own, and the target judges what follows them.
+
+    A draft's later guesses stand behind its earlier ones, which text of the target's alone never shows it.
+    """
+    if budget.on_policy == 0:
+        return batch
+    random = torch.Generator().manual_seed(budget.seed * 1_000_003 + step)
+    guesses = student.draw(batch, random)
+    chosen = (torch.rand(guesses.shape, generator=random) < budget.on_policy) & (guesses >= 0)
+    return Corpus(torch.where(chosen, guesses, batch.tokens), batch.sources)
 
 
 _orders: dict[tuple[int, int, int], torch.Tensor] = {}
@@ -124,10 +140,8 @@ def measure(student: Student, held_out: Corpus, batch: int) -> Measured:
     parts = []
     cuda = next(student.module.parameters()).is_cuda
     for start in range(0, len(held_out), batch):
-        rows = slice(start, start + batch)
-        sources = None if held_out.sources is None else held_out.sources[rows]
         with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
-            parts.append(student.measure(Corpus(held_out.tokens[rows], sources)))
+            parts.append(student.measure(held_out.take(slice(start, start + batch))))
     student.module.train()
 
     def mean(name: str) -> list[float]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from outrider.drafters.head_layers import Head, Memory
 from outrider.models.teacher import Teacher
-from outrider.training.data import Corpus
+from outrider.training.data import PADDING, Corpus
 from outrider.training.objectives import Objective
 
 
@@ -34,6 +34,9 @@ class Student(Protocol):
     def measure(self, batch: Corpus) -> Measured:
         """Quality on a batch of text."""
 
+    def draw(self, batch: Corpus, random: torch.Generator) -> Tensor:
+        """A first guess for every token of a batch after the text before it -> [B, T]; negative where it has none."""
+
 
 class Vocabulary:
     """The tokens a draft can write: ids of the target [N] and the way back [V], with N for all others."""
@@ -50,6 +53,39 @@ class Vocabulary:
         """Index of each token in N, -1 where the draft cannot write it."""
         index = self.index[tokens]
         return torch.where(index < len(self.tokens), index, -1)
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What a draft says at all positions of a batch, beside what the target says there."""
+
+    logits: Tensor  # [B, L, N] of the draft
+    p: Tensor  # [B, L, N] of the target
+    labels: Tensor  # [B, L]: the text's own token as an index into N, -1 if outside
+    choice: Tensor  # [B, L]: the target's likeliest token, likewise
+    counts: Tensor  # [B, L]: 1 where there is text, 0 where there is padding
+    first: int  # the place in the text of the token that the first of them is about
+
+    def loss(self, objective: Objective) -> Tensor:
+        return self._mean(objective(self.logits, self.p, self.labels))
+
+    def overlap(self) -> float:
+        return float(self._mean(torch.minimum(self.p, self.logits.softmax(-1)).sum(-1)))
+
+    def agreement(self) -> float:
+        return float(self._mean((self.logits.argmax(-1) == self.choice).float()))
+
+    def draw(self, tokens: Tensor, like: Tensor, random: torch.Generator) -> Tensor:
+        """A token [of N ``tokens``] from each q, put where it stands in the text ``like`` [B, T]; padding elsewhere."""
+        q = self.logits.softmax(-1).cpu()
+        chosen = torch.multinomial(q.flatten(0, 1), 1, generator=random).reshape(q.shape[:2])
+        drawn = torch.full_like(like, PADDING)
+        known = min(drawn.shape[1] - self.first, chosen.shape[1])
+        drawn[:, self.first : self.first + known] = tokens.cpu()[chosen][:, :known]
+        return torch.where(like >= 0, drawn, PADDING)
+
+    def _mean(self, values: Tensor) -> Tensor:
+        return (values * self.counts).sum() / self.counts.sum().clamp(min=1)
 
 
 @dataclass
@@ -71,44 +107,47 @@ class HeadStudent:
 
     def loss(self, batch: Corpus, objective: Objective) -> Tensor:
         total = torch.zeros((), device=self.teacher.device)
-        for k, (logits, p, label) in enumerate(self._guesses(batch)):
-            total = total + self.decay**k * objective(logits, p, label).mean()
+        for k, guesses in enumerate(self._guesses(batch)):
+            total = total + self.decay**k * guesses.loss(objective)
         return total
 
     @torch.no_grad()
     def measure(self, batch: Corpus) -> Measured:
-        overlap, agreement = [], []
-        tokens = batch.tokens.to(self.teacher.device)
-        sources = None if batch.sources is None else batch.sources.to(self.teacher.device)
-        choice = self.vocabulary.labels(self.teacher.likeliest(self.teacher.hidden(tokens, sources)))  # [B, T]
-        for k, (logits, p, _) in enumerate(self._guesses(batch), 1):
-            overlap.append(float(torch.minimum(p, logits.softmax(-1)).sum(-1).mean()))
-            same = logits.argmax(-1) == choice[:, k : k + logits.shape[1]]
-            agreement.append(float(same.float().mean()))
-        return Measured(overlap, agreement)
+        guesses = self._guesses(batch)
+        return Measured([g.overlap() for g in guesses], [g.agreement() for g in guesses])
 
-    def _guesses(self, batch: Corpus) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """For each depth k: draft logits, the target's p, and the text's token index, at all positions."""
-        tokens = batch.tokens.to(self.teacher.device)  # [B, T]
-        sources = None if batch.sources is None else batch.sources.to(self.teacher.device)
-        hidden, seen = self.teacher.look(tokens, sources, self.head.config.layers)  # [B, T, size], [B, T, L, size]
-        p = self.teacher.probabilities(hidden, self.vocabulary.tokens)  # [B, T, N]
-        labels = self.vocabulary.labels(tokens)
-        output = self.teacher.unembedding[self.vocabulary.tokens].t().to(self._dtype)  # [size, N]
+    @torch.no_grad()
+    def draw(self, batch: Corpus, random: torch.Generator) -> Tensor:
+        return self._guesses(batch)[0].draw(self.vocabulary.tokens, batch.tokens, random)
+
+    def _guesses(self, batch: Corpus) -> list[Guesses]:
+        """For each depth k, at all positions."""
+        batch = batch.to(self.teacher.device)
+        tokens = batch.tokens  # [B, T]
+        if batch.sources is not None:  # short texts: their last positions count as well, with padding behind them
+            tokens = nn.functional.pad(tokens, (0, self.depth), value=PADDING)
+        told = self.teacher.read(tokens, batch.sources, self.head.config.layers)
+        assert told.hidden is not None and told.states is not None
+        p = told.probabilities(self.vocabulary.tokens)  # [B, T, N]
+        embedded = nn.functional.embedding(tokens.clamp(min=0), self.teacher.model.embedding).to(self._dtype)
+        labels, choice = self.vocabulary.labels(tokens.clamp(min=0)), self.vocabulary.labels(told.likeliest())
+        output = self.teacher.model.unembedding[self.vocabulary.tokens].t().to(self._dtype)  # [size, N]
         length = tokens.shape[1] - self.depth - 1  # positions with all of their guesses inside the text
-        embedded = nn.functional.embedding(tokens, self.teacher.embedding).to(self._dtype)
         if self.head.config.kind == "blockwise":
-            unroll, seen = self._fan, hidden[:, :, None]  # what a session shows as ``hidden``
+            states = self._fan(told.hidden[:, :length].to(self._dtype), embedded)
         else:
-            unroll = self._chain
-        return [
-            ((state @ output).float(), p[:, k : k + length], labels[:, k + 1 : k + 1 + length])
-            for k, state in enumerate(unroll(seen[:, :length].to(self._dtype), embedded), 1)
-        ]
+            states = self._chain(told.states[:, :length].to(self._dtype), embedded)
+        guesses = []
+        for k, state in enumerate(states, 1):
+            here, next_one = slice(k, k + length), slice(k + 1, k + 1 + length)
+            counts = (tokens[:, next_one] >= 0).float()
+            logits = (state @ output).float()
+            guesses.append(Guesses(logits, p[:, here], labels[:, next_one], choice[:, here], counts, k + 1))
+        return guesses
 
-    def _fan(self, seen: Tensor, embedded: Tensor) -> list[Tensor]:
+    def _fan(self, hidden: Tensor, embedded: Tensor) -> list[Tensor]:
         """Blockwise: the states behind all guesses at once."""
-        states = self.head.fan(seen[:, :, -1], embedded[:, 1 : seen.shape[1] + 1])
+        states = self.head.fan(hidden, embedded[:, 1 : hidden.shape[1] + 1])
         return list(states.unbind(2))[: self.depth]
 
     def _chain(self, seen: Tensor, embedded: Tensor) -> list[Tensor]:
@@ -152,34 +191,29 @@ class ModelStudent:
         return self.model
 
     def loss(self, batch: Corpus, objective: Objective) -> Tensor:
-        logits, p, label, counts = self._guesses(batch)
-        return (objective(logits, p, label) * counts).sum() / counts.sum().clamp(min=1)
+        return self._guesses(batch).loss(objective)
 
     @torch.no_grad()
     def measure(self, batch: Corpus) -> Measured:
-        logits, p, _, counts = self._guesses(batch)
-        shared = torch.minimum(p, logits.softmax(-1)).sum(-1)
-        tokens = batch.tokens.to(self.teacher.device)
-        sources = None if batch.sources is None else batch.sources.to(self.teacher.device)
-        choice = self.vocabulary.labels(self.teacher.likeliest(self.teacher.hidden(tokens, sources)))
-        same = logits.argmax(-1).eq(choice[:, :-1]).float()
-        scale = counts.sum().clamp(min=1)
-        return Measured([float((shared * counts).sum() / scale)], [float((same * counts).sum() / scale)])
+        guesses = self._guesses(batch)
+        return Measured([guesses.overlap()], [guesses.agreement()])
 
-    def _guesses(self, batch: Corpus) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        tokens = batch.tokens.to(self.teacher.device)
-        sources = None if batch.sources is None else batch.sources.to(self.teacher.device)
-        hidden = self.teacher.hidden(tokens, sources)
-        p = self.teacher.probabilities(hidden, self.vocabulary.tokens)[:, :-1]
-        own = self.vocabulary.index[tokens[:, :-1]]
-        counts = torch.ones_like(own, dtype=torch.float32)
-        if sources is None:
-            output = self.model(input_ids=own, use_cache=False)
-        else:
-            pad: int = self.teacher.model.model.config.pad_token_id
-            counts = tokens[:, 1:].ne(pad).float()
-            output = self.model(
-                input_ids=sources, attention_mask=sources.ne(pad).long(), decoder_input_ids=own, use_cache=False
-            )
-        logits = output.logits[..., : len(self.vocabulary)].float()
-        return logits, p, self.vocabulary.labels(tokens[:, 1:]), counts
+    @torch.no_grad()
+    def draw(self, batch: Corpus, random: torch.Generator) -> Tensor:
+        return self._guesses(batch).draw(self.vocabulary.tokens, batch.tokens, random)
+
+    def _guesses(self, batch: Corpus) -> Guesses:
+        batch = batch.to(self.teacher.device)
+        tokens, index = batch.tokens, self.vocabulary.index
+        told = self.teacher.read(tokens, batch.sources)
+        p = told.probabilities(self.vocabulary.tokens)[:, :-1]
+        given = {"input_ids": index[tokens.clamp(min=0)[:, :-1]], "use_cache": False}
+        if batch.sources is not None:
+            given |= {
+                "input_ids": index[batch.sources.clamp(min=0)], "attention_mask": (batch.sources >= 0).long(),
+                "decoder_input_ids": given["input_ids"],
+            }  # fmt: skip
+        logits = self.model(**given).logits[..., : len(self.vocabulary)].float()
+        labels = self.vocabulary.labels(tokens.clamp(min=0))[:, 1:]
+        choice = self.vocabulary.labels(told.likeliest())[:, :-1]
+        return Guesses(logits, p, labels, choice, (tokens[:, 1:] >= 0).float(), 1)

@@ -12,19 +12,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pretrain
 import pytest
 import torch
 import transformers
+from pretrain import Blocks, Effort, Pairs, Ragged, Trunk, Written
 from torch.nn import functional as F
 
 import outrider
 from outrider.drafters.ngram import Ngram, NgramTable
 from outrider.errors import BadOption, OutriderError
-from outrider.training import pretrain
 from outrider.training.objectives import OBJECTIVES
-from outrider.training.pretrain import Blocks, Effort, Pairs, Ragged, Trunk, Written
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 CPU = torch.device("cpu")
 
 NOUNS = ["cat", "dog", "house", "river", "tree", "king", "ship", "stone"]
@@ -52,8 +51,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def recipe(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(RECIPES))
+def recipe() -> Any:
     return importlib.import_module
 
 
@@ -64,6 +62,7 @@ GPT = [
 T5 = [
     "--vocab", "300", "--target-size", "32x32x1+1x2", "--draft-size", "16x16x1+1x2", "--positions", "512", "--steps",
     "12", "--draft-steps", "8", "--warmup", "4", "--generated", "40", "--alpha-tokens", "150", "--device", "cpu",
+    "--no-bleu",
 ]  # fmt: skip
 
 
@@ -78,7 +77,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, start: str) -> Any:
         if line.startswith(start):
             raise KeyboardInterrupt(line)
 
-    monkeypatch.setattr(pretrain, "say", say)
+    monkeypatch.setattr("pretrain.loop.say", say)
 
 
 @pytest.mark.parametrize("kind", ["gpt", "t5"])
@@ -129,6 +128,7 @@ def check_pair(out: Path, seq2seq: bool) -> None:
     assert outrider.load(str(out / "target"), draft=table, dtype="float32").generate(
         prompt, max_new_tokens=8
     ).tokens == expected  # fmt: skip
+    check_as_a_pair(out, expected)
     kind: Any = transformers.AutoModelForSeq2SeqLM if seq2seq else transformers.AutoModelForCausalLM
     model = kind.from_pretrained(out / "target", dtype="auto")
     assert model.dtype == torch.bfloat16
@@ -138,13 +138,37 @@ def check_pair(out: Path, seq2seq: bool) -> None:
     assert (plain.tokenizer.encode("the")[-1] == end) == seq2seq
 
 
+def check_as_a_pair(out: Path, expected: list[int]) -> None:
+    """The directory by itself is the target with its draft; as a draft it is the draft."""
+    for llm in (
+        outrider.load(str(out), dtype="float32"),
+        outrider.load(str(out / "target"), str(out), dtype="float32"),
+    ):
+        assert llm.drafter.name == f"{out.name} draft"
+        output = llm.generate("the cat sees the dog", max_new_tokens=8)
+        assert output.tokens == expected and output.stats.drafted > 0 and output.stats.drafter_error is None
+
+
+def test_bleu_without_sacrebleu_is_refused_before_training(
+    data: dict[str, str], tmp_path: Path, recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a training run that ends without the figure it was made for."""
+    module = recipe("ende_pair")
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    given = ["--data", data["pairs"], "--test", data["test"], *T5, "--out", str(tmp_path / "new")]
+    given.remove("--no-bleu")
+    with pytest.raises(BadOption, match=r"outrider\[recipes\]"):
+        module.main(given)
+    assert not (tmp_path / "new").exists()
+
+
 def test_mistakes_are_told_and_nothing_is_overwritten(data: dict[str, str], tmp_path: Path, recipe: Any) -> None:
     gpt, ende = recipe("gpt_pair").main, recipe("ende_pair").main
     out = ["--out", str(tmp_path / "new")]
     with pytest.raises(OutriderError, match="nowhere.txt does not exist"):
         gpt(["--data", "nowhere.txt", *GPT, *out])
-    with pytest.raises(BadOption, match=r"size must look like 256x512x5\+4x4"):
-        ende(["--data", data["pairs"], "--test", data["test"], *out, "--target-size", "12"])
+    with pytest.raises(BadOption, match=r"size must look like .* 256x512x5\+4x4"):
+        ende(["--data", data["pairs"], "--test", data["test"], *out, "--target-size", "12", "--no-bleu"])
     assert not (tmp_path / "new").exists()
     with pytest.raises(BadOption, match="empty"):
         gpt(["--data", data["empty"], *GPT, *out])

@@ -1,0 +1,55 @@
+"""The card of a draft: what it is, what it was trained on, the command that made it, and what training found."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+from outrider.training.distill import Plan
+from outrider.training.loop import Report
+
+KINDS = {
+    "model": "A small model of its own",
+    "feature": "A feature head on the target's last hidden state",
+    "blockwise": "Blockwise heads on the target's last hidden state",
+}
+
+
+def describe(target: str, out: Path, plan: Plan, last: Report, command: str) -> str:
+    """Everything about a draft that the machine it runs on does not decide, as Markdown."""
+    size = (out / "model.safetensors").stat().st_size
+    known = "every token" if plan.vocab is None else f"the {plan.vocab} most frequent tokens"
+    lines = [
+        f"# Draft for {target}",
+        "",
+        f"{KINDS[plan.kind]} for speculative decoding with {target}: {size:,} bytes of weights in bfloat16. "
+        f"It can write {known}; exactness does not depend on it.",
+        "",
+        "Made by:",
+        "",
+        "```sh",
+        command,
+        "```",
+        "",
+        f"With torch {version('torch')} and transformers {version('transformers')}, in {last.steps} steps of "
+        f"{plan.budget.batch} examples, objective {plan.budget.objective}.",
+        "",
+        "## Data",
+        "",
+        *_data(plan),
+    ]
+    if last.measured is not None:
+        lines += ["", "## Held-out text", ""]
+        lines += ["Acceptance on text kept back from training, over all its positions, by place of the guess:", ""]
+        lines += ["| guess | alpha at t=1 | alpha at t=0 |", "| --- | --- | --- |"]
+        both = zip(last.measured.overlap, last.measured.agreement, strict=True)
+        lines += [f"| {k} | {one:.3f} | {zero:.3f} |" for k, (one, zero) in enumerate(both, 1)]
+    return "\n".join(lines) + "\n"
+
+
+def _data(plan: Plan) -> list[str]:
+    if plan.text is not None:
+        return [f"- `{plan.text}`: text gathered by another run"]
+    lines = [f"- `{Path(name).name}`" for name in plan.data]
+    lines += [f"- answers of the target to `{Path(name).name}`" for name in plan.prompts]
+    return lines or ["- text the target wrote itself, to prompts of its own"]

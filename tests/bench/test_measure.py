@@ -1,0 +1,145 @@
+"""Measuring drafts: figures that follow from the runs, fair turns, and cards whose command gives the figures again."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import library
+import outrider
+from outrider.bench import card
+from outrider.bench.measure import NARROW, PLAIN, Cell, Settings, _decode, bootstrap, measure, total_ratio
+from outrider.bench.prompts import SAMPLE, SOURCES, read
+from outrider.cli.main import app
+from outrider.drafters import ModelDrafter
+from outrider.errors import BadOption
+from outrider.trace import PHASES, Trace
+
+TASKS = {"first": ["the end", "then and there"], "second": ["a b c a b c a b"]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(library.save_llama(tmp_path_factory.mktemp("measure") / "target"))
+
+
+def test_drafts_and_temperatures_in_one_run(folder: str) -> None:
+    """Catches rows that mix up drafts, tasks or temperatures: the target as its own draft is always accepted."""
+    llm = outrider.load(folder, draft="uniform", dtype="float32", slots=1)
+    drafts = {"uniform": llm, "itself": llm.with_draft(ModelDrafter(llm.target.model))}
+    settings = Settings((0.0, 1.0), 2, {"max_new_tokens": 8, "seed": 1, "gamma": 2})
+    rows = measure(drafts, TASKS, settings)
+    keys = [(r.temperature, r.draft, r.task) for r in rows]
+    assert keys == [(t, d, task) for t in (0.0, 1.0) for d in drafts for task in ("first", "second", "all")]
+    found = dict(zip(keys, rows, strict=True))
+    for t in (0.0, 1.0):
+        itself, uniform = found[t, "itself", "all"], found[t, "uniform", "all"]
+        assert itself.stats.alpha == pytest.approx(1, abs=1e-4) and uniform.stats.alpha < 0.6
+        assert itself.alpha_interval == pytest.approx((1, 1), abs=1e-4)
+        assert itself.prompts == 3 and itself.repeats == 2 and itself.cost > 0
+        assert uniform.alpha_interval[0] <= uniform.stats.alpha <= uniform.alpha_interval[1]
+    zero = found[0.0, "itself", "all"]
+    assert zero.identical == 3 and zero.stats.tokens == sum(found[0.0, "itself", t].stats.tokens for t in TASKS)
+    assert math.isnan(found[0.0, "itself", "second"].speedup_interval[0])  # one prompt says nothing about others
+
+
+def test_a_cell_counts_the_median_of_its_repeats() -> None:
+    """Catches one slow repeat that decides a figure, and repeats counted as more tokens."""
+
+    def output(seconds: float) -> Any:
+        trace = Trace(seconds=dict.fromkeys((*PHASES, "prefill"), seconds / len(PHASES)))
+        return SimpleNamespace(tokens=[1, 2, 3], trace=trace)
+
+    cell = Cell((output(1.0), output(9.0), output(2.0)))
+    assert cell.work == (3, pytest.approx(2.0))
+
+
+def test_engines_take_turns() -> None:
+    """Catches an order in which one way of decoding always runs on a machine another one has warmed up."""
+    order: list[str] = []
+    engines: Any = {
+        name: SimpleNamespace(generate=lambda prompt, name=name, **options: order.append(name)) for name in "abc"
+    }
+    for turn in range(3):
+        _decode(engines, "x", {}, 1, turn)
+    assert order == list("abcbcacab")
+    order.clear()
+    _decode(engines, "x", {}, 3, 0)
+    assert order == list("abcbcacab")
+
+
+def test_bootstrap_is_over_prompts_and_of_totals() -> None:
+    """Catches a mean of ratios, and an interval that does not widen with the differences between prompts."""
+    assert total_ratio([(1, 1), (90, 9)]) == pytest.approx(9.1)
+    alike, unlike = [(2.0, 1.0)] * 10, [(1.0, 1.0)] * 5 + [(3.0, 1.0)] * 5
+    assert bootstrap(alike) == (2.0, 2.0)
+    low, high = bootstrap(unlike)
+    assert 1.2 < low < 1.7 and 2.3 < high < 2.8  # sd of the mean of ten is 0.316: 2 -+ 0.62
+    assert bootstrap(unlike, unlike) == (1.0, 1.0)  # the same prompts are drawn above and below
+    assert all(map(math.isnan, bootstrap([(1.0, 1.0)])))
+
+
+def test_a_card_is_made_again_by_its_command(folder: str, tmp_path: Path) -> None:
+    """Catches a card with figures that the command in it does not give."""
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"category": c, "turns": [p, "and then"]} for c, texts in TASKS.items() for p in texts]
+    prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    page = tmp_path / "card.md"
+    page.write_text("# Mine\n\nWords.\n", encoding="utf-8")
+    given = ["measure", folder, "-d", "uniform", "-d", "copy", "--temperature", "0", "--temperature", "1", "-n", "6"]
+    given += ["--prompts", str(prompts), "--dtype", "float32", "--card", str(page)]
+    for _ in range(2):
+        result = CliRunner().invoke(app, given)
+        assert result.exit_code == 0, result.output
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# Mine\n\nWords.\n") and text.count("## Measured") == 1
+    command = next(line for line in text.splitlines() if line.startswith("outrider measure"))
+    again = CliRunner().invoke(app, [*shlex.split(command)[1:], "--json"])
+    report = json.loads(again.stdout)
+    assert report["command"] == command and report["conditions"]["dtype"] == "float32"
+    assert len(report["rows"]) == 12
+
+    def kept(markdown: str) -> list[list[str]]:
+        """Draft, temperature, task, prompts, n, alpha, tokens per run: what does not depend on the clock."""
+        return [line.split(" | ")[:7] for line in markdown.splitlines() if line.startswith("| ")]
+
+    assert kept(card.section(report)) == kept(text)
+
+
+def test_refusals(folder: str, tmp_path: Path) -> None:
+    for words, says in (
+        (["--draft", "copy", "--draft", "copy"], "each --draft can be named once"),
+        (["--temperature", "1", "--temperature", "1"], "temperatures must differ"),
+        (["--repeats", "0"], "repeats must be at least 1"),
+        (["--temperature", "-1"], "temperature"),
+        (["--card", str(tmp_path / "no" / "card.md")], "make it first"),
+    ):
+        error = CliRunner().invoke(app, ["measure", folder, *words]).exception
+        assert isinstance(error, BadOption) and says in str(error)
+    half = tmp_path / "half.md"
+    half.write_text(card.BEGIN, encoding="utf-8")
+    with pytest.raises(BadOption, match="one of the two marks"):
+        card.update(half, "new")
+
+
+def test_prompts_for_encoders_are_sources(tmp_path: Path) -> None:
+    """Catches a translator that is asked to write a poem."""
+    assert read(None, sources=True) == SOURCES and read(None) == SAMPLE
+    target = library.save_t5(tmp_path / "t5")
+    result = CliRunner().invoke(app, ["measure", str(target), "--per-task", "1", "-n", "4", "--json"])
+    assert {r["task"] for r in json.loads(result.stdout)["rows"]} == {*SOURCES, "all"}
+
+
+def test_a_draft_cannot_take_the_name_of_a_baseline(folder: str) -> None:
+    """Catches a directory called plain that replaces plain decoding in the comparison."""
+    llm = outrider.load(folder, draft="copy", dtype="float32", slots=1)
+    for name in (PLAIN, NARROW):
+        with pytest.raises(BadOption, match="compared with"):
+            measure({name: llm}, TASKS, Settings())

@@ -1,0 +1,153 @@
+"""The mixture: which drafter a row gets, and what it is judged by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.drafters import Copying, Mixture, ModelDrafter, Uniform
+from outrider.errors import BadOption
+from outrider.models.toy import ToyModel
+from outrider.noise import Noise
+from outrider.sampling import Sampling
+from outrider.types import Draft, Shape
+
+MODEL = ToyModel(12, seed=3, sharpness=2.0)
+LONG = [5, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 6, 7, 8, 9]  # ends with nine tokens seen before
+SHORT = [1, 2, 7, 8, 5, 1, 2]  # ends with two
+NONE = [1, 2, 3, 4, 5, 6]
+
+
+class Pair:
+    """A mixture's session beside a target's, and which drafter was asked."""
+
+    def __init__(self, *prompts: list[int], second: Any = None, cost: float = 0.05) -> None:
+        shape = Shape(capacity=256, width=5)
+        self.target = MODEL.start(len(prompts), shape)
+        second = second or ModelDrafter(MODEL.near(0.5), "near")
+        self.session: Any = Mixture(Copying(), second, cost).start(len(prompts), shape, self.target)
+        for row, prompt in enumerate(prompts):
+            self.target.admit(row, prompt)
+            self.session.admit(row, prompt)
+        self.asked: list[int] = []
+        real = self.session.second.propose
+
+        def propose(gamma: int, *rest: Any) -> Draft:
+            self.asked.append(gamma)
+            return real(gamma, *rest)  # type: ignore[no-any-return]
+
+        self.session.second.propose = propose
+
+    def propose(self, temperature: float = 0.0, gamma: int = 4) -> Draft:
+        rows = self.target.context.rows
+        at = self.target.context.positions(gamma + 1)
+        return self.session.propose(gamma, Sampling(temperature), Noise(torch.arange(rows)), at)  # type: ignore[no-any-return]
+
+    def copies(self) -> list[bool]:
+        """Whether the last draft of each row was a copy."""
+        return (self.session.kind < self.session.tried.shape[1] - 1).tolist()
+
+    def commit(self, kept: list[int]) -> None:
+        """The text follows this many guesses of each row, then goes another way."""
+        draft = self.session.last
+        guesses = torch.nn.functional.pad(draft.tokens, (0, 5 - draft.tokens.shape[1]))
+        place = torch.arange(5)
+        tokens = torch.where(place < torch.tensor(kept)[:, None], guesses, (guesses + 1) % 12)
+        for session in (self.target, self.session):
+            session.commit(tokens, torch.tensor(kept) + 1)
+
+
+def test_long_matches_are_copied_and_nothing_else_is_run() -> None:
+    pair = Pair(LONG)
+    draft = pair.propose()
+    assert draft.tokens[0].tolist() == [10, 11, 0, 1] and pair.copies() == [True]
+    assert not pair.asked, "on a CPU the second drafter must not run for nobody"
+
+
+def test_without_a_match_the_second_drafter_speaks() -> None:
+    pair = Pair(NONE)
+    assert bool(pair.propose().proposed[0, 0]) and pair.copies() == [False]
+
+
+def test_each_row_has_the_drafter_it_needs() -> None:
+    pair = Pair(LONG, NONE)
+    draft = pair.propose()
+    assert pair.copies() == [True, False] and draft.proposed[:, 0].tolist() == [True, True]
+
+
+def test_temperature_speaks_against_copying() -> None:
+    """Catches priors that ignore temperature: a point mass is kept with probability p(x), which sampling lowers."""
+    worth = {}
+    for temperature in (0.0, 1.0):
+        pair = Pair(SHORT)
+        pair.propose(temperature)
+        worth[temperature] = pair.copies()
+    assert worth[1.0] == [False], "two tokens in common are not worth a model's guesses at temperature 1"
+
+
+def test_copies_that_fail_are_given_up_on_that_row_only() -> None:
+    """Catches evidence that is shared between rows, or never used."""
+    pair = Pair(LONG, LONG)
+    pair.propose()
+    kinds = pair.session.kind.clone()
+    for _ in range(12):
+        pair.session.last = Draft(torch.zeros((2, 4), dtype=torch.int64), None, torch.ones((2, 4), dtype=torch.bool))
+        pair.session.kind = kinds
+        pair.session._learn(torch.tensor([[1, 1, 1, 1, 1], [0, 0, 0, 0, 1]]), torch.tensor([1, 5]))
+    pair.propose()
+    assert pair.copies() == [False, True]
+
+
+def test_a_new_request_forgets_and_select_carries_along() -> None:
+    pair = Pair(LONG, NONE)
+    pair.propose()
+    pair.commit([4, 0])
+    seen = pair.session.tried.clone()
+    assert seen[0].sum() == 4 and seen[1].sum() == 1
+    pair.session.select(torch.tensor([1, 0]))
+    assert torch.equal(pair.session.tried, seen[[1, 0]])
+    pair.session.admit(0, NONE)
+    assert pair.session.tried[0].sum() == 0 and pair.session.tried[1].sum() == 4
+
+
+def test_only_the_committed_text_counts() -> None:
+    """Catches guesses behind a rejection that count as right or wrong."""
+    pair = Pair(LONG)
+    pair.propose()
+    pair.commit([1])
+    assert (float(pair.session.kept.sum()), float(pair.session.tried.sum())) == (1.0, 2.0)
+
+
+def test_a_cut_draft_is_not_a_failure() -> None:
+    """Catches a planner's cap taken for a rejection: the text went on as guessed, as far as it went."""
+    pair = Pair(LONG)
+    draft = pair.propose()
+    pair.session._learn(draft.tokens[:, :2], torch.tensor([2]))  # one guess and the target's own token, which agrees
+    assert (float(pair.session.kept.sum()), float(pair.session.tried.sum())) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize("cost", [0.05, 2.0])
+def test_a_second_drafter_that_does_not_pay_is_left_alone(cost: float) -> None:
+    """Catches a mixture that is slower than no drafter at all; now and then it tries again."""
+    pair = Pair(NONE, second=Uniform(), cost=cost)
+    for _ in range(60):
+        pair.propose()
+        pair.commit([0])
+    assert len(pair.asked) <= (45 if cost < 1 else 0)
+
+
+def test_the_second_drafter_is_asked_for_as_much_as_pays() -> None:
+    """Catches a fixed length: guesses that cost more are fewer, Theorem 3.8."""
+    lengths = []
+    for cost in (0.01, 0.1, 0.4):
+        pair = Pair(NONE, cost=cost)
+        pair.propose()
+        lengths += pair.asked
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] > lengths[-1]
+
+
+def test_bad_cost() -> None:
+    with pytest.raises(BadOption, match="cost"):
+        Mixture(Copying(), Uniform(), cost=-1)
