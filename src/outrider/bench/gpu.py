@@ -12,6 +12,7 @@ import torch
 from outrider.bench.timing import Report, settle, spread, timed
 from outrider.decoding.stepper import Rule, Stepper
 from outrider.drafters import ModelDrafter, Nothing
+from outrider.models.graphs import Recorder
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.shapes import weight_bytes
 from outrider.sampling import Sampling
@@ -67,22 +68,19 @@ class Lane:
             self.stepper.target.context.admit(row, [3, 4])
             self.stepper.drafter.admit(row, [3, 4])
             self.stepper.seeds[row] = row
-        for session in self._sessions():
+        found = Recorder(self.stepper.target, self.stepper.drafter)
+        self.sessions: list[Any] = list(found.sessions)
+        self.contexts = found.contexts
+        for session in self.sessions:
             for pair in session.cache.buffers():
                 for buffer in pair:
                     buffer.normal_()
 
-    def _sessions(self) -> list[Any]:
-        inner = getattr(self.stepper.drafter.session, "session", None)
-        return [self.stepper.target] + ([] if inner is None else [inner])
-
     def stand_at(self, length: int) -> None:
         """Committed tokens up to here, all but the last of them run."""
-        contexts = [session.context for session in self._sessions()]
-        own = getattr(self.stepper.drafter.session, "context", None)
-        for context in contexts + ([] if own is None else [own]):
+        for context in self.contexts:
             context.lengths.fill_(length)
-        for session in self._sessions():
+        for session in self.sessions:
             session.cached.fill_(length - 1)
 
     def times(self, rule: Rule, gamma: int, length: int) -> dict[str, Any]:

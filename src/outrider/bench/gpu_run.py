@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
-from outrider.bench import curves, gpu, identity, micro
+from outrider.bench import curves, gpu, identity, micro, pair
 from outrider.bench.gpu import GREEDY, Lane, Setting
 from outrider.bench.timing import Report, settle
 from outrider.drafters import ModelDrafter, Nothing
 from outrider.errors import DeviceError, require
 from outrider.models.shapes import SIZES, build
+
+SECTIONS = ("latency", "identity", "curves", "pair", "micro", "profile", "compile")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,15 @@ class Plan:
     budget: float = float("inf")
     out: Path | None = None
     tokens: int = 2500  # of each of eight rows, for the comparison of speculative with plain text
+    pair: str = "smollm2-135m"  # the trained model that is inflated
+    pair_draft: Path | None = None  # a head trained for it; None: the one that comes with the package
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.sections if name not in SECTIONS]
+        require(not unknown, f"sections {unknown} are unknown; known: {', '.join(SECTIONS)}")
+        require(len(self.sections) > 0, f"no section to measure; known: {', '.join(SECTIONS)}")
+        require(self.size in ("8b", "tiny"), f"size must be 8b or tiny, got {self.size!r}")
+        require(self.tokens >= 1, f"tokens must be at least 1, got {self.tokens}")
 
     @property
     def small(self) -> bool:
@@ -43,9 +54,6 @@ def run(plan: Plan) -> Report:
     device = torch.device(plan.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise DeviceError("no GPU is visible here; use --device cpu --size tiny to try the command on a CPU")
-    known = ("latency", "micro", "compile", "identity", "curves", "profile")
-    unknown = [name for name in plan.sections if name not in known]
-    require(not unknown, f"sections {unknown} are unknown; known: {', '.join(known)}")
     report = Report(plan.out, plan.budget)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     target = build(SIZES["tiny" if plan.small else "8b"], device, dtype)
@@ -82,6 +90,8 @@ def _sections(plan: Plan, setting: Setting, report: Report) -> None:
         report.section("identity", lambda: identity.compare(setting, rows, count, 0.3))
     if "curves" in plan.sections:
         _curves(plan, setting, report)
+    if "pair" in plan.sections:
+        report.section("inflated_pair", lambda: _pair(plan, setting))
     if "compile" in plan.sections:
         report.section("graph_compiled", lambda: _compiled(setting))
 
@@ -95,6 +105,14 @@ def _curves(plan: Plan, setting: Setting, report: Report) -> None:
     report.section("by_context_speculative", lambda: curves.by_context(setting, lengths, speculative=True))
     report.section("by_rows", lambda: curves.by_rows(setting, counts, speculative=False))
     report.section("by_rows_speculative", lambda: curves.by_rows(setting, counts, speculative=True))
+
+
+def _pair(plan: Plan, setting: Setting) -> Any:
+    if plan.small:
+        return pair.measure(pair.tiny_pair(setting.device), setting, 16)
+    dtype = str(setting.target.dtype).removeprefix("torch.")
+    made = pair.trained_pair(plan.pair, plan.pair_draft, setting.device, dtype)
+    return pair.measure(made, setting, 128)
 
 
 def _compiled(setting: Setting) -> Any:
@@ -138,12 +156,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="8b", choices=["8b", "tiny"])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--sections", default="latency,identity,curves")
+    parser.add_argument("--sections", default="latency,identity,curves", help="of " + ",".join(SECTIONS))
     parser.add_argument("--budget", type=float, default=float("inf"))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tokens", type=int, default=2500)
-    given = parser.parse_args()
-    run(Plan(given.size, given.device, tuple(given.sections.split(",")), given.budget, given.out, given.tokens))
+    parser.add_argument("--pair", default="smollm2-135m")
+    parser.add_argument("--pair-draft", type=Path)
+    given = vars(parser.parse_args())
+    run(Plan(**given | {"sections": tuple(given["sections"].split(","))}))
 
 
 if __name__ == "__main__":

@@ -62,6 +62,10 @@ class Report:
             return None
         try:
             self.results[name] = work()
+        except torch.cuda.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            remedy = "no GPU memory left for this section; end other programs on the GPU, or ask for --size tiny"
+            self.results[name] = {"error": f"{remedy} ({' '.join(str(error).split())[:200]})"}
         except Exception as error:
             self.results[name] = {"error": f"{type(error).__name__}: {error}"[:500], "trace": traceback.format_exc()}
         self.results.setdefault("seconds", {})[name] = round(time.perf_counter() - self.began - spent, 2)

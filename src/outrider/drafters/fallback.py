@@ -89,7 +89,8 @@ def joined(first: Draft, second: Draft, use_first: Tensor, vocab_size: int) -> D
     def dense(draft: Draft) -> Tensor:
         if draft.probs is not None:
             return draft.probs
-        return torch.nn.functional.one_hot(draft.tokens, vocab_size).to(torch.float32)
+        mass = torch.zeros((*draft.tokens.shape, vocab_size), device=draft.tokens.device)
+        return mass.scatter_(-1, draft.tokens[..., None], 1.0)  # one_hot would ask for the largest token
 
     points = first.probs is None and second.probs is None
     return Draft(

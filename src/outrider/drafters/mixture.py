@@ -136,7 +136,7 @@ class _MixtureSession:
         seen = self.last.proposed[:, :width] & (place < count[:, None])  # [B, G]
         followed = (seen & (tokens[:, :width] == self.last.tokens[:, :width])).to(torch.int64).cumprod(1).sum(1)
         tried = torch.minimum(followed + 1, seen.sum(1))
-        place_of = torch.nn.functional.one_hot(self.kind, self.tried.shape[1])
+        place_of = torch.arange(self.tried.shape[1], device=tokens.device) == self.kind[:, None]  # [B, kinds]
         self.kept.copy_(self.kept * FADE + place_of * followed[:, None])
         self.tried.copy_(self.tried * FADE + place_of * tried[:, None])
 

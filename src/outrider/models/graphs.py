@@ -49,7 +49,8 @@ class Recorder:
         self._parts = parts
         self.sessions = [piece for piece in found if isinstance(piece, BufferedSession)]
         self._targets = sum(isinstance(piece, BufferedSession) for piece in _pieces(parts[0]))
-        self.contexts = [piece.context if isinstance(piece, BufferedSession) else piece for piece in found]
+        contexts = [piece.context if isinstance(piece, BufferedSession) else piece for piece in found]
+        self.contexts = list({id(context): context for context in contexts}.values())  # wrappers show the same one
         self.note = note or (lambda text: None)
         self.device = self.contexts[0].device
         self._recordings: dict[Hashable, list[_Recording]] = {}

@@ -60,6 +60,7 @@ def _check(old: LlamaConfig, size: Larger) -> None:
     for name, (has, asked) in smaller.items():
         require(asked >= has, f"{name} must be at least the model's own {has}, got {asked}", ModelError)
     require(size.heads % size.kv_heads == 0, f"heads must be a multiple of kv_heads, got {size.heads}", ModelError)
+    require(size.hidden % size.heads == 0, f"hidden must be a multiple of heads, got {size.hidden}", ModelError)
 
 
 def _config(old: LlamaConfig, size: Larger) -> LlamaConfig:
