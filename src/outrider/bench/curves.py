@@ -40,7 +40,7 @@ def by_rows(setting: Setting, counts: Iterable[int], speculative: bool) -> list[
 
 
 def _queued(lane: Lane, gamma: int, length: int) -> dict[str, float]:
-    setting = replace(lane.setting, repeats=3, inner=10)
+    setting = replace(lane.setting, repeats=min(3, lane.setting.repeats))
     return timed(
         lambda: lane.stepper.launch(GREEDY, gamma), setting.device, setting.repeats, setting.inner,
         lambda: lane.stand_at(length),

@@ -61,7 +61,7 @@ def run(plan: Plan) -> Report:
     few = {"repeats": 2, "inner": 2, "context": 64, "capacity": 256} if plan.small else {}
     setting = Setting(target, draft, **few)
     settle(device)
-    report.results["machine"] = _machine(device)
+    report.results["machine"], report.results["size"] = _machine(device), plan.size
     report.results["shapes"] = {"target": str(target.config), "draft": str(draft.config)}
     with torch.no_grad():
         _sections(plan, setting, report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Results = dict[str, Any]
@@ -22,8 +22,10 @@ class Line:
 
 def lines(results: Results) -> list[Line]:
     """Only what was measured; a section that failed or was skipped gives a line that says so."""
-    found = [*_latency(results), *_identity(results), *_pair(results), *_curves(results), *_failures(results)]
-    return found
+    found = [*_latency(results), *_pair(results)]
+    if results.get("size") == "tiny":  # the bars are for the large models on a large GPU
+        found = [replace(line, bar="", met=None) for line in found]
+    return [*found, *_identity(results), *_curves(results), *_failures(results)]
 
 
 def failed(results: Results) -> list[str]:

@@ -1,6 +1,6 @@
 """A few Triton kernels for what transformers does in many small steps. Imported only where there is a GPU.
 
-Each has a plain torch function beside it that says what it computes; tests hold the two together.
+tests/plain_kernels.py says in plain torch what each computes; tests hold the two together.
 """
 
 from __future__ import annotations

@@ -135,19 +135,3 @@ def attend(
         sums, stats, positions, out, pieces, CHUNK=_CHUNK, num_warps=2, **common
     )  # fmt: skip
     return out.view(rows, width, q_heads * size)
-
-
-def attend_plainly(
-    queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float, window: int | None = None
-) -> Tensor:
-    """What ``attend`` computes, in a few lines of torch."""
-    rows, width, q_heads, size = queries.shape
-    group = q_heads // keys.shape[1]
-    key, value = (x.repeat_interleave(group, 1).float() for x in (keys, values))  # [B, HQ, C, D]
-    place = torch.arange(keys.shape[2], device=keys.device)
-    visible = place <= positions[:, None, :, None]
-    if window:
-        visible = visible & (place > positions[:, None, :, None] - window)
-    score = queries.transpose(1, 2).float() @ key.transpose(2, 3) * scale
-    share = score.masked_fill(~visible, -torch.inf).softmax(-1)
-    return (share @ value).transpose(1, 2).reshape(rows, width, q_heads * size).to(queries.dtype)

@@ -137,9 +137,16 @@ class _Inflation:
 
 def describe(old: Any, large: Any) -> str:
     """One sentence for reports: what was inflated."""
-    count = {name: sum(p.numel() for p in m.parameters()) for name, m in (("old", old), ("new", large))}
+    before, after = (_count(sum(p.numel() for p in model.parameters())) for model in (old, large))
     return (
-        f"the target is a trained model of {count['old'] / 1e6:.0f}M parameters inflated to {count['new'] / 1e9:.2f}B "
-        "by zero-padded width, extra heads and inner units and extra layers with output weights of zero: it computes "
-        "the same function at the larger model's cost"
+        f"the target is a model of {before} parameters inflated to {after} by zero-padded width, extra heads and "
+        "inner units and extra layers with output weights of zero: it computes the same function at the larger "
+        "model's cost"
     )
+
+
+def _count(number: int) -> str:
+    for unit, size in (("billion", 1e9), ("million", 1e6)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:,}"
