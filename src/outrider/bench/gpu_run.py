@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from outrider.bench import curves, gpu, identity, micro, pair
+from outrider.bench import curves, gpu, identity, micro
 from outrider.bench.gpu import GREEDY, Lane, Setting
 from outrider.bench.timing import Report, settle
 from outrider.drafters import ModelDrafter, Nothing
@@ -108,6 +108,8 @@ def _curves(plan: Plan, setting: Setting, report: Report) -> None:
 
 
 def _pair(plan: Plan, setting: Setting) -> Any:
+    from outrider.bench import pair  # loads models by name, which needs more packages than the other sections
+
     if plan.small:
         return pair.measure(pair.tiny_pair(setting.device), setting, 16)
     dtype = str(setting.target.dtype).removeprefix("torch.")
