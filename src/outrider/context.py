@@ -68,12 +68,12 @@ class Context:
         """Commit the first count [B] of tokens [B, K]; idle rows take none. Returns what was really added."""
         count = count * self.active
         self.write_scratch(tokens)  # the surplus beyond count is scratch, overwritten by the next guesses
-        self.lengths = self.lengths + count
+        self.lengths += count  # in place: a recorded step finds its state where it left it
         return count
 
     def rewind(self, lengths: Tensor) -> None:
         """Tokens beyond lengths [B] are scratch again."""
-        self.lengths = torch.minimum(self.lengths, lengths)
+        self.lengths.copy_(torch.minimum(self.lengths, lengths))
 
     def select(self, rows: Tensor) -> None:
         for name in ("tokens", "lengths", "prompt_lengths", "active"):

@@ -7,6 +7,7 @@
     │   ├── ModelNotFound
     │   ├── ModelCorrupt
     │   └── PullFailed
+    ├── DeviceError          a GPU that is missing, full, or does not answer
     ├── TokenizerMismatch    target and draft do not speak the same tokens
     └── NumericalError       a model returned logits that are not numbers
 
@@ -43,6 +44,10 @@ class ModelCorrupt(ModelError):
 
 class PullFailed(ModelError):
     """A download or conversion that did not finish; nothing half-made is left behind."""
+
+
+class DeviceError(OutriderError, RuntimeError):
+    """A GPU that is missing, out of memory, or does not answer."""
 
 
 class TokenizerMismatch(OutriderError):

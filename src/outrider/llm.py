@@ -10,6 +10,7 @@ from typing import Any
 
 from outrider.decoding.beam import beam_search
 from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
+from outrider.decoding.lanes import Lanes
 from outrider.decoding.planner import Auto, Policy, chosen
 from outrider.decoding.stopping import Row, Stopping
 from outrider.drafters import Standardised
@@ -34,6 +35,7 @@ def load(
     width: int = WIDTH,
     slots: int | None = None,
     exact: bool = True,
+    graphs: bool | str = "auto",
     trust_remote_code: bool = False,
 ) -> LLM:
     """Load a target and a drafter.
@@ -45,15 +47,25 @@ def load(
     width: W, the tokens of every target run; gamma can be up to width - 1.
     slots: rows that run together; None means as many as there are prompts, at most 8.
     exact: constant shapes, so that speculation on or off gives the same text to the bit.
+    graphs: replay whole steps as CUDA graphs; "auto" does so on a GPU. The text is the same.
     """
     require(isinstance(target, str), f"target must be a model's name, got {target!r}")
     loaded = loading.load(target, device, dtype, trust_remote_code)
     drafter = drafter_named(draft, Beside(loaded, dtype, trust_remote_code))
-    return LLM(loaded, drafter, width=width, slots=slots, exact=exact)
+    return LLM(loaded, drafter, width=width, slots=slots, exact=exact, graphs=graphs)
 
 
 def _verifier(options: Options) -> Verifier:
     return choose(options.coupling, options.temperature == 0, options.lenience)
+
+
+def _graphs(asked: bool | str, device: str) -> bool:
+    require(asked in (True, False, "auto"), f'graphs must be True, False or "auto", got {asked!r}')
+    require(
+        asked is not True or device == "cuda",
+        f'graphs=True needs a CUDA device, the model is on {device!r}; use graphs="auto" or device="cuda"',
+    )
+    return device == "cuda" and asked is not False
 
 
 class LLM:
@@ -67,10 +79,13 @@ class LLM:
         width: int = WIDTH,
         slots: int | None = None,
         exact: bool = True,
+        graphs: bool | str = "auto",
     ) -> None:
         self.target, self.drafter = target, drafter
         self.tokenizer = target.tokenizer
         self.width, self.slots, self.exact = width, slots, exact
+        self.graphs = _graphs(graphs, target.model.device.type)
+        self.lanes = Lanes(self.graphs)
         require(
             isinstance(width, int) and width >= 1,
             f"width must be a whole number of at least 1, got {width!r}",
@@ -80,7 +95,7 @@ class LLM:
         """The same target, loaded once, with another drafter: what ``draft`` of ``load`` may be."""
         dtype = str(self.target.model.dtype).removeprefix("torch.")
         drafter = drafter_named(draft, Beside(self.target, dtype, trust=False))
-        return LLM(self.target, drafter, width=self.width, slots=self.slots, exact=self.exact)
+        return LLM(self.target, drafter, width=self.width, slots=self.slots, exact=self.exact, graphs=self.graphs)
 
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Any:
         """Generate from a text, token ids, or a list of either -> Output, or a list of them. Options: Options."""
@@ -150,6 +165,7 @@ class LLM:
             self.width,
             self.slots,
             self.exact,
+            self.lanes,
         )
 
     def _gamma(self, options: Options) -> int | Policy:
@@ -172,8 +188,15 @@ class LLM:
         return generation.defaults(self.target.model)
 
     def _drafter(self, options: Options) -> Drafter:
+        """One object for the same options, however often asked for: sessions kept for it are found again."""
         own = options.draft_options
-        return Standardised(self.drafter, **own) if own else self.drafter
+        if not own:
+            return self.drafter
+        return self._standardised.setdefault(str(own), Standardised(self.drafter, **own))
+
+    @cached_property
+    def _standardised(self) -> dict[str, Drafter]:
+        return {}
 
     def _trace(self, options: Options) -> Trace:
         exact = _verifier(options).exact

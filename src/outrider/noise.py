@@ -15,6 +15,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from outrider import kernels
+
 _MASK32 = 0xFFFFFFFF
 
 
@@ -96,7 +98,12 @@ class Noise:
         """Exponential arrival times for positions ``at`` [B, K] and every token -> [B, K, size]."""
         key = self._key(stream, at)[..., None]  # [B, K, 1]
         low, high = _low32(key), _low32(key >> 32)
-        x = _vocabulary_counter(size, key.device) ^ low
+        counter = _vocabulary_counter(size, key.device)
+        if kernels.run_on(key.device):
+            from outrider.kernels.race import race
+
+            return race(low[..., 0], high[..., 0], counter)
+        x = counter ^ low
         x = (x ^ ((x >> 16) & 0xFFFF)) * 0x21F0AAAD
         x = (x ^ ((x >> 15) & 0x1FFFF)) + high
         x = x * _signed(0xD35A2D97, 32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -121,7 +122,8 @@ def _adjust(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) 
 def _penalise(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:
     place = torch.arange(context.capacity, device=logits.device)  # [C]
     known = place < context.lengths[:, None]  # [B, C]
-    guesses = torch.nn.functional.one_hot(tail, logits.shape[-1]).cumsum(1)  # [B, K-1, V]
+    guesses = torch.zeros((*tail.shape, logits.shape[-1]), dtype=torch.int64, device=logits.device)  # [B, K-1, V]
+    guesses = guesses.scatter_(-1, tail[..., None], 1).cumsum(1)
     guesses = torch.nn.functional.pad(guesses, (0, 0, 1, 0))  # [B, K, V]: nothing guessed before the first
 
     def counts(where: Tensor) -> Tensor:
@@ -140,11 +142,20 @@ def _penalise(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor
 
 
 def _bias(logits: Tensor, bias: Mapping[int, float]) -> Tensor:
-    index = torch.tensor(list(bias), dtype=torch.int64, device=logits.device)
     outside = [token for token in bias if not 0 <= token < logits.shape[-1]]
     require(not outside, f"logit_bias names token {outside}, the vocabulary has {logits.shape[-1]} tokens")
-    values = torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)
+    index, values = _on_device(tuple(bias.items()), logits.dtype, logits.device)
     return logits.index_add(-1, index, values.expand(*logits.shape[:-1], -1))
+
+
+@lru_cache(maxsize=64)
+def _on_device(bias: tuple[tuple[int, float], ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Sent to the device once: a step that sends something cannot be recorded (models/graphs.py)."""
+    tokens, values = zip(*bias, strict=True)
+    return (
+        torch.tensor(tokens, dtype=torch.int64, device=device),
+        torch.tensor(values, dtype=dtype, device=device),
+    )
 
 
 def _process(logits: Tensor, processors: tuple[Processor, ...], context: Context, tail: Tensor) -> Tensor:

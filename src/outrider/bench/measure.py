@@ -133,7 +133,10 @@ def _engines(drafts: Mapping[str, LLM]) -> dict[str, LLM]:
         not taken, f"draft {' '.join(taken)!r} has the name of what it is compared with; write it with ./ before it"
     )
     require(all(d.target is first.target for d in drafts.values()), "drafts are compared on one target only")
-    wide, narrow = (LLM(first.target, Nothing(), width=first.width, slots=1, exact=e) for e in (first.exact, False))
+    wide, narrow = (
+        LLM(first.target, Nothing(), width=first.width, slots=1, exact=e, graphs=first.graphs)
+        for e in (first.exact, False)
+    )
     return {PLAIN: wide, NARROW: narrow, **drafts}
 
 

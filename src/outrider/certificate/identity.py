@@ -109,7 +109,7 @@ def compare(
 ) -> Iterator[IdentityResult]:
     """One result per drafter and gamma, as they finish."""
     for drafter in drafters:
-        engine = LLM(llm.target, drafter, width=llm.width, slots=llm.slots, exact=llm.exact)
+        engine = LLM(llm.target, drafter, width=llm.width, slots=llm.slots, exact=llm.exact, graphs=llm.graphs)
         for gamma in gammas:
             yield _result(engine, rows, gamma, plain, rows.generate(engine, gamma))
 

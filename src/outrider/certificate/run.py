@@ -97,7 +97,9 @@ def certify(llm: LLM, plan: Plan, certificate: Certificate, show: Callable[[str,
     began = time.perf_counter()
     require(max(plan.gammas) < llm.width, f"gammas up to {max(plan.gammas)} need --width {max(plan.gammas) + 1}")
     slots = plan.slots(llm.slots)
-    engine, single = (LLM(llm.target, llm.drafter, width=llm.width, slots=n, exact=llm.exact) for n in (slots, 1))
+    engine, single = (
+        LLM(llm.target, llm.drafter, width=llm.width, slots=n, exact=llm.exact, graphs=llm.graphs) for n in (slots, 1)
+    )
     prompts = [_ids(engine, text, plan.chat) for text in plan.prompts]
     combinations = len(_drafters(llm, ())) * len(plan.gammas)
     new_tokens = plan.new_tokens(len(_drafters(llm, ())))
@@ -154,7 +156,9 @@ def _alone(llm: LLM, plan: Plan, rows: Rows, results: list[IdentityResult], prog
 
 
 def _plain(llm: LLM, rows: Rows) -> list[Output]:
-    return rows.generate(LLM(llm.target, Nothing(), width=llm.width, slots=llm.slots, exact=llm.exact))
+    return rows.generate(
+        LLM(llm.target, Nothing(), width=llm.width, slots=llm.slots, exact=llm.exact, graphs=llm.graphs)
+    )
 
 
 def _drafters(llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Drafter]:

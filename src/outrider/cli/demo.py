@@ -45,7 +45,7 @@ def demo(
     check_options(options, prompt)
     with notes.status(f"loading {target}"):
         llm = outrider.load(target, draft, device, dtype)
-        plain = outrider.LLM(llm.target, outrider.Nothing(), width=llm.width)
+        plain = outrider.LLM(llm.target, outrider.Nothing(), width=llm.width, graphs=llm.graphs)
     has_template = bool(getattr(llm.tokenizer, "chat_template", None))
     asked: Any = llm.chat_prompt([{"role": "user", "content": prompt}]) if has_template else prompt
     runs: dict[str, list[Any]] = {"plain": [], "speculative": []}

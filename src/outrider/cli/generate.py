@@ -51,6 +51,7 @@ def generate(
     exact: Annotated[bool, typer.Option(help="Constant shapes: the same bits with and without speculation.")] = True,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
+    graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
     trace: Annotated[Path | None, typer.Option(help="Write the trace here, as JSON lines.")] = None,
     show_trace: Annotated[bool, typer.Option("--show-trace", help="Print the coloured trace afterwards.")] = False,
@@ -88,7 +89,16 @@ def generate(
     require(beams == 1 or not show_trace, "--show-trace shows one text as it grows; leave it out with --beams")
     check_options(options, text)
     common.check_writable(trace, "--trace")
-    llm = outrider.load(target, draft, device, dtype, width=width, exact=exact, trust_remote_code=trust_remote_code)
+    llm = outrider.load(
+        target,
+        draft,
+        device,
+        dtype,
+        width=width,
+        exact=exact,
+        graphs=common.graphs_option(graphs),
+        trust_remote_code=trust_remote_code,
+    )
     asked: Any = text
     if chat or system is not None:
         messages = [{"role": "system", "content": system}] if system is not None else []

@@ -8,7 +8,7 @@ import sys
 import typer
 
 from outrider import __version__
-from outrider.cli import demo, distill, generate, measure, models, theory, verify
+from outrider.cli import bench, demo, distill, generate, measure, models, theory, verify
 from outrider.cli.common import notes
 from outrider.errors import OutriderError
 
@@ -25,6 +25,7 @@ app.command()(measure.measure)
 app.command()(distill.distill)
 app.command()(theory.theory)
 app.add_typer(models.app, name="models")
+app.add_typer(bench.app, name="bench")
 
 
 def _version(wanted: bool) -> None:

@@ -46,6 +46,7 @@ def verify(
     chat: Annotated[bool, typer.Option(help="Ask by the chat template where there is one.")] = True,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
+    graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
     out: Annotated[Path | None, typer.Option(help="Also write the certificate here, as JSON.")] = None,
     as_json: common.Json = False,
@@ -65,7 +66,15 @@ def verify(
     )  # fmt: skip
     with notes.status(f"loading {target}"):
         llm = outrider.load(
-            target, draft, device, dtype, width=width, slots=slots, exact=exact, trust_remote_code=trust_remote_code
+            target,
+            draft,
+            device,
+            dtype,
+            width=width,
+            slots=slots,
+            exact=exact,
+            trust_remote_code=trust_remote_code,
+            graphs=common.graphs_option(graphs),
         )
     certificate = Certificate(target, llm.drafter.name)
     interrupted = False

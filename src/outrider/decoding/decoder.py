@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
-from outrider.algorithm import Step, speculative_step
-from outrider.decoding.guard import Guarded
+from outrider.decoding.lanes import Lanes
 from outrider.decoding.planner import Fixed, Policy, Setting
+from outrider.decoding.readback import HostStep
+from outrider.decoding.stepper import Rule, Stepper
 from outrider.decoding.stopping import Row, Stopping
 from outrider.errors import NumericalError, PromptError, require
-from outrider.noise import Noise, Silence
 from outrider.sampling import Sampling
 from outrider.trace import Record, Stopwatch, Trace, add_levels
 from outrider.types import Drafter, LanguageModel, Shape, Source, Verifier
@@ -56,6 +55,7 @@ class Decoder:
     width: int = WIDTH
     slots: int | None = None  # row slots; None: as many as there are requests, at most 8
     exact: bool = True  # constant shapes, hence the same bits with and without speculation
+    lanes: Lanes = field(default_factory=Lanes)  # where sessions come from, and whether steps are replayed
 
     def __post_init__(self) -> None:
         require(self.width >= 1, f"width must be at least 1, got {self.width}")
@@ -86,10 +86,11 @@ class Decoder:
         slots = self.slots or min(len(requests), 8)
         failed: dict[int, str] = {}
         for shape, members in groups.items():
-            for event in _Batch(self, shape, slots, trace).run([(names[i], requests[i]) for i in members]):
-                yield event
-                if event.row.error is not None:
-                    failed[event.index] = event.row.error
+            with self.lanes.lane((self.target, self.drafter), slots, shape) as stepper:
+                for event in _Batch(self, stepper, trace).run([(names[i], requests[i]) for i in members]):
+                    yield event
+                    if event.row.error is not None:
+                        failed[event.index] = event.row.error
         if failed and len(failed) == len(requests):  # nothing is left to go on with
             raise NumericalError(next(iter(failed.values())))
 
@@ -141,16 +142,15 @@ def bucket(size: int, least: int = 256) -> int:
 class _Batch:
     """A fixed number of row slots on one target session and one draft session."""
 
-    def __init__(self, decoder: Decoder, shape: Shape, slots: int, trace: Trace) -> None:
-        self.decoder, self.trace = decoder, trace
-        target = decoder.target
+    def __init__(self, decoder: Decoder, stepper: Stepper, trace: Trace) -> None:
+        self.decoder, self.stepper, self.trace = decoder, stepper, trace
+        self.rule = Rule(decoder.verifier, decoder.sampling)
         self.watch = Stopwatch(trace.seconds)
-        self.target = target.start(slots, shape)
-        self.drafter = Guarded(lambda: decoder.drafter.start(slots, shape, self.target), slots, self.target)
-        self.seeds = torch.zeros(slots, dtype=torch.int64, device=target.device)
+        self.target, self.drafter, self.seeds = stepper.target, stepper.drafter, stepper.seeds
+        slots = stepper.seeds.shape[0]
         self.rows: list[tuple[int, Row] | None] = [None] * slots
         policy = Fixed(decoder.gamma) if isinstance(decoder.gamma, int) else decoder.gamma
-        self.planner = policy.start(Setting(slots, decoder.width - 1, decoder.drafter, shape))
+        self.planner = policy.start(Setting(slots, decoder.width - 1, decoder.drafter, stepper.shape))
         self.asked = [0] * slots  # guesses asked for in the run at hand
 
     def run(self, requests: Sequence[tuple[int, Request]]) -> Iterator[Event]:
@@ -173,27 +173,26 @@ class _Batch:
         self.rows[slot] = (index, self.decoder.stopping(request).start(request.prompt))
         self.watch.lap("prefill")
 
-    def _timed_step(self) -> _HostStep:
+    def _timed_step(self) -> HostStep:
         began, drafted = time.perf_counter(), self.trace.seconds["draft"]
-        host = _read(self._step())
+        recorded = self.stepper.recorded
+        host = self._step()
         seconds = time.perf_counter() - began
         # On a GPU the clock sees work being launched, not done; and a run of varying width is not the same run.
         splits = self.target.device.type == "cpu" and self.decoder.exact
         undrafted = seconds - (self.trace.seconds["draft"] - drafted) if splits else None
-        self.planner.timed(max(self.asked), seconds, undrafted)
+        if self.stepper.recorded == recorded:  # a recording takes long, once
+            self.planner.timed(max(self.asked), seconds, undrafted)
         return host
 
-    def _step(self) -> Step:
-        decoder = self.decoder
-        noise = Silence(self.seeds) if decoder.sampling.greedy else Noise(self.seeds)
+    def _step(self) -> HostStep:
         drafting = self.drafter.session is not None
         self.asked = [self.planner.choose(i) if row and drafting else 0 for i, row in enumerate(self.rows)]
         self.drafter.cap(self.asked)
-        gamma = max(self.asked)
         self.trace.runs += 1
-        return speculative_step(self.target, self.drafter, decoder.verifier, decoder.sampling, noise, gamma, self.watch)
+        return self.stepper.step(self.rule, max(self.asked), self.watch)
 
-    def _emit(self, host: _HostStep) -> Iterator[Event]:
+    def _emit(self, host: HostStep) -> Iterator[Event]:
         for slot, entry in enumerate(self.rows):
             if entry is None:
                 continue
@@ -202,6 +201,7 @@ class _Batch:
             position = len(row.prompt) + len(row.tokens)
             taken = row.push(emitted)
             if len(taken) > healthy:  # bad logits behind guesses that do not count are nobody's business
+                self.stepper.spoiled = True
                 row.fail(
                     len(taken) - healthy,
                     f"the model returned NaN or infinite logits after {position + healthy} tokens; "
@@ -220,30 +220,3 @@ class _Batch:
                 self.rows[slot] = None
                 self.target.release(slot)
                 self.drafter.release(slot)
-
-
-@dataclass(frozen=True)
-class _HostStep:
-    """A step on the host: one transfer for everything."""
-
-    table: list[list[float]]
-    guesses: int
-
-    def row(self, slot: int) -> tuple[list[int], list[int], list[float], int]:
-        values, g = self.table[slot], self.guesses
-        count, drafted, healthy = (int(v) for v in values[:3])
-        emitted = [int(v) for v in values[3 : 3 + count]]
-        guesses = [int(v) for v in values[4 + g : 4 + g + drafted]]
-        return emitted, guesses, values[4 + 2 * g : 4 + 2 * g + drafted], healthy
-
-
-def _read(step: Step) -> _HostStep:
-    """Tokens are far below 2**53, so float64 carries integers and probabilities alike, unharmed."""
-
-    def wide(tensor: Tensor) -> Tensor:
-        return tensor.to(torch.float64)
-
-    drafted = step.draft.proposed.sum(-1)
-    head = torch.stack([wide(step.count), wide(drafted), wide(step.healthy)], 1)
-    parts = [head, wide(step.emitted), wide(step.draft.tokens), wide(step.overlap)]
-    return _HostStep(torch.cat(parts, 1).tolist(), step.draft.tokens.shape[1])

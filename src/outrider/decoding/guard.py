@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -26,6 +27,8 @@ class Guarded:
         self.rows, self.target = rows, target
         self.error: str | None = None
         self.session: DraftSession | None = None
+        self._guarding = True
+        self.recorded = False  # set where steps are recorded and replayed: what they read must stay in place
         self.caps: Tensor | None = None  # [B]: the most guesses of each row; None: what the drafter gives
         try:
             self.session = start()
@@ -50,6 +53,12 @@ class Guarded:
 
     def cap(self, guesses: Sequence[int]) -> None:
         """No row drafts more than this next time. Rows share a drafter's run, but not each other's gamma."""
+        if self.recorded:  # a recording reads them where they were
+            self.caps = (
+                torch.zeros(self.rows, dtype=torch.int64, device=self.target.device) if self.caps is None else self.caps
+            )
+            self.caps.copy_(torch.tensor(guesses))
+            return
         alike = min(guesses) == max(guesses)
         self.caps = None if alike else torch.tensor(guesses, dtype=torch.int64, device=self.target.device)
 
@@ -83,10 +92,21 @@ class Guarded:
     def _call(self, method: str, *arguments: Any) -> Any:
         return None if self.session is None else self._try(getattr(self.session, method), *arguments)
 
+    @contextmanager
+    def unguarded(self) -> Iterator[None]:
+        """Let what the drafter raises through: for whoever tries something out and can do without."""
+        self._guarding = False
+        try:
+            yield
+        finally:
+            self._guarding = True
+
     def _try(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
         except Exception as error:  # whatever a drafter may raise, by design
+            if not self._guarding:
+                raise
             return self._fail(error)
 
     def _fail(self, error: Exception) -> None:

@@ -18,6 +18,10 @@ from outrider.types import Draft, Session, Shape, Source
 class ContextSession:
     """A drafting session that needs only the tokens so far. Subclasses write ``propose``."""
 
+    recordable = False
+    """True: its steps may be replayed as a CUDA graph. They ask the device nothing, send it nothing, and change
+    nothing from step to step but the context, and memory by position that is written again before it is read."""
+
     def __init__(self, rows: int, shape: Shape, target: Session) -> None:
         self.context = Context(rows, shape.capacity, target.device)
         self.vocab_size = target.vocab_size

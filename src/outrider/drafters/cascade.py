@@ -82,7 +82,7 @@ class _CascadeSession:
         if gamma == 0:
             return Draft.empty(context.rows, context.device)
         self._forget()
-        self.truth = start = context.lengths
+        self.truth = start = context.lengths.clone()  # the context changes its own in place
         sampling = self.drafter.middle.sampling or sampling
         # The target's own noise asks for the token the middle model draws with it; matching finds that very token.
         verify = gumbel_coupling if sampling.greedy or noise.is_the_targets else maximal_coupling

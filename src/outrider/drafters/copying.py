@@ -41,6 +41,8 @@ class Copying:
 
 
 class _CopyingSession(ContextSession):
+    recordable = True
+
     def __init__(self, drafter: Copying, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
         self.drafter = drafter

@@ -24,12 +24,19 @@ class Fallback:
         sessions = (self.first.start(rows, shape, target), self.second.start(rows, shape, target))
         # A guess that costs a run is worth asking for only as often as its drafter says.
         limits = (getattr(self.first, "gamma", shape.width), getattr(self.second, "gamma", shape.width))
-        return _FallbackSession(sessions, limits, target.vocab_size)
+        session = _FallbackSession(sessions, limits, target.vocab_size)
+        session.asks = target.device.type == "cpu"  # on a GPU, asking would cost a wait
+        return session
 
 
 class _FallbackSession:
     def __init__(self, sessions: tuple[DraftSession, DraftSession], limits: tuple[int, int], vocab_size: int) -> None:
         self.sessions, self.limits, self.vocab_size = sessions, limits, vocab_size
+        self.asks = False  # whether anybody needs the second drafter, before it is run
+
+    @property
+    def recordable(self) -> bool:
+        return not self.asks and all(getattr(session, "recordable", False) for session in self.sessions)
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         for session in self.sessions:
@@ -42,7 +49,7 @@ class _FallbackSession:
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         first = self._ask(0, gamma, sampling, noise, at)
         use_first = first.proposed[:, :1]  # [B, 1]
-        if gamma == 0 or (at.device.type == "cpu" and bool(use_first.all())):  # on a GPU, asking would cost a wait
+        if gamma == 0 or (self.asks and bool(use_first.all())):
             return first
         return joined(first, self._ask(1, gamma, sampling, noise, at), use_first, self.vocab_size)
 
@@ -86,7 +93,8 @@ def joined(first: Draft, second: Draft, use_first: Tensor, vocab_size: int) -> D
     def dense(draft: Draft) -> Tensor:
         if draft.probs is not None:
             return draft.probs
-        return torch.nn.functional.one_hot(draft.tokens, vocab_size).to(torch.float32)
+        mass = torch.zeros((*draft.tokens.shape, vocab_size), device=draft.tokens.device)
+        return mass.scatter_(-1, draft.tokens[..., None], 1.0)  # one_hot would ask for the largest token
 
     points = first.probs is None and second.probs is None
     return Draft(

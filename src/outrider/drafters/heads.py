@@ -89,6 +89,8 @@ def _parse(settings: dict[str, Any]) -> HeadConfig:
 class _HeadSession(ContextSession):
     """Drafting with a head: subclasses say which states stand behind the guesses."""
 
+    recordable = True
+
     def __init__(self, drafter: HeadDrafter, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
         assert target.embedding is not None and target.unembedding is not None

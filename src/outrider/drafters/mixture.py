@@ -65,6 +65,22 @@ class _MixtureSession:
         self.tried = torch.zeros((rows, kinds), device=target.device)
         self.kind = torch.zeros(rows, dtype=torch.int64, device=target.device)  # behind the last draft
         self.last = Draft.empty(rows, target.device)
+        # Sent to the device once: a step that sends something cannot be recorded (models/graphs.py).
+        self.cold, self.warm = (torch.tensor((*PRIORS[t], MODEL_PRIOR), device=target.device) for t in (0.0, 1.0))
+        self.bounds = torch.tensor(BUCKETS, device=target.device)
+
+    @property
+    def recordable(self) -> bool:
+        return not self.on_cpu and all(getattr(session, "recordable", False) for session in self.sessions)
+
+    @property
+    def sessions(self) -> tuple[DraftSession, DraftSession]:
+        return self.first, self.second
+
+    @property
+    def learned(self) -> tuple[Tensor, ...]:
+        """What changes from step to step besides the sessions."""
+        return self.kept, self.tried
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.kept[row], self.tried[row] = 0, 0
@@ -95,11 +111,10 @@ class _MixtureSession:
 
     def _weigh(self, copied: Draft, gamma: int, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens per cost of the copy [B] and of 0..gamma guesses of the second [B, G+1]; the kind of match [B]."""
-        cold, warm = (torch.tensor((*PRIORS[t], MODEL_PRIOR), device=self.kept.device) for t in (0.0, 1.0))
-        prior = cold + min(sampling.temperature, 1.0) * (warm - cold)
+        prior = self.cold + min(sampling.temperature, 1.0) * (self.warm - self.cold)
         rate = (self.kept + PRIOR_WEIGHT * prior) / (self.tried + PRIOR_WEIGHT)  # [B, kinds]
         matched = getattr(self.first, "matched", torch.zeros_like(self.kind))
-        kind = torch.bucketize(matched, torch.tensor(BUCKETS, device=matched.device), right=True)  # [B]
+        kind = torch.bucketize(matched, self.bounds, right=True)  # [B]
         place = torch.arange(gamma + 1, device=rate.device)  # guesses 0..G
         tokens = (rate[..., None] ** place).cumsum(-1)  # [B, kinds, G+1]: 1 + a + a^2 + ...
         length = copied.proposed.sum(1)  # [B]
@@ -122,13 +137,14 @@ class _MixtureSession:
         seen = self.last.proposed[:, :width] & (place < count[:, None])  # [B, G]
         followed = (seen & (tokens[:, :width] == self.last.tokens[:, :width])).to(torch.int64).cumprod(1).sum(1)
         tried = torch.minimum(followed + 1, seen.sum(1))
-        place_of = torch.nn.functional.one_hot(self.kind, self.tried.shape[1])
-        self.kept = self.kept * FADE + place_of * followed[:, None]
-        self.tried = self.tried * FADE + place_of * tried[:, None]
+        place_of = torch.arange(self.tried.shape[1], device=tokens.device) == self.kind[:, None]  # [B, kinds]
+        self.kept.copy_(self.kept * FADE + place_of * followed[:, None])
+        self.tried.copy_(self.tried * FADE + place_of * tried[:, None])
 
     def rewind(self, lengths: Tensor) -> None:
         # What was learnt rests on tokens that were only believed: a choice that remembered them could bias the law.
-        self.kept, self.tried = torch.zeros_like(self.kept), torch.zeros_like(self.tried)
+        self.kept.zero_()
+        self.tried.zero_()
         self.last = Draft.empty(len(self.kind), lengths.device)
         for session in (self.first, self.second):
             session.rewind(lengths)

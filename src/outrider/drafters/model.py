@@ -107,6 +107,11 @@ class _ModelSession:
     def __init__(self, drafter: ModelDrafter, rows: int, shape: Shape, target: Session) -> None:
         self.session = FittedSession(drafter.model.start(rows, shape), target.vocab_size)
         self.sampling, self.floor = drafter.sampling, drafter.floor
+        self.sole = False  # set by whoever knows that the guesses verified are always this session's own
+
+    @property
+    def recordable(self) -> bool:
+        return self.sole  # otherwise it asks the device how far it is behind
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.session.admit(row, prompt, source)
@@ -135,7 +140,7 @@ class _ModelSession:
         return Draft(tokens, torch.stack(probs, 1), torch.stack(proposed, 1))
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
-        self.session.commit(tokens, count, follows=False)
+        self.session.commit(tokens, count, follows=self.sole)
 
     def rewind(self, lengths: Tensor) -> None:
         self.session.rewind(lengths)

@@ -20,6 +20,8 @@ class Nothing:
 
 
 class _NothingSession(ContextSession):
+    recordable = True
+
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         return Draft.empty(self.context.rows, self.context.device)
 

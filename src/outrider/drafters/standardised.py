@@ -59,6 +59,10 @@ class _StandardisedSession:
     def __init__(self, drafter: Standardised, session: DraftSession) -> None:
         self.drafter, self.session = drafter, session
 
+    @property
+    def recordable(self) -> bool:
+        return bool(getattr(self.session, "recordable", False))
+
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.session.admit(row, prompt, source)
 

@@ -19,5 +19,7 @@ class Uniform:
 
 
 class _UniformSession(TableSession):
+    recordable = True
+
     def weights(self, guesses: Tensor) -> Tensor:
         return torch.ones((self.context.rows, self.vocab_size), device=self.context.device)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from outrider.errors import BadOption, ModelError, require
-from outrider.models import families, selfcheck
+from outrider.models import families, fused, selfcheck
 from outrider.models.cache import RaggedCache, contents, fresh_dynamic, layer_shapes, with_cross_attention
 from outrider.models.session import BufferedSession
 from outrider.types import Shape, Source
@@ -42,6 +42,7 @@ class HuggingFaceModel:
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
         self.positions_limit: int | None = getattr(self.config, "max_position_embeddings", None)
         self.windows = families.sliding_windows(self.config)
+        self.fused = False  # True: attention reads positions itself and needs no mask, see fused.py
         self._watch_output_layer()
         self.hidden_size: int | None = None
         self.own_shapes, self.cross_shapes = self._probe()
@@ -51,6 +52,11 @@ class HuggingFaceModel:
     @property
     def max_length(self) -> int | None:
         return self.positions_limit
+
+    def fuse(self) -> bool:
+        """Use fused kernels where the family and the device allow; False if they do not."""
+        self.fused = self.fused or fused.fuse(self.model, self.device)
+        return self.fused
 
     def start(self, rows: int, shape: Shape) -> HuggingFaceSession:
         return HuggingFaceSession(self, rows, shape)
@@ -124,6 +130,7 @@ class HuggingFaceSession(BufferedSession):
             self.source_names = torch.arange(
                 -rows, 0, device=model.device
             )  # which source a row holds: a number of its own for each
+            self._joined: tuple[RaggedCache, RaggedCache, Any] | None = None
         if model.hidden_size is not None:
             self.embedding, self.unembedding = model.embedding, model.unembedding
             self.hidden = torch.zeros((rows, model.hidden_size), dtype=model.dtype, device=model.device)
@@ -215,6 +222,8 @@ class HuggingFaceSession(BufferedSession):
 
     def _mask(self, positions: Tensor) -> Tensor | dict[str, Tensor]:
         windows = self.model.windows
+        if self.model.fused:
+            return positions[:, None, None, :]  # four dimensions, so that no mask is made; never looked at
         if isinstance(windows, dict):
             return {name: self._additive(positions, window) for name, window in windows.items()}
         return self._additive(positions, windows)
@@ -242,8 +251,16 @@ class HuggingFaceSession(BufferedSession):
         return {
             "encoder_outputs": BaseModelOutput(last_hidden_state=stand_in),
             "attention_mask": self._hide(beyond)[:, None, None, :],
-            "past_key_values": with_cross_attention(arguments["past_key_values"], cross),
+            "past_key_values": self._joint(arguments["past_key_values"], cross),
         }
+
+    def _joint(self, own: RaggedCache, cross: RaggedCache) -> Any:
+        """Joining asks the device whether anything is cached: once for the session's own, not in every run."""
+        if own is not self.cache or cross is not self.cross:
+            return with_cross_attention(own, cross)
+        if self._joined is None or self._joined[0] is not own or self._joined[1] is not cross:
+            self._joined = (own, cross, with_cross_attention(own, cross))
+        return self._joined[2]
 
     @torch.no_grad()
     def _encode(self, row: int, source: Source) -> None:

@@ -62,6 +62,8 @@ def load(name: str, device: str = "auto", dtype: str = "auto", trust_remote_code
     if where.type == "cpu" and (model.dtype == torch.float32 or narrow):  # what the packed kernels were measured for
         make_lean(model, rows=_PACKED_ROWS)
         pack(model, rows=_PACKED_ROWS)
+    if where.type == "cuda":
+        wrapped.fuse()  # no: the family has no fused layers, and runs through its own
     return Loaded(name, wrapped, tokenizer)
 
 

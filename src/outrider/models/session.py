@@ -24,7 +24,8 @@ class BufferedSession(ABC):
 
     ``cached`` [B] counts the leading tokens whose keys and values are in memory and true. At least one token
     is always pending, because running it is what gives the next logits. ``behind`` bounds the pending tokens
-    of any row, known on the host, so that no step has to ask the device.
+    of any row, known on the host, so that no step has to ask the device. A step changes tensors in place and
+    chooses shapes by ``behind`` and its arguments alone: that is what lets ``graphs.py`` record it.
     """
 
     def __init__(self, rows: int, shape: Shape, vocab_size: int, device: torch.device) -> None:
@@ -105,10 +106,10 @@ class BufferedSession(ABC):
         same &= (place < count[:, None]) & (place < self.guessed)
         agree = same.to(torch.int64).cumprod(-1).sum(-1)  # [B]
         ran = self.guessed if self._scored else -1  # -1: nothing was run, all pending tokens still are
-        old_lengths = self.context.lengths
+        known = self.context.lengths + agree
         self.context.append(tokens, count)
         if ran >= 0:
-            self.cached = torch.minimum(old_lengths + agree, self.context.lengths - 1)
+            self.cached.copy_(torch.minimum(known, self.context.lengths - 1))
             self._keep_hidden()
         if not follows:
             self.behind = int((self.context.lengths - self.cached).max())
@@ -129,9 +130,13 @@ class BufferedSession(ABC):
     def rewind(self, lengths: Tensor) -> None:
         # Memory is addressed by position: what lies beyond is hidden by the mask and overwritten in time.
         self.context.rewind(lengths)
-        self.cached = torch.minimum(self.cached, self.context.lengths - 1)
-        self.guessed, self._scored = 0, False
+        self.cached.copy_(torch.minimum(self.cached, self.context.lengths - 1))
+        self.forget_guesses()
         self._keep_hidden()
+
+    def forget_guesses(self) -> None:
+        """Whatever was scored since the last commit is scratch."""
+        self.guessed, self._scored = 0, False
 
     def select(self, rows: Tensor) -> None:
         self._move_memory(rows)
@@ -157,7 +162,7 @@ class BufferedSession(ABC):
         positions = start[:, None] + torch.arange(width, device=start.device)  # [B, w]
         self._scored = True
         logits, hidden = self._feed(self.context.tokens.gather(1, positions), positions)
-        self._window = None if hidden is None else (start, hidden)
+        self._window = None if hidden is None else (positions[:, 0], hidden)
         return logits
 
     def _keep_hidden(self) -> None:
@@ -165,12 +170,13 @@ class BufferedSession(ABC):
         if self._window is not None:
             start, hidden = self._window
             index = (self.context.lengths - 2 - start).clamp(min=0, max=hidden.shape[1] - 1)
-            self.hidden = hidden[torch.arange(len(index), device=index.device), index]
+            last = hidden[torch.arange(len(index), device=index.device), index]
+            self.hidden = last if self.hidden is None else self.hidden.copy_(last)
 
     def _catch_up(self, guesses: int) -> None:
         """Run pending tokens, a width at a time, until the rest and the guesses fit into one run."""
         width = self.shape.width if self.shape.fixed else self.behind + guesses
         while self.behind > 1 and self.behind + guesses > width:
             self._run(self.cached, width)
-            self.cached = torch.minimum(self.cached + width, self.context.lengths - 1)
+            self.cached.copy_(torch.minimum(self.cached + width, self.context.lengths - 1))
             self.behind = max(1, self.behind - width)

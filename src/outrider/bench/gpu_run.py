@@ -1,0 +1,172 @@
+"""The whole of ``outrider bench gpu``: models of a size, every section, one result file.
+
+Also ``python -m outrider.bench.gpu_run``, for machines without the command line's own dependencies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.bench import curves, gpu, identity, micro
+from outrider.bench.gpu import GREEDY, Lane, Setting
+from outrider.bench.timing import Report, settle
+from outrider.drafters import ModelDrafter, Nothing
+from outrider.errors import DeviceError, require
+from outrider.models.shapes import SIZES, build
+
+SECTIONS = ("latency", "identity", "curves", "pair", "micro", "profile", "compile")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure. ``tiny`` is for machines without a GPU: it runs the same code."""
+
+    size: str = "8b"
+    device: str = "cuda"
+    sections: tuple[str, ...] = ("latency", "identity", "curves")
+    budget: float = float("inf")
+    out: Path | None = None
+    tokens: int = 2500  # of each of eight rows, for the comparison of speculative with plain text
+    pair: str = "smollm2-135m"  # the trained model that is inflated
+    pair_draft: Path | None = None  # a head trained for it; None: the one that comes with the package
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.sections if name not in SECTIONS]
+        require(not unknown, f"sections {unknown} are unknown; known: {', '.join(SECTIONS)}")
+        require(len(self.sections) > 0, f"no section to measure; known: {', '.join(SECTIONS)}")
+        require(self.size in ("8b", "tiny"), f"size must be 8b or tiny, got {self.size!r}")
+        require(self.tokens >= 1, f"tokens must be at least 1, got {self.tokens}")
+
+    @property
+    def small(self) -> bool:
+        return self.size == "tiny"
+
+
+def run(plan: Plan) -> Report:
+    """Every section asked for; a section that fails is recorded and the next one runs."""
+    device = torch.device(plan.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError("no GPU is visible here; use --device cpu --size tiny to try the command on a CPU")
+    report = Report(plan.out, plan.budget)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    target = build(SIZES["tiny" if plan.small else "8b"], device, dtype)
+    draft = build(SIZES["tinier" if plan.small else "1b"], device, dtype, seed=1)
+    few = {"repeats": 2, "inner": 2, "context": 64, "capacity": 256} if plan.small else {}
+    setting = Setting(target, draft, **few)
+    settle(device)
+    report.results["machine"], report.results["size"] = _machine(device), plan.size
+    report.results["shapes"] = {"target": str(target.config), "draft": str(draft.config)}
+    with torch.no_grad():
+        _sections(plan, setting, report)
+    return report
+
+
+def _sections(plan: Plan, setting: Setting, report: Report) -> None:
+    report.section("noise", lambda: identity.same_noise(setting))
+    if "latency" in plan.sections:
+        gpu.everything(setting, report)
+    else:
+        setting.target.fuse(), setting.draft.fuse()
+    if "micro" in plan.sections:
+        report.section("products", lambda: micro.products(setting, (1, setting.width, 16)))
+        report.section("filters", lambda: micro.filters(setting))
+        if setting.target.fused:
+            lengths = (128, 512, 1024, 4096, 16384)
+            report.section("attention", lambda: micro.attention(setting, lengths, 16384))
+    if "profile" in plan.sections:
+        report.section("profile", lambda: profile(setting, plan.out))
+    if "identity" in plan.sections:
+        count = 12 if plan.small else 40
+        report.section("replayed_is_eager", lambda: identity.replayed_is_eager(setting, count))
+        rows, count = (2, 16) if plan.small else (8, plan.tokens)
+        report.section("identity_one_row", lambda: identity.compare(setting, 1, min(count, 300), 0.3))
+        report.section("identity", lambda: identity.compare(setting, rows, count, 0.3))
+    if "curves" in plan.sections:
+        _curves(plan, setting, report)
+    if "pair" in plan.sections:
+        report.section("inflated_pair", lambda: _pair(plan, setting))
+    if "compile" in plan.sections:
+        report.section("graph_compiled", lambda: _compiled(setting))
+
+
+def _curves(plan: Plan, setting: Setting, report: Report) -> None:
+    gammas = [1, 2, 4] if plan.small else [1, 2, 3, 4, 5, 6, 8, 10, 12, 16]
+    lengths = [64, 128] if plan.small else [512, 1024, 2048, 4096, 8192, 16384]
+    counts = [1, 2] if plan.small else [1, 2, 4, 8, 16, 32, 64]
+    report.section("by_gamma", lambda: curves.by_gamma(setting, gammas))
+    report.section("by_context", lambda: curves.by_context(setting, lengths, speculative=False))
+    report.section("by_context_speculative", lambda: curves.by_context(setting, lengths, speculative=True))
+    report.section("by_rows", lambda: curves.by_rows(setting, counts, speculative=False))
+    report.section("by_rows_speculative", lambda: curves.by_rows(setting, counts, speculative=True))
+
+
+def _pair(plan: Plan, setting: Setting) -> Any:
+    from outrider.bench import pair  # loads models by name, which needs more packages than the other sections
+
+    if plan.small:
+        return pair.measure(pair.tiny_pair(setting.device), setting, 16)
+    dtype = str(setting.target.dtype).removeprefix("torch.")
+    made = pair.trained_pair(plan.pair, plan.pair_draft, setting.device, dtype)
+    return pair.measure(made, setting, 128)
+
+
+def _compiled(setting: Setting) -> Any:
+    """transformers' own layers through torch.compile, for comparison with the fused ones; plain decoding only."""
+    began = time.perf_counter()
+    target = build(SIZES["8b"], setting.device, setting.target.dtype)
+    target.model.base_model.compile(dynamic=False)
+    lane = Lane(replace(setting, target=target), Nothing(), setting.shape())
+    times = lane.times(GREEDY, 0, setting.context)
+    return {"plain": times, "seconds_to_compile_and_time": time.perf_counter() - began}
+
+
+def profile(setting: Setting, out: Path | None) -> dict[str, Any]:
+    """Where the time of a replayed step goes, kernel by kernel."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as watch
+
+    result: dict[str, Any] = {}
+    kinds = [ProfilerActivity.CUDA] if setting.device.type == "cuda" else [ProfilerActivity.CPU]
+    for name, drafter, gamma in (("plain", Nothing(), 0), ("speculative", ModelDrafter(setting.draft), setting.gamma)):
+        for label, rule in (("", GREEDY), ("_sampled", gpu.SAMPLED)):
+            lane = Lane(setting, drafter, setting.shape())
+            lane.stand_at(setting.context)
+            lane.stepper.launch(rule, gamma).read()
+            with watch(activities=kinds) as seen:
+                for _ in range(3):
+                    lane.stepper.launch(rule, gamma).read()
+            rows = sorted(seen.key_averages(), key=lambda e: -e.device_time_total)
+            total = sum(e.device_time_total for e in rows) / 3000
+            top = [[e.key[:90], e.count // 3, round(e.device_time_total / 3, 1)] for e in rows[:28]]
+            result[name + label] = {"kernel_ms": total, "kernels_name_count_us": top}
+    return result
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return {"device": name, "torch": torch.__version__, "transformers": version("transformers")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", default="8b", choices=["8b", "tiny"])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--sections", default="latency,identity,curves", help="of " + ",".join(SECTIONS))
+    parser.add_argument("--budget", type=float, default=float("inf"))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--tokens", type=int, default=2500)
+    parser.add_argument("--pair", default="smollm2-135m")
+    parser.add_argument("--pair-draft", type=Path)
+    given = vars(parser.parse_args())
+    run(Plan(**given | {"sections": tuple(given["sections"].split(","))}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The results of ``outrider bench gpu`` as a table: what was measured, the bar it is held to, whether it is met."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+Results = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: ``met`` is None where no bar is set."""
+
+    what: str
+    measured: str
+    bar: str = ""
+    met: bool | None = None
+
+
+def lines(results: Results) -> list[Line]:
+    """Only what was measured; a section that failed or was skipped gives a line that says so."""
+    found = [*_latency(results), *_pair(results)]
+    if results.get("size") == "tiny":  # the bars are for the large models on a large GPU
+        found = [replace(line, bar="", met=None) for line in found]
+    return [*found, *_identity(results), *_curves(results), *_failures(results)]
+
+
+def failed(results: Results) -> list[str]:
+    return [name for name, value in results.items() if isinstance(value, dict) and "error" in value]
+
+
+def _latency(results: Results) -> Iterator[Line]:
+    best = next((results[n] for n in ("graph_fused", "graph") if "plain" in results.get(n, {})), None)
+    theirs, assisted = (results.get(n, {}).get("median") for n in ("transformers_plain", "transformers_assisted"))
+    floor = results.get("roofline", {}).get("target_floor_ms")
+    if theirs is not None:
+        yield Line("transformers, plain generate, ms a token", f"{theirs:.2f}")
+    if assisted is not None:
+        yield Line("transformers, assisted generate, ms an iteration", f"{assisted:.2f}")
+    if floor is not None:
+        yield Line("roofline: reading the target's weights, ms", f"{floor:.3g}")
+    if best is None:
+        return
+    plain, step = best["plain"]["queued"]["median"], best["speculative"]["queued"]["median"]
+    yield _held("plain decoding, ms a token", plain, 6.0, _at_most)
+    if theirs is not None:
+        yield _held("  times faster than transformers", theirs / plain, 6.0, _at_least)
+    yield _held("speculative iteration, ms", step, 14.0, _at_most)
+    if assisted is not None:
+        yield _held("  times faster than transformers", assisted / step, 10.0, _at_least)
+    if "speculative_sampled" in best:
+        yield Line(
+            "speculative iteration at temperature 1, ms", f"{best['speculative_sampled']['queued']['median']:.2f}"
+        )
+    yield _held("target step at full width over width 1", best["width_ratio"], 1.08, _at_most)
+    yield _held(
+        "host time not hidden, ms an iteration", max(0.0, best["speculative"]["exposed_host_ms"]), 0.2, _at_most
+    )
+    if not best["speculative"]["graphs"]:
+        yield Line("steps are not replayed", "a capture failed, see the warning above", "", False)
+
+
+def _identity(results: Results) -> Iterator[Line]:
+    noise = results.get("noise", {})
+    if "different" in noise:
+        yield _none("noise that differs from a CPU's", noise["different"], noise["values"])
+    for name, title in (("replayed_is_eager", "replayed against eager"), ("identity", "speculative against plain")):
+        parts = [v for v in results.get(name, {}).values() if isinstance(v, dict) and "mismatches" in v]
+        if parts:
+            yield _none(
+                f"tokens that differ, {title}", sum(p["mismatches"] for p in parts), sum(p["tokens"] for p in parts)
+            )
+
+
+def _pair(results: Results) -> Iterator[Line]:
+    pair = results.get("inflated_pair", {})
+    for name, values in pair.items():
+        if not name.startswith("temperature"):
+            continue
+        yield Line(f"inflated pair, {name}: alpha, c", f"{values['alpha']:.3f}, {values['c']:.4f}")
+        yield Line("  speed-up, predicted (Theorem 3.8)", f"{values['speedup']:.2f}, {values['predicted_speedup']:.2f}")
+        yield _held("  reached over predicted", values["realised_over_predicted"], 0.95, _at_least)
+
+
+def _curves(results: Results) -> Iterator[Line]:
+    for name, by in (("by_gamma", "gamma"), ("by_context", "context"), ("by_rows", "rows")):
+        points = results.get(name)
+        if isinstance(points, list) and points:
+            first, last = points[0], points[-1]
+            yield Line(
+                f"ms a step from {by} {first[by]} to {last[by]}", f"{first['median']:.2f} to {last['median']:.2f}"
+            )
+
+
+def _failures(results: Results) -> Iterator[Line]:
+    for name, value in results.items():
+        if isinstance(value, dict) and ("error" in value or "skipped" in value):
+            reason = value.get("error") or f"skipped: {value['skipped']}"
+            yield Line(name, reason, "", False if "error" in value else None)
+
+
+def _at_most(value: float, bar: float) -> tuple[str, bool]:
+    return f"at most {bar:g}", value <= bar
+
+
+def _at_least(value: float, bar: float) -> tuple[str, bool]:
+    return f"at least {bar:g}", value >= bar
+
+
+def _held(what: str, value: float, bar: float, rule: Callable[[float, float], tuple[str, bool]]) -> Line:
+    text, met = rule(value, bar)
+    return Line(what, "-" if math.isnan(value) else f"{value:.2f}", text, met)
+
+
+def _none(what: str, count: int, of: int) -> Line:
+    return Line(what, f"{count:,} of {of:,}", "0", count == 0)

@@ -1,0 +1,65 @@
+"""``outrider bench gpu``: what a step costs on this GPU, ours and transformers', and whether the bits are the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from outrider.cli import common
+from outrider.cli.common import answers
+
+app = typer.Typer(no_args_is_help=True, help="Measurements of the machine at hand.")
+
+
+@app.callback()
+def _group() -> None:
+    """Measurements of the machine at hand."""
+
+
+@app.command()
+def gpu(
+    size: Annotated[str, typer.Option(help="8b (an 8B target with a 1B draft), or tiny, which a CPU can run.")] = "8b",
+    device: Annotated[str, typer.Option(help="cuda, cuda:1 ..., or cpu with --size tiny.")] = "cuda",
+    section: Annotated[
+        list[str] | None,
+        typer.Option(help="latency, identity, curves, pair, micro, profile or compile; may be repeated."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of each of eight rows for the test of identity.")] = 2500,
+    pair: Annotated[str, typer.Option(help="The trained Llama that section pair inflates.")] = common.DEFAULT_TARGET,
+    pair_draft: Annotated[Path | None, typer.Option(help="A head trained for it; else the one shipped.")] = None,
+    budget: Annotated[float, typer.Option(help="Seconds after which no further section is begun.")] = float("inf"),
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers here, after every section.")] = None,
+    as_json: common.Json = False,
+) -> None:
+    """Plain and speculative steps, ours and transformers' in one process, beside what the memory bus allows.
+
+    Weights are random and shapes are Llama's, but for section pair: there a trained model is inflated.
+    Exit code 1: a section failed. Numbers off their bars are no failure.
+    """
+    from outrider.bench.gpu_run import Plan, run
+    from outrider.bench.gpu_table import failed, lines
+
+    common.check_writable(out, "--out")
+    sections = tuple(section) if section else ("latency", "identity", "curves")
+    report = run(Plan(size, device, sections, budget, out, tokens, pair, pair_draft))
+    if as_json:
+        answers.out(json.dumps(report.results, default=str), highlight=False)
+    else:
+        answers.print(_table(lines(report.results), report.results))
+    if failed(report.results):
+        raise typer.Exit(1)
+
+
+def _table(lines: list[Any], results: dict[str, Any]) -> Table:
+    machine = results["machine"]
+    title = f"{machine['device']}, torch {machine['torch']}, transformers {machine['transformers']}"
+    table = Table(title=title, title_justify="left")
+    for column in ("what", "measured", "bar", "met"):
+        table.add_column(column, justify="right" if column == "measured" else "left")
+    for line in lines:
+        table.add_row(line.what, line.measured, line.bar, {True: "yes", False: "no", None: ""}[line.met])
+    return table

@@ -1,0 +1,65 @@
+"""What a step decided, on its way to the host: one table, one transfer, read when it has arrived."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.algorithm import Step
+from outrider.errors import DeviceError
+
+PATIENCE = 120.0
+"""Seconds after which a GPU that has not answered is given up."""
+
+
+def table(step: Step) -> Tensor:
+    """[B, 4 + 3 G] float64: tokens are far below 2**53, so it carries integers and probabilities alike, unharmed."""
+
+    def wide(tensor: Tensor) -> Tensor:
+        return tensor.to(torch.float64)
+
+    drafted = step.draft.proposed.sum(-1)
+    head = torch.stack([wide(step.count), wide(drafted), wide(step.healthy)], 1)
+    return torch.cat([head, wide(step.emitted), wide(step.draft.tokens), wide(step.overlap)], 1)
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """A step on the host."""
+
+    rows: list[list[float]]
+
+    def row(self, slot: int) -> tuple[list[int], list[int], list[float], int]:
+        """Tokens emitted, guesses drafted, their overlaps, and how many of the emitted rest on numbers."""
+        values = self.rows[slot]
+        g = (len(values) - 4) // 3
+        count, drafted, healthy = (int(v) for v in values[:3])
+        emitted = [int(v) for v in values[3 : 3 + count]]
+        guesses = [int(v) for v in values[4 + g : 4 + g + drafted]]
+        return emitted, guesses, values[4 + 2 * g : 4 + 2 * g + drafted], healthy
+
+
+class Ticket:
+    """A table being copied to the host. The device's own memory may be overwritten as soon as this exists."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if values.device.type != "cuda":
+            self._host = values.clone()
+            return
+        self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        self._host.copy_(values, non_blocking=True)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def read(self) -> HostStep:
+        """Waits for the step, but not for ever."""
+        if self._event is not None:
+            give_up = time.monotonic() + PATIENCE
+            while not self._event.query():  # type: ignore[no-untyped-call]
+                if time.monotonic() > give_up:
+                    raise DeviceError(f"the GPU has not answered for {PATIENCE:.0f} s; check it with nvidia-smi")
+        return HostStep(self._host.tolist())

@@ -1,0 +1,159 @@
+"""``outrider bench gpu`` where there is no GPU: the same code on tiny models, its table, its file and its errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import library
+from outrider.bench import gpu_run, pair
+from outrider.bench.gpu import Setting
+from outrider.bench.gpu_run import Plan, run
+from outrider.bench.gpu_table import Line, failed, lines
+from outrider.bench.timing import Report
+from outrider.cli.main import app
+from outrider.drafters.head_layers import Head, HeadConfig
+from outrider.drafters.heads import HeadDrafter
+from outrider.errors import BadOption, DeviceError
+from outrider.models.huggingface import HuggingFaceModel
+from outrider.models.inflate import Larger, inflate
+from outrider.models.loading import load
+from outrider.types import Shape
+
+TINY = ["bench", "gpu", "--size", "tiny", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """One run of the command: what it printed and what it wrote."""
+    out = tmp_path_factory.mktemp("bench") / "gpu.json"
+    sections = [f"--section={name}" for name in ("latency", "identity", "curves", "pair")]
+    result = CliRunner().invoke(app, [*TINY, *sections, "--out", str(out)], env={"COLUMNS": "140"})
+    assert result.exit_code == 0, result.output
+    return result.stdout, json.loads(out.read_text(encoding="utf-8"))
+
+
+def test_every_section_is_measured(measured: tuple[str, dict[str, Any]]) -> None:
+    _, found = measured
+    assert not failed(found)
+    assert found["graph"]["speculative"]["graphs"], "its steps were recorded"
+    assert [p["gamma"] for p in found["by_gamma"]] == [1, 2, 4]
+    for name in (
+        "roofline",
+        "transformers_plain",
+        "transformers_assisted",
+        "eager",
+        "prefill",
+        "by_rows",
+        "by_context",
+    ):
+        assert name in found
+
+
+def test_tokens_are_the_same(measured: tuple[str, dict[str, Any]]) -> None:
+    _, found = measured
+    assert found["noise"]["different"] == 0
+    for name in ("replayed_is_eager", "identity", "identity_one_row"):
+        for part in found[name].values():
+            assert part["mismatches"] == 0 and part["tokens"] > 0
+    assert found["identity"]["temperature 1"]["speculative_steps"] < found["identity"]["temperature 1"]["plain_steps"]
+
+
+def test_a_model_inflated_drafted_for_by_itself_keeps_every_guess(measured: tuple[str, dict[str, Any]]) -> None:
+    """Catches an inflation that changes the function, and an alpha that is not measured."""
+    _, found = measured
+    for temperature in ("temperature 0", "temperature 1"):
+        part = found["inflated_pair"][temperature]
+        assert part["alpha"] == pytest.approx(1, abs=1e-3) and part["alpha_counted"] > 0.99
+        assert part["c"] > 0 and part["speedup"] > 0
+        assert part["realised_over_predicted"] == pytest.approx(part["speedup"] / part["predicted_speedup"])
+    assert "inflated to" in found["inflated_pair"]["about"]
+
+
+def test_the_table_names_what_was_measured(measured: tuple[str, dict[str, Any]]) -> None:
+    shown, _ = measured
+    for words in ("transformers, plain generate", "roofline", "speculative against plain", "Theorem 3.8", "0 of"):
+        assert words in shown
+    assert "at most 6" not in shown, "bars are for the large models"
+
+
+def test_bars_are_held_for_the_large_models() -> None:
+    """Numbers on both sides of every bar: a table that always says yes would be caught."""
+
+    def step(ms: float) -> dict[str, Any]:
+        return {"queued": {"median": ms}, "exposed_host_ms": 0.05, "graphs": True}
+
+    results = {
+        "size": "8b",
+        "transformers_plain": {"median": 21.8},
+        "transformers_assisted": {"median": 120.0},
+        "graph_fused": {"plain": step(4.9), "speculative": step(10.9), "width_ratio": 1.10},
+    }
+    met = {line.what: line.met for line in lines(results)}
+    assert met["plain decoding, ms a token"] is True
+    assert met["target step at full width over width 1"] is False
+    faster = [line for line in lines(results) if "times faster" in line.what]
+    assert [(line.measured, line.met) for line in faster] == [("4.45", False), ("11.01", True)]
+
+
+def test_without_a_gpu_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="--device cpu --size tiny"):
+        run(Plan())
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [({"sections": ("speed",)}, "known: latency"), ({"size": "9b"}, "size must be"), ({"tokens": 0}, "tokens must be")],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(BadOption, match=match):
+        Plan(**settings)
+
+
+def test_a_section_that_fails_is_named_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*ignored: object) -> None:
+        raise torch.cuda.OutOfMemoryError("tried to allocate 2 GiB")
+
+    monkeypatch.setattr(gpu_run.identity, "compare", full)
+    result = CliRunner().invoke(app, [*TINY, "--section=identity", f"--out={tmp_path / 'x.json'}"])
+    assert result.exit_code == 1
+    found = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))
+    assert "no GPU memory left" in found["identity"]["error"] and "--size tiny" in found["identity"]["error"]
+    assert found["replayed_is_eager"]["temperature 0"]["mismatches"] == 0
+
+
+def test_a_budget_skips_what_is_too_late() -> None:
+    report = Report(None, budget=-1.0)
+    report.section("late", lambda: {"ran": True})
+    assert "skipped" in report.results["late"]
+    assert lines(report.results) == [Line("late", f"skipped: {report.results['late']['skipped']}")]
+
+
+def test_a_head_beside_an_inflated_target_guesses_as_before(tmp_path: Path) -> None:
+    """The head reads the first columns of states and tables: its guesses are those it makes for the small model."""
+    library.save_llama(tmp_path)
+    small = load(str(tmp_path), "cpu", "float32").model
+    size = small.hidden_size
+    assert size is not None
+    config = HeadConfig("feature", size, 64, 1, layers=(1, -1), heads=(4, 2))
+    head = HeadDrafter(Head(config), torch.arange(small.vocab_size), floor=0.0)
+    own = small.model.config
+    larger = Larger(2 * size, 2 * own.intermediate_size, own.num_hidden_layers + 2, 8, 4)
+    large = HuggingFaceModel(inflate(small.model, larger))
+    texts = []
+    for target, drafter in ((small, head), (large, pair.Narrowed(head))):
+        made = pair.Pair(target, drafter, [(5, 6, 7, 8), (9, 10)], "")
+        setting = Setting(target, target, gamma=3, width=5)
+        traced = pair._decoded(
+            made, drafter, pair.Rule(pair.choose("maximal", True), pair.Sampling()), setting, pair.Lanes(), 20
+        )
+        texts.append([(r.drafted, r.token) for r in traced.records])
+    assert texts[0] == texts[1] and texts[0]
+    with pytest.raises(BadOption, match="hidden states of size"):
+        head.start(1, Shape(64, 5), large.start(1, Shape(64, 5)))

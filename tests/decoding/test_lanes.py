@@ -1,0 +1,167 @@
+"""The decoder through replayed steps: the same text as without, and recordings that outlive a call.
+
+On a CPU a replay is calling the step again, so everything but the launch of a CUDA graph is tested here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import library
+import outrider
+from helpers import case, wrapped
+from outrider.decoding import lanes as lanes_module
+from outrider.decoding.decoder import Decoder, Request
+from outrider.decoding.lanes import Lanes
+from outrider.decoding.stepper import Stepper
+from outrider.decoding.stopping import Stopping
+from outrider.drafters import Copying, ModelDrafter
+from outrider.errors import BadOption, DeviceError, NumericalError
+from outrider.sampling import Sampling
+from outrider.trace import Trace
+from outrider.types import Drafter, Shape
+from outrider.verification.coupling import maximal_coupling
+from outrider.verification.matching import gumbel_coupling
+
+RULES = {"greedy": (gumbel_coupling, Sampling()), "maximal": (maximal_coupling, Sampling(1.0))}
+
+
+@pytest.fixture
+def pool() -> Lanes:
+    return Lanes(graphs=True)
+
+
+def texts(pool: Lanes, drafter: Drafter, requests: list[Request], rule: str = "greedy", gamma: int = 3) -> object:
+    verifier, sampling = RULES[rule]
+    trace = Trace(drafter.name)
+    decoder = Decoder(wrapped("llama"), drafter, verifier, sampling, gamma, slots=2, lanes=pool)
+    rows = {event.index: event.row.tokens for event in decoder.stream(requests, trace)}
+    return rows, trace.records
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ["other", "copy", "none"])
+def test_replayed_text_is_eager_text(name: str, rule: str, pool: Lanes) -> None:
+    """Three ragged requests through two slots, twice: text and trace are those of the eager loop."""
+    known = case("llama")
+    drafter, requests = known.drafter(name), known.requests if rule == "greedy" else known.seeded()
+    expected = texts(Lanes(), drafter, requests, rule)
+    assert texts(pool, drafter, requests, rule) == expected
+    ((_, stepper),) = pool._idle
+    assert stepper.graphs and stepper._recorder is not None and stepper._recorder.recorded == 1
+    assert texts(pool, drafter, requests, rule) == expected
+    assert pool._idle[0][1] is stepper and stepper._recorder.recorded == 1, "the second call records nothing"
+
+
+def test_an_encoder_decoder_is_replayed_too(pool: Lanes) -> None:
+    known = case("t5")
+    decoder = Decoder(known.model, Copying(), gumbel_coupling, Sampling(), 3, slots=2, lanes=pool)
+    rows = {event.index: event.row.tokens for event in decoder.stream(known.requests, Trace())}
+    assert [rows[i] for i in range(len(rows))] == known.expected
+    assert pool._idle[0][1]._recorder is not None
+
+
+def test_a_stream_left_early_gives_its_slots_back(pool: Lanes) -> None:
+    """Catches rows of an abandoned call that go on running beside those of the next one."""
+    known = case("llama")
+    verifier, sampling = RULES["greedy"]
+    decoder = Decoder(wrapped("llama"), Copying(), verifier, sampling, 3, slots=2, lanes=pool)
+    stream: Iterator[object] = decoder.stream(known.requests, Trace())
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    ((_, stepper),) = pool._idle
+    assert not bool(stepper.target.context.active.any())
+    rows = {event.index: event.row.tokens for event in decoder.stream(known.requests, Trace())}
+    assert [rows[i] for i in range(len(rows))] == known.expected
+
+
+def test_equal_drafters_are_not_the_same_drafter(pool: Lanes) -> None:
+    """A recording holds the memory of one model's session; another model of that name must not be given it."""
+    requests = case("llama").seeded()
+    first, second = (ModelDrafter(wrapped("llama", seed=s), "draft") for s in (1, 0))
+    texts(pool, first, requests, "maximal")
+    assert texts(pool, second, requests, "maximal") == texts(Lanes(), second, requests, "maximal")
+    assert len(pool._idle) == 2
+
+
+def test_only_a_few_idle_lanes_are_kept(pool: Lanes) -> None:
+    requests = case("llama").requests[:1]
+    for _ in range(lanes_module.MOST_IDLE + 2):
+        texts(pool, ModelDrafter(wrapped("llama", seed=1)), requests)
+    assert len(pool._idle) == lanes_module.MOST_IDLE
+
+
+def test_a_drafter_that_fails_is_left_out_as_ever(pool: Lanes) -> None:
+    """It raises while its first step is being recorded; the request must not notice."""
+
+    class Failing(Copying):
+        def start(self, *arguments: object) -> object:
+            session = super().start(*arguments)  # type: ignore[arg-type]
+            session.propose = lambda *a: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+            return session
+
+    known = case("llama")
+    with pytest.warns(UserWarning, match="left out"):
+        rows, _ = texts(pool, Failing(), known.requests)  # type: ignore[misc]
+    assert [rows[i] for i in range(len(rows))] == known.expected
+    assert not pool._idle, "what failed is not lent again"
+
+
+def test_a_reason_is_given_once(pool: Lanes) -> None:
+    """Not once a call: the pool remembers which drafters cannot be recorded."""
+
+    class Unmarked(Copying):
+        def start(self, *arguments: object) -> object:
+            session = super().start(*arguments)  # type: ignore[arg-type]
+            session.recordable = False  # type: ignore[attr-defined]
+            return session
+
+    drafter, requests = Unmarked(), case("llama").requests
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            texts(pool, drafter, requests)
+    assert len(said) == 1 and "'copy'" in str(said[0].message)
+
+
+def test_bad_numbers_do_not_reach_the_next_call(pool: Lanes) -> None:
+    """A row that ended in NaN leaves it in the memory of its slot: that session is not lent again."""
+    requests = [Request((5, 6), Stopping(6))]
+    poison = Sampling(processors=(lambda ids, scores: scores * float("nan"),))
+    decoder = Decoder(wrapped("llama"), Copying(), gumbel_coupling, poison, 2, slots=1, lanes=pool)
+    with pytest.raises(NumericalError):
+        list(decoder.stream(requests, Trace()))
+    assert not pool._idle
+
+
+def test_no_memory_drops_what_is_idle_then_says_what_to_do(pool: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = case("llama").requests
+    texts(pool, Copying(), requests)
+    assert pool._idle
+    real, refusals = Stepper.__init__, [1]
+
+    def start(self: Stepper, *arguments: object) -> None:
+        refusals[0] -= 1
+        if refusals[0] >= 0:
+            raise torch.cuda.OutOfMemoryError("full")
+        real(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Stepper, "__init__", start)
+    with pool.lane((wrapped("llama"), Copying()), 2, Shape(256, 9)):
+        assert not pool._idle, "what was idle made room"
+    refusals[0] = 2
+    with pytest.raises(DeviceError, match="fewer slots"), pool.lane((wrapped("llama"), Copying()), 3, Shape(256, 9)):
+        pass
+
+
+@pytest.mark.parametrize(("asked", "match"), [(True, "needs a CUDA device"), ("yes", "must be True, False")])
+def test_graphs_that_cannot_be(asked: object, match: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("model")
+    library.save_llama(folder)
+    assert not outrider.load(str(folder), "copy", device="cpu").graphs
+    with pytest.raises(BadOption, match=match):
+        outrider.load(str(folder), "copy", device="cpu", graphs=asked)  # type: ignore[arg-type]

@@ -1,0 +1,101 @@
+"""Kernels against the plain functions they stand for: on a GPU, or on a CPU with TRITON_INTERPRET=1."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import plain_kernels
+from outrider import kernels
+from outrider.noise import Noise
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not kernels.run_on(DEVICE), reason="no GPU, and no Triton under TRITON_INTERPRET=1"),
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    slack = CLOSE[expected.dtype]
+    torch.testing.assert_close(found, expected, atol=slack * float(expected.abs().max()), rtol=slack)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [64, 576, 4096])
+def test_norms(size: int, dtype: torch.dtype) -> None:
+    from outrider.kernels import rows
+
+    x, delta, gain = randn(2, 3, size, dtype=dtype), randn(2, 3, size, dtype=dtype), randn(size, dtype=dtype)
+    assert_close(rows.rms_norm(x, gain, 1e-5), plain_kernels.rms_norm(x, gain, 1e-5))
+    for found, expected in zip(
+        rows.add_rms_norm(x, delta, gain, 1e-5), plain_kernels.add_rms_norm(x, delta, gain, 1e-5), strict=True
+    ):
+        assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gated_activation(dtype: torch.dtype) -> None:
+    from outrider.kernels.rows import silu_gate
+
+    x = randn(2, 3, 2 * 1536, dtype=dtype)
+    assert_close(silu_gate(x), plain_kernels.silu_gate(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("q_heads", "heads", "size"), [(8, 2, 64), (4, 4, 128), (9, 3, 64)])
+def test_rotary_positions_and_the_buffers(q_heads: int, heads: int, size: int, dtype: torch.dtype) -> None:
+    from outrider.kernels.rows import rotate_and_store
+
+    rows, width, capacity = 2, 4, 32
+    qkv = randn(rows, width, (q_heads + 2 * heads) * size, dtype=dtype)
+    turn = randn(rows, width, size, dtype=dtype).cos(), randn(rows, width, size, dtype=dtype).sin()
+    positions = torch.tensor([[3, 4, 5, 6], [20, 21, 22, 23]], device=DEVICE)
+    ours, theirs = (randn(2, rows, heads, capacity, size, dtype=dtype) for _ in range(2))
+    found = rotate_and_store(qkv, turn, positions, ours[0], ours[1])
+    expected = plain_kernels.rotate_and_store(qkv, turn, positions, theirs[0], theirs[1])
+    assert_close(found, expected)
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 37])
+@pytest.mark.parametrize(("q_heads", "heads", "size", "width"), [(8, 2, 64, 5), (4, 4, 128, 1), (9, 3, 64, 9)])
+def test_attention(q_heads: int, heads: int, size: int, width: int, window: int | None, dtype: torch.dtype) -> None:
+    """Rows at very different lengths, across pieces of keys."""
+    from outrider.kernels.attention import attend
+
+    capacity = 512
+    keys, values = randn(2, 3, heads, capacity, size, dtype=dtype)
+    queries = randn(3, width, q_heads, size, dtype=dtype)
+    starts = torch.tensor([0, 126, capacity - width], device=DEVICE)
+    positions = starts[:, None] + torch.arange(width, device=DEVICE)
+    found = attend(queries, keys, values, positions, size**-0.5, window)
+    assert_close(found, plain_kernels.attend(queries, keys, values, positions, size**-0.5, window))
+
+
+def test_attention_does_not_depend_on_neighbours_or_capacity() -> None:
+    """Bit for bit: what a query gets follows from its own row and position."""
+    from outrider.kernels.attention import attend
+
+    keys, values = randn(2, 2, 2, 1024, 64)
+    queries = randn(2, 5, 4, 64)
+    near, far = (torch.tensor([[100], [n]], device=DEVICE) + torch.arange(5, device=DEVICE) for n in (3, 900))
+    alone = attend(queries, keys, values, near, 0.125)
+    beside = attend(queries, keys, values, far, 0.125)
+    short = attend(queries, keys[:, :, :256].contiguous(), values[:, :, :256].contiguous(), near, 0.125)
+    assert torch.equal(alone[0], beside[0]) and torch.equal(alone, short)
+
+
+def test_noise_has_the_bits_it_has_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds, at = torch.tensor([0, 7, -(2**60)]), torch.tensor([[1, 2], [511, 512], [100_000, 3]])
+    here = Noise(seeds.to(DEVICE)).race("token", at.to(DEVICE), 5000).cpu()
+    monkeypatch.setattr(kernels, "wanted", False)
+    assert torch.equal(here, Noise(seeds).race("token", at, 5000))
+    assert torch.equal(here, Noise(seeds.to(DEVICE)).race("token", at.to(DEVICE), 5000).cpu()), "without the kernel"

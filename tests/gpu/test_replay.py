@@ -1,0 +1,81 @@
+"""On a GPU: a replayed graph gives the eager tokens, and speculative text is plain text, bit for bit."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import library
+import outrider
+import tiny
+from outrider.bench import identity
+from outrider.bench.gpu import Setting
+from outrider.bench.gpu_run import Plan, run
+from outrider.bench.gpu_table import failed
+from outrider.decoding.lanes import Lanes
+from outrider.models.huggingface import HuggingFaceModel
+from outrider.models.shapes import SIZES, build
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+DEVICE = torch.device("cuda")
+
+
+def mismatches(result: dict[str, dict[str, int]]) -> list[int]:
+    return [value for part in result.values() for name, value in part.items() if name in ("mismatches", "plain_eager")]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("fused", [False, True])
+def test_replayed_is_eager_and_speculative_is_plain(fused: bool, dtype: torch.dtype) -> None:
+    target, draft = build(SIZES["tiny"], DEVICE, dtype), build(SIZES["tinier"], DEVICE, dtype, seed=1)
+    if fused:
+        assert target.fuse() and draft.fuse()
+    setting = Setting(target, draft, context=64, capacity=256)
+    assert not any(mismatches(identity.replayed_is_eager(setting, 40)))
+    assert not any(mismatches(identity.compare(setting, 4, 200, spoiled=0.3)))
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_every_family_is_captured_or_says_why_not(family: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Through the decoder: the same text as eager steps give, twice, the second time from the recording."""
+    from helpers import case
+    from outrider.decoding.decoder import Decoder
+    from outrider.drafters import Copying
+    from outrider.sampling import Sampling
+    from outrider.trace import Trace
+    from outrider.verification.matching import gumbel_coupling
+
+    model = HuggingFaceModel(tiny.build(family).to(DEVICE))
+    texts = []
+    for lanes in (Lanes(), pool := Lanes(graphs=True), pool):
+        decoder = Decoder(model, Copying(), gumbel_coupling, Sampling(), 3, slots=2, lanes=lanes)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            rows = {event.index: event.row.tokens for event in decoder.stream(case(family).requests, Trace())}
+        texts.append(rows)
+        assert all("cannot be replayed" in str(w.message) for w in said)
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_the_front_door_replays_by_itself(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("model")
+    library.save_llama(folder)
+    llm = outrider.load(str(folder), "copy", device="cuda")
+    eager = outrider.load(str(folder), "copy", device="cuda", graphs=False)
+    assert llm.graphs and not eager.graphs
+    for options in (
+        {},
+        {"temperature": 1.0, "seed": 3, "coupling": "gumbel"},
+        {"temperature": 1.0, "seed": 3, "gamma": 3},
+    ):
+        assert llm.generate("hello the", **options).tokens == eager.generate("hello the", **options).tokens
+
+
+def test_the_benchmark_runs() -> None:
+    report = run(Plan("tiny", "cuda", ("latency", "identity", "curves", "pair", "micro"), tokens=50))
+    assert not failed(report.results)

@@ -1,0 +1,104 @@
+"""The wiring of fused layers, with plain functions in place of the kernels: the model's own logits come out.
+
+The kernels themselves are held to these functions in tests/gpu, where there is a GPU or Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import plain_kernels
+import tiny
+from outrider import kernels
+from outrider.models.huggingface import HuggingFaceModel
+from outrider.types import Shape
+
+FUSED = ["llama", "mistral", "qwen2"]
+SHAPE = Shape(capacity=64, width=4, chunk=8)
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Fuse a model as on a GPU."""
+    rows = SimpleNamespace(**{n: getattr(plain_kernels, n) for n in plain_kernels.ROWS})
+    monkeypatch.setitem(sys.modules, "outrider.kernels.rows", rows)
+    monkeypatch.setitem(sys.modules, "outrider.kernels.attention", SimpleNamespace(attend=plain_kernels.attend))
+
+    def fuse(model: HuggingFaceModel) -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, "run_on", lambda device: True)
+            return model.fuse()
+
+    return fuse
+
+
+def run(model: HuggingFaceModel, layers: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
+    """Ragged rows, a chunked prompt longer than Mistral's window, two steps with a rejection between."""
+    session = model.start(2, SHAPE)
+    if layers:
+        session.keep_states(layers)
+    for row, prompt in enumerate((list(range(3, 24)), [9])):
+        session.admit(row, prompt)
+    first = session.score(torch.tensor([[30, 31, 32], [33, 34, 35]]))
+    session.commit(torch.tensor([[30, 40, 0, 0], [41, 0, 0, 0]]), torch.tensor([2, 1]))
+    return torch.cat([first, session.score(torch.tensor([[50, 51, 52], [53, 54, 55]]))]), session.states
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_fused_layers_give_the_models_own_logits(family: str, fused: Any) -> None:
+    expected, _ = run(HuggingFaceModel(tiny.build(family)))
+    model = HuggingFaceModel(tiny.build(family))
+    assert fused(model) and model.fused
+    torch.testing.assert_close(run(model)[0], expected, atol=2e-4, rtol=1e-4)
+
+
+def test_states_of_layers_are_seen_through_fused_layers(fused: Any) -> None:
+    """A head reads what the layers give; fused, they must still show it."""
+    _, expected = run(HuggingFaceModel(tiny.build("llama")), (0, 1, -1))
+    model = HuggingFaceModel(tiny.build("llama"))
+    assert fused(model)
+    _, found = run(model, (0, 1, -1))
+    assert expected is not None and found is not None and float(expected.abs().sum()) > 0
+    torch.testing.assert_close(found[0, :24], expected[0, :24], atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_another_cache_than_ours_still_works(family: str, fused: Any) -> None:
+    """transformers' own generate on a model that was fused: the same text as before."""
+    ids = torch.arange(3, 14)[None]
+    options = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    expected = tiny.build(family).generate(ids, **options)
+    model = HuggingFaceModel(tiny.build(family))
+    assert fused(model)
+    assert torch.equal(model.model.generate(ids, **options), expected)
+
+
+def test_a_gradient_goes_through_the_layers_own_forward(fused: Any) -> None:
+    """Kernels have no backward; training on a fused model must not silently lose its gradient."""
+    ids = torch.arange(3, 14)[None]
+
+    def gradient(network: Any) -> Tensor:
+        embedded = network.get_input_embeddings()(ids).detach().requires_grad_()
+        network(inputs_embeds=embedded).logits.square().sum().backward()
+        return embedded.grad
+
+    expected = gradient(tiny.build("llama"))
+    model = HuggingFaceModel(tiny.build("llama"))
+    assert fused(model)
+    torch.testing.assert_close(gradient(model.model), expected, atol=1e-2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma", "qwen3", "t5"])
+def test_other_families_are_left_as_they_are(family: str, fused: Any) -> None:
+    model = HuggingFaceModel(tiny.build(family))
+    assert not fused(model) and not model.fused
+
+
+def test_nothing_is_fused_without_a_gpu() -> None:
+    assert not HuggingFaceModel(tiny.build("llama")).fuse()
