@@ -13,7 +13,7 @@ import outrider
 from outrider.drafters import Cascade, Copying, ModelDrafter
 from outrider.drafters.heads import CONFIG, Head, HeadConfig, HeadDrafter
 from outrider.errors import BadOption
-from outrider.models import trimmed
+from outrider.models import small, trimmed
 from outrider.models.loading import load
 
 PROMPT = "the quick brown fox the quick"
@@ -27,8 +27,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library.save_llama(root / "other", seed=1)
     target = load(str(root / "target"), "cpu", "float32").model
     tokens = torch.arange(3, 200)
-    small = trimmed.build(trimmed.Size(16, 32, 1, 2), len(tokens) + 1, target)
-    trimmed.save(small, tokens, root / "small", {})
+    draft = small.build(small.Size.parse("16x32x1x2"), tokens, target)
+    trimmed.save(draft, tokens, root / "small", {})
     (root / "head").mkdir()
     HeadDrafter(Head(HeadConfig("feature", 32, 16, 1)), tokens).save(root / "head")
     (root / "head" / CONFIG).write_text(

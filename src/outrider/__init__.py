@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     )
     from outrider.errors import OutriderError
     from outrider.hf import transformers_generate
-    from outrider.llm import LLM, Chunk, Output, load
+    from outrider.llm import LLM, load
+    from outrider.output import Chunk, Output
     from outrider.sampling import Sampling
     from outrider.speculation import Speculated, speculate
     from outrider.trace import Stats, Trace, summarise
@@ -34,8 +35,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "load": "llm",
     "LLM": "llm",
-    "Output": "llm",
-    "Chunk": "llm",
+    "Output": "output",
+    "Chunk": "output",
     "transformers_generate": "hf",
     "Decoder": "decoding.decoder",
     "Auto": "decoding.planner",

@@ -87,7 +87,10 @@ def transformers_generate(
 def _check(config: GenerationConfig, coupling: str) -> None:
     require(coupling in COUPLINGS, f"coupling must be one of {', '.join(COUPLINGS)}, got {coupling!r}")
     beams = config.num_beams or 1
-    require(beams == 1, f"num_beams={beams} is not supported with custom_generate; use num_beams=1")
+    require(
+        beams == 1,
+        f"num_beams={beams} is not supported with custom_generate; use outrider.load(...).generate(beams=...)",
+    )
     asked = [name for name in _REFUSED if getattr(config, name, None)]
     require(not asked, f"{', '.join(asked)} cannot be returned by speculative decoding; leave it out")
     modes = [name for name in _OTHER_MODES if getattr(config, name, None) not in (None, 0, 1)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from outrider.decoding.beam import beam_search
 from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
 from outrider.decoding.lanes import Lanes
 from outrider.decoding.planner import Auto, Policy, chosen
@@ -18,49 +18,12 @@ from outrider.errors import BadOption, NumericalError, PromptError, require
 from outrider.models import generation, loading
 from outrider.naming import Beside, drafter_named
 from outrider.options import Options
-from outrider.trace import Stats, Trace, summarise
+from outrider.output import Chunk, Output
+from outrider.trace import Trace
 from outrider.types import Drafter, Verifier
 from outrider.verification.choose import choose
 
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True)
-class Output:
-    """One finished generation."""
-
-    text: str
-    tokens: list[int]  # the new ones
-    finish_reason: str  # eos, stop, length, criteria or error
-    prompt_tokens: int
-    trace: Trace
-    error: str | None = None  # why the text ends early, where finish_reason is error
-
-    @cached_property
-    def stats(self) -> Stats:
-        return summarise(self.trace)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "text": self.text,
-            "tokens": self.tokens,
-            "finish_reason": self.finish_reason,
-            "prompt_tokens": self.prompt_tokens,
-            "error": self.error,
-            "stats": self.stats.to_json(),
-        }
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What one target run added to one prompt's text."""
-
-    index: int  # of the prompt
-    text: str
-    tokens: tuple[int, ...]
-    accepted: int  # how many of the tokens were guesses
-    finish_reason: str | None
-    trace: Trace  # so far, of the whole call
 
 
 def load(
@@ -138,16 +101,30 @@ class LLM:
         """Generate from a text, token ids, or a list of either -> Output, or a list of them. Options: Options."""
         prompts, single = self._prompts(prompt)
         parsed = Options.parse(options)
-        trace, rows = self._trace(parsed), {}
-        for event in self._events(prompts, parsed, trace):
-            rows[event.index] = event.row
-        outputs = [self._output(rows[i], trace.for_row(i), len(prompt)) for i, prompt in enumerate(prompts)]
+        if parsed.beams > 1:
+            outputs = list(self._search(prompts, parsed))
+        else:
+            trace, rows = self._trace(parsed), {}
+            for event in self._events(prompts, parsed, trace):
+                rows[event.index] = event.row
+            outputs = [self._output(rows[i], trace.for_row(i), len(prompt)) for i, prompt in enumerate(prompts)]
         return outputs[0] if single else outputs
+
+    def _search(self, prompts: list[list[int]], options: Options) -> Iterator[Output]:
+        """Beam search, one prompt after another."""
+        for request, prompt in zip(self._requests(prompts, options), prompts, strict=True):
+            trace = Trace(self.drafter.name, "beam")
+            beams = beam_search(self.decoder(options, len(request.prompt)), request, options, trace)
+            best = beams[0]
+            yield Output(best.text, best.tokens, best.finish_reason, len(prompt), trace, hypotheses=beams)
 
     def stream(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Iterator[Chunk]:
         """Like generate, but yields text as soon as it is accepted and can no longer change."""
         prompts, _ = self._prompts(prompt)
         parsed = Options.parse(options)
+        require(
+            parsed.beams == 1, f"beams={parsed.beams} cannot be streamed: no text is final before the end; use generate"
+        )
         trace = self._trace(parsed)
         shown = [0] * len(prompts)
         for event in self._events(prompts, parsed, trace):

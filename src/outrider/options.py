@@ -13,6 +13,8 @@ from outrider.sampling import Sampling
 
 COUPLINGS = ("maximal", "gumbel", "block")
 GAMMAS = ("auto", "gradient")
+SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "coupling", "lenience", "seed")
+BEAMS_ONLY = ("length_penalty", "early_stopping", "num_return", "draft_beams")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Options:
     draft_temperature: float | None = None  # None: the target's, here and in the next two
     draft_top_k: int | None = None
     draft_top_p: float | None = None
+    beams: int = 1  # hypotheses that run together; 1 is no beam search
+    length_penalty: float = 1.0  # beam scores are divided by length ** length_penalty
+    early_stopping: bool | str = False  # True, False or "never", as in transformers
+    num_return: int = 1  # hypotheses to return
+    draft_beams: int | None = None  # the drafter's beams and the rows of a target run; None: see decoding/beam.py
     logits_processor: Sequence[Any] = ()  # a transformers LogitsProcessorList
     stopping_criteria: Sequence[Any] = ()  # a transformers StoppingCriteriaList
 
@@ -74,6 +81,37 @@ class Options:
         stops = self.stop_strings
         require(all(isinstance(s, str) and s for s in stops), f"stop must be non-empty strings, got {self.stop!r}")
         self.sampling()  # checks the rest
+        for name in ("beams", "num_return"):
+            whole(name, 1)
+        if self.draft_beams is not None:
+            whole("draft_beams", self.beams)
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        """What beam search has no use for is refused beside it, and the other way round."""
+        require(
+            isinstance(self.early_stopping, bool) or self.early_stopping == "never",
+            f'early_stopping must be True, False or "never", got {self.early_stopping!r}',
+        )
+        penalty = self.length_penalty
+        good = isinstance(penalty, (int, float)) and not isinstance(penalty, bool) and -100 <= penalty <= 100
+        require(good, f"length_penalty must be a number from -100 to 100, got {penalty!r}")
+        require(
+            self.num_return <= self.beams,
+            f"num_return must be at most beams, which is {self.beams}; got {self.num_return}",
+        )
+        planned = self.gamma is None or self.gamma == "auto" or isinstance(self.gamma, int)
+        require(
+            self.beams == 1 or planned,
+            f"gamma must be a whole number with beams, the levels of a draft tree, got {self.gamma!r}; or leave it out",
+        )
+        unused = SAMPLING_ONLY if self.beams > 1 else BEAMS_ONLY
+        asked = [
+            f"{k}={getattr(self, k)!r}" for k in unused if getattr(self, k) != Options.__dataclass_fields__[k].default
+        ]
+        remedy = "leave it out, or set beams=1" if self.beams > 1 else "set beams to at least 2, or leave it out"
+        kind = "beam search" if self.beams > 1 else "decoding without beams"
+        require(not asked, f"{', '.join(asked)} means nothing to {kind}; {remedy}")
 
     def _check_lenience(self) -> None:
         number = isinstance(self.lenience, (int, float)) and not isinstance(self.lenience, bool)

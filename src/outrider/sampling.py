@@ -65,6 +65,12 @@ class Sampling:
         return self.temperature == 0
 
     @property
+    def lowers(self) -> bool:
+        """Whether penalties, bias and processors can only lower a log-probability, or keep it at 0 at most."""
+        raised = self.frequency_penalty < 0 or self.presence_penalty < 0 or any(v > 0 for v in self.logit_bias.values())
+        return not raised and not self.processors
+
+    @property
     def penalised(self) -> bool:
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
@@ -74,20 +80,21 @@ def standardise(logits: Tensor, sampling: Sampling, context: Context, tail: Tens
 
     Penalties and processors see exactly the prefix each position stands behind, guesses included.
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    tail = tail[:, : logits.shape[1] - 1]
-    if sampling.penalised:
-        logits = _penalise(logits, sampling, context, tail)
-    if sampling.logit_bias:
-        logits = _bias(logits, sampling.logit_bias)
-    if sampling.processors:
-        logits = _process(logits, sampling.processors, context, tail)
+    logits = _adjust(logits.to(torch.promote_types(logits.dtype, torch.float32)), sampling, context, tail)
     if sampling.greedy:
         best = logits.max(-1, keepdim=True)
         # Logits that leave no choice must not pass for one: NaN is found where tokens are emitted.
         certain = torch.where(best.values.isfinite(), 1.0, torch.nan).to(logits.dtype)
         return torch.zeros_like(logits).scatter_(-1, best.indices, certain)
     return _filter(logits / sampling.temperature, sampling).softmax(-1)
+
+
+def log_standardise(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:
+    """Logits [B, K, V] -> what beam search adds up, float32 [B, K, V]: log-probabilities, then penalties and the rest.
+
+    In transformers' order: a processor sees log-probabilities here, and what it changes is not normalised again.
+    """
+    return _adjust(logits.to(torch.float32).log_softmax(-1), sampling, context, tail)
 
 
 def draw(weights: Tensor, race: Tensor) -> Tensor:
@@ -98,6 +105,18 @@ def draw(weights: Tensor, race: Tensor) -> Tensor:
     s at most: that is Gumbel coupling.
     """
     return (weights / race).argmax(-1)
+
+
+def _adjust(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:
+    """Penalties, bias and processors, each behind the prefix a position stands behind."""
+    tail = tail[:, : logits.shape[1] - 1]
+    if sampling.penalised:
+        logits = _penalise(logits, sampling, context, tail)
+    if sampling.logit_bias:
+        logits = _bias(logits, sampling.logit_bias)
+    if sampling.processors:
+        logits = _process(logits, sampling.processors, context, tail)
+    return logits
 
 
 def _penalise(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:

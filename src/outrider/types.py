@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from outrider.errors import require
 
 if TYPE_CHECKING:
     from outrider.context import Context
@@ -187,6 +189,9 @@ class Session(Protocol):
     def select(self, rows: Tensor) -> None:
         """Reorder, fork or drop rows: row i becomes the old row rows[i]."""
 
+    def fork(self, rows: Tensor) -> Session:
+        """Another session whose row i is a copy of row rows[i]; nothing that happens there shows here."""
+
 
 @runtime_checkable
 class LanguageModel(Protocol):
@@ -245,6 +250,28 @@ class DraftSession(Protocol):
 
     def select(self, rows: Tensor) -> None:
         """Reorder, fork or drop rows."""
+
+
+@runtime_checkable
+class Forkable(DraftSession, Protocol):
+    """A drafting session that can look ahead along several branches: what beam search asks of a drafter."""
+
+    def fork(self, rows: Tensor) -> Forkable:
+        """Another session whose row i is a copy of row rows[i].
+
+        Tokens committed to it are suppositions: it must go on proposing behind them, though the target has not
+        run them, and nothing of it may show in this session. It is asked for one guess at a time.
+        """
+
+
+def forkable(session: DraftSession) -> Forkable:
+    """The session, if it can be forked; an error that says what to do if not."""
+    require(
+        isinstance(session, Forkable),
+        f"beams: {type(session).__name__} has no fork(rows), which drafting for beam search needs; "
+        "write one (see docs/adding-a-drafter.md) or use another draft",
+    )
+    return cast(Forkable, session)
 
 
 @runtime_checkable

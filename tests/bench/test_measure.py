@@ -94,7 +94,7 @@ def test_a_card_is_made_again_by_its_command(folder: str, tmp_path: Path) -> Non
     page = tmp_path / "card.md"
     page.write_text("# Mine\n\nWords.\n", encoding="utf-8")
     given = ["measure", folder, "-d", "uniform", "-d", "copy", "--temperature", "0", "--temperature", "1", "-n", "6"]
-    given += ["--prompts", str(prompts), "--dtype", "float32", "--card", str(page)]
+    given += ["--prompts", str(prompts), "--dtype", "float32", "--gamma", "3", "--card", str(page)]
     for _ in range(2):
         result = CliRunner().invoke(app, given)
         assert result.exit_code == 0, result.output

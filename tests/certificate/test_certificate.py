@@ -22,6 +22,7 @@ from outrider.cli.main import app
 from outrider.errors import BadOption
 from outrider.models.huggingface import HuggingFaceSession
 from outrider.types import Verifier
+from outrider.verification.choose import VERIFIERS
 
 PROMPTS = ("the thin the thin", "a bc a bc a")
 PLAN = Plan(prompts=PROMPTS, max_new_tokens=10, gammas=(1, 4), samples=20_000, engine_samples=200)
@@ -124,7 +125,7 @@ def test_kernels_that_mix_rows_are_caught(llm: outrider.LLM, monkeypatch: pytest
 def test_a_wrong_rule_fails_the_certificate(llm: outrider.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a law test that cannot fail: the product's rule is replaced by one with a mistake."""
     wrong = Verifier("maximal", law._forgetful, exact=True, shares_noise=False)
-    monkeypatch.setattr(law, "maximal_coupling", wrong)
+    monkeypatch.setitem(VERIFIERS, "maximal", wrong)
     done = certified(llm, replace(PLAN, max_new_tokens=4, gammas=(2,), seeds=(), engine_samples=0))
     assert done.verdict == "failed" and done.left_out == ["temperature 1", "law of the engine"]
     assert [r.part for r in done.law if not r.passed] == ["rule"]

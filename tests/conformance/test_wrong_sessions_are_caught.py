@@ -33,10 +33,23 @@ class OffByOne(HuggingFaceSession):
 class KeepsOldRows(HuggingFaceSession):
     """select moves the tokens but not the keys and values."""
 
-    def select(self, rows: Tensor) -> None:
-        cache = self.cache
-        super().select(rows)
-        self.cache = cache.select(torch.arange(len(rows)))
+    def _move_memory(self, rows: Tensor) -> None:
+        super()._copy_memory(torch.arange(len(rows)))
+
+
+class ForksShareMemory(HuggingFaceSession):
+    """What a fork runs is written over the original's keys and values."""
+
+    def fork(self, rows: Tensor) -> ForksShareMemory:
+        other = super().fork(rows)
+        other.cache = self.cache
+        return other
+
+
+class ForksShareTokens(ToySession):
+    def fork(self, rows: Tensor) -> ToySession:
+        self.select(rows)
+        return self
 
 
 class KeepsWhatWasTakenBack(ToySession):
@@ -66,7 +79,7 @@ class ForgetsUnseen(HuggingFaceSession):
         self.cached, self.behind = self.context.lengths - 1, 1
 
 
-@pytest.mark.parametrize("wrong", [KeepsEverything, OffByOne, KeepsOldRows, ForgetsUnseen])
+@pytest.mark.parametrize("wrong", [KeepsEverything, OffByOne, KeepsOldRows, ForgetsUnseen, ForksShareMemory])
 def test_wrong_sessions_are_caught(wrong: type[HuggingFaceSession]) -> None:
     """Catches a check_session that lets stale keys and values through."""
     model = wrapped("llama")
@@ -76,10 +89,15 @@ def test_wrong_sessions_are_caught(wrong: type[HuggingFaceSession]) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
-    [(Grows, "must not grow"), (ExtendStartsOver, "extend"), (KeepsWhatWasTakenBack, "tokens are committed")],
+    [
+        (Grows, "must not grow"),
+        (ExtendStartsOver, "extend"),
+        (KeepsWhatWasTakenBack, "tokens are committed"),
+        (ForksShareTokens, "fork"),
+    ],
 )
 def test_wrong_toy_sessions_are_caught(wrong: type[ToySession], says: str) -> None:
-    """Catches a check_session that never releases, or never extends."""
+    """Catches a check_session that never releases, extends or forks."""
     model = ToyModel(12)
     with pytest.raises(AssertionError, match=says):
         check_session(lambda rows, shape: wrong(model, rows, shape))

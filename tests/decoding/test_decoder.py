@@ -180,8 +180,8 @@ def test_shapes_out_of_range(options: dict[str, int], says: str) -> None:
 def test_shapes_follow_from_the_request_alone() -> None:
     """Catches a shape that depends on the other requests: then bits would, too."""
     decoder = Decoder(TARGET, Nothing(), gumbel_coupling, Sampling(), 0)
-    assert decoder._shape(Request((1,), Stopping(3))).capacity == 256
-    assert decoder._shape(Request((1,) * 200, Stopping(100))).capacity == 512
+    assert decoder.shape(Request((1,), Stopping(3))).capacity == 256
+    assert decoder.shape(Request((1,) * 200, Stopping(100))).capacity == 512
     assert [bucket(n) for n in (1, 256, 257, 1025)] == [256, 256, 512, 2048]
 
 

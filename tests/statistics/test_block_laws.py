@@ -76,7 +76,7 @@ MUTANTS = {
 def test_wrong_noise_is_caught(mutant: str) -> None:
     """Catches a law test blind to numbers that decide twice."""
     with pytest.raises(AssertionError, match="not the expected law"):
-        check_law(drafters()["uniform"], MUTANTS[mutant], rows=80_000, gamma=3, detects=0.025)
+        check_law(drafters()["uniform"], MUTANTS[mutant], rows=250_000, gamma=3, detects=0.015)
 
 
 def kept(verifier: Verifier, rows: int = 60_000, gamma: int = 3) -> Tensor:

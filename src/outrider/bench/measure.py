@@ -14,7 +14,8 @@ from typing import Any
 
 from outrider.drafters import Nothing
 from outrider.errors import require
-from outrider.llm import LLM, Output
+from outrider.llm import LLM
+from outrider.output import Output
 from outrider.theory import oracle_tokens
 from outrider.trace import PHASES, Stats, finite, merge, ratio, summarise
 

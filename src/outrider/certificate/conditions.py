@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from outrider.llm import LLM
-from outrider.models.packing import packed_layers
+from outrider.packing import packed_layers
 
 
 def conditions(llm: LLM, slots: int) -> dict[str, Any]:

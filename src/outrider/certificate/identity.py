@@ -11,8 +11,9 @@ from torch import Tensor
 
 from outrider.decoding.decoder import bucket
 from outrider.drafters.base import ContextSession
-from outrider.llm import LLM, Output
+from outrider.llm import LLM
 from outrider.noise import Noise
+from outrider.output import Output
 from outrider.sampling import Sampling
 from outrider.types import Draft, Drafter, DraftSession, Session, Shape
 

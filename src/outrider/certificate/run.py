@@ -14,7 +14,8 @@ from outrider.certificate.law import UNTOLD, LawResult, laws
 from outrider.certificate.plan import Plan
 from outrider.drafters import Nothing, built_in
 from outrider.errors import require
-from outrider.llm import LLM, Output
+from outrider.llm import LLM
+from outrider.output import Output
 from outrider.trace import finite
 from outrider.types import Drafter
 from outrider.verification.choose import VERIFIERS

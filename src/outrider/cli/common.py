@@ -48,6 +48,10 @@ Graphs = Annotated[
         "--graphs/--no-graphs", help="Replay whole steps as CUDA graphs: the same text, faster. On by itself on a GPU."
     ),
 ]
+Beams = Annotated[int, typer.Option(help="Beam search with this many hypotheses; 1 is none.")]
+DraftBeams = Annotated[
+    int | None, typer.Option(help="Beams of the drafter and rows of a target run: at least as many as --beams.")
+]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate at most.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -124,9 +124,10 @@ def _measure(card: Path, target: str, draft: Path, options: list[str]) -> None:
     """The measured part of the card, by the very command that stands in it."""
     from outrider.cli.main import app
 
-    words = ["measure", target, "--draft", str(draft), "--temperature", "0", "--temperature", "1", *options]
+    # A fixed gamma: one chosen by the clock would give other guesses, and so another n, the next time.
+    words = ["measure", target, "--draft", str(draft), "--gamma", "4", "--temperature", "0", "--temperature", "1"]
     command = typer.main.get_command(app)
-    command.main([*words, "--card", str(card), "--quiet"], prog_name="outrider", standalone_mode=False)
+    command.main([*words, *options, "--card", str(card), "--quiet"], prog_name="outrider", standalone_mode=False)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import typer
 
 from outrider.cli import common
 from outrider.cli.common import answers, notes
+from outrider.errors import require
 
 
 def generate(
@@ -39,6 +40,13 @@ def generate(
     draft_temperature: common.DraftTemperature = None,
     draft_top_k: common.DraftTopK = None,
     draft_top_p: common.DraftTopP = None,
+    beams: common.Beams = 1,
+    length_penalty: Annotated[float, typer.Option(help="Beam scores are divided by length ** this.")] = 1.0,
+    early_stopping: Annotated[
+        str, typer.Option(help="Of beam search, as in transformers: true, false or never.")
+    ] = "false",
+    num_return: Annotated[int, typer.Option(help="Hypotheses to print, at most as many as beams.")] = 1,
+    draft_beams: common.DraftBeams = None,
     width: common.Width = 9,
     exact: Annotated[bool, typer.Option(help="Constant shapes: the same bits with and without speculation.")] = True,
     device: common.Device = "auto",
@@ -72,7 +80,13 @@ def generate(
         "draft_temperature": draft_temperature,
         "draft_top_k": draft_top_k,
         "draft_top_p": draft_top_p,
+        "beams": beams,
+        "length_penalty": length_penalty,
+        "early_stopping": {"true": True, "false": False}.get(early_stopping, early_stopping),
+        "num_return": num_return,
+        "draft_beams": draft_beams,
     }
+    require(beams == 1 or not show_trace, "--show-trace shows one text as it grows; leave it out with --beams")
     check_options(options, text)
     common.check_writable(trace, "--trace")
     llm = outrider.load(
@@ -89,6 +103,9 @@ def generate(
     if chat or system is not None:
         messages = [{"role": "system", "content": system}] if system is not None else []
         asked = llm.chat_prompt([*messages, {"role": "user", "content": text}])
+    if beams > 1:
+        answer(llm.generate(asked, **options), as_json, stats, trace)
+        return
     collected = Collected()
     try:
         for chunk in llm.stream(asked, **options):
@@ -110,6 +127,22 @@ def generate(
         collected.trace.save(trace)
     if collected.finish_reason == "interrupted":
         raise typer.Exit(130)
+
+
+def answer(output: Any, as_json: bool, stats: bool, trace: Path | None) -> None:
+    """The hypotheses of a beam search, best first; with several of them, each behind its score."""
+    from outrider.cli.render import stats_table
+
+    if as_json:
+        answers.out(json.dumps(output.to_json()), highlight=False)
+    else:
+        for beam in output.hypotheses:
+            score = f"{beam.score:.4f}\t" if len(output.hypotheses) > 1 else ""
+            sys.stdout.write(f"{score}{beam.text}\n")
+        if stats:
+            notes.print(stats_table(output.stats))
+    if trace is not None:
+        output.trace.save(trace)
 
 
 def check_options(options: dict[str, Any], prompt: str) -> None:

@@ -82,7 +82,7 @@ class Decoder:
         names = range(len(requests)) if names is None else names
         groups: dict[Shape, list[int]] = {}
         for index, request in enumerate(requests):
-            groups.setdefault(self._shape(request), []).append(index)
+            groups.setdefault(self.shape(request), []).append(index)
         slots = self.slots or min(len(requests), 8)
         failed: dict[int, str] = {}
         for shape, members in groups.items():
@@ -94,7 +94,7 @@ class Decoder:
         if failed and len(failed) == len(requests):  # nothing is left to go on with
             raise NumericalError(next(iter(failed.values())))
 
-    def _shape(self, request: Request) -> Shape:
+    def shape(self, request: Request) -> Shape:
         """The shapes a request runs in follow from it alone: that is what keeps its bits its own."""
         require(len(request.prompt) > 0, "the prompt is empty; give at least one token", PromptError)
         limit = self.target.max_length

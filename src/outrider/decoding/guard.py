@@ -6,16 +6,18 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from outrider.errors import OutriderError
+from outrider.errors import BadOption, OutriderError
 from outrider.noise import Noise
 from outrider.sampling import Sampling
 from outrider.trace import Level
 from outrider.types import Draft, DraftSession, Session, Source
+
+T = TypeVar("T")
 
 
 class Guarded:
@@ -69,6 +71,18 @@ class Guarded:
     def select(self, rows: Tensor) -> None:
         self.rows = len(rows)
         self._call("select", rows)
+
+    def attempt(self, function: Callable[[DraftSession], T]) -> T | None:
+        """Whatever else is to be done with the real session; None if it has raised or does now."""
+        if self.session is None:
+            return None
+        try:
+            return function(self.session)
+        except BadOption:  # asked for something that this drafter does not have: the user's to know
+            raise
+        except Exception as error:
+            self._fail(error)
+            return None
 
     @property
     def levels(self) -> tuple[Level, ...]:

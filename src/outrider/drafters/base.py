@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -38,6 +40,12 @@ class ContextSession:
 
     def select(self, rows: Tensor) -> None:
         self.context.select(rows)
+
+    def fork(self, rows: Tensor) -> Self:
+        other = copy(self)
+        other.context = copy(self.context)
+        other.select(rows)  # gives the copy tensors of its own
+        return other
 
 
 class Reach:

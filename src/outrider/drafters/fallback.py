@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.noise import Noise
 from outrider.sampling import Sampling
 from outrider.trace import Level
-from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source
+from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source, forkable
 
 
 class Fallback:
@@ -72,6 +72,10 @@ class _FallbackSession:
     def select(self, rows: Tensor) -> None:
         for session in self.sessions:
             session.select(rows)
+
+    def fork(self, rows: Tensor) -> _FallbackSession:
+        first, second = (forkable(session).fork(rows) for session in self.sessions)
+        return _FallbackSession((first, second), self.limits, self.vocab_size)
 
 
 def widened(draft: Draft, gamma: int) -> Draft:

@@ -51,13 +51,16 @@ class Memory:
         """Queries [B, H, T, D] -> what they find [B, T, H * D]; heads in groups share keys."""
         rows, heads, places, size = query.shape
         shared = self.keys.shape[1]
-        q = query.reshape(rows, shared, heads // shared, places, size)
-        scores = q @ self.keys[:, :, None].transpose(-1, -2)  # [B, Hk, G, T, C]
-        scores = scores.float().masked_fill(~self.visible, torch.finfo(torch.float32).min)
+        groups = heads // shared
+        q = query.reshape(rows, shared, groups, places, size)
+        # Queries that share keys as rows of one product: broadcasting would copy the keys.
+        scores = q.flatten(2, 3) @ self.keys.transpose(-1, -2)  # [B, Hk, G * T, C]
+        scores = scores.reshape(rows, shared, groups, places, -1).float()
+        scores = scores.masked_fill(~self.visible, torch.finfo(torch.float32).min)
         mine = [(q * k[:, :, None]).sum(-1, keepdim=True).float() for k, _ in self.own]
         weights = (torch.cat([scores, *mine], -1) * size**-0.5).softmax(-1).to(query.dtype)
         text = self.keys.shape[2]
-        found = weights[..., :text] @ self.values[:, :, None]
+        found = (weights[..., :text].flatten(2, 3) @ self.values).reshape(q.shape)
         for i, (_, v) in enumerate(self.own):
             found = found + weights[..., text + i, None] * v[:, :, None]
         found = found.reshape(rows, heads, places, size).transpose(1, 2)

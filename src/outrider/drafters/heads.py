@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
@@ -24,6 +24,7 @@ from outrider.drafters.base import ContextSession, Reach
 from outrider.drafters.head_layers import Head, HeadConfig, Memory
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
 from outrider.noise import Noise
+from outrider.packing import pack, packed, product
 from outrider.sampling import Sampling, draw, standardise
 from outrider.types import Draft, DraftSession, Session, Shape, Source
 
@@ -99,7 +100,10 @@ class _HeadSession(ContextSession):
         self.head = deepcopy(drafter.head).to(device=target.device, dtype=target.unembedding.dtype)
         self.tokens = drafter.tokens.to(target.device)  # [N]
         self.embedding = target.embedding
-        self.output = target.unembedding[self.tokens].t().contiguous()  # [size, N]
+        self.output = target.unembedding[self.tokens]  # [N, size]
+        if target.device.type == "cpu" and self.output.dtype == torch.float32:
+            pack(self.head, rows=1)
+            self.output = packed(self.output, rows=1)
 
     def begin(self, gamma: int) -> int:
         """Before the first guess; -> how many guesses there can be."""
@@ -115,11 +119,13 @@ class _HeadSession(ContextSession):
         if gamma == 0:
             return Draft.empty(rows, self.device)
         gamma = self.begin(gamma)
+        if gamma == 0:  # a fork that has used up what one look at the target gave
+            return Draft.empty(rows, self.device)
         last = self.context.read(self.context.lengths - 1, 1)[:, 0]
         tokens, probs, proposed = at.new_zeros((rows, 0)), [], []
         reach = Reach(self.floor, self.context.active)
         for k in range(gamma):
-            logits = self.state(k, last) @ self.output  # [B, N]
+            logits = product(self.state(k, last), self.output, None)  # [B, N]
             last, q = self._draw(logits, sampling, noise, tokens, at[:, k : k + 1])
             tokens = torch.cat([tokens, last[:, None]], 1)
             probs.append(q)
@@ -148,16 +154,38 @@ class _HeadSession(ContextSession):
 
 
 class _BlockwiseSession(_HeadSession):
-    """All guesses from one look at the target's last state."""
+    """All guesses from one look at the target's last state; a fork goes on with what is left of that look."""
+
+    supposed: Tensor | None = None  # of a fork: [B, k, size], the states behind its next guesses
 
     def begin(self, gamma: int) -> int:
-        assert self.target.hidden is not None
-        last = self.context.read(self.context.lengths - 1, 1)[:, 0]
-        self.fan = self.head.fan(self.target.hidden, self.embedding[last])  # [B, k, size]
+        self.fan = self._look() if self.supposed is None else self.supposed
         return min(gamma, self.fan.shape[1])
 
     def state(self, k: int, last: Tensor) -> Tensor:
         return self.fan[:, k]
+
+    def commit(self, tokens: Tensor, count: Tensor) -> None:
+        super().commit(tokens, count)
+        if self.supposed is not None:
+            left = torch.arange(max(0, self.supposed.shape[1] - tokens.shape[1]), device=self.device)
+            self.supposed = self.supposed[torch.arange(len(count), device=self.device)[:, None], left + count[:, None]]
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        self.supposed = None if self.supposed is None else self.supposed.index_select(0, rows)
+
+    def fork(self, rows: Tensor) -> Self:
+        other = super().fork(rows)
+        if other.supposed is None:
+            other.supposed = self._look().index_select(0, rows)
+        return other
+
+    @torch.no_grad()
+    def _look(self) -> Tensor:
+        assert self.target.hidden is not None
+        last = self.context.read(self.context.lengths - 1, 1)[:, 0]
+        return self.head.fan(self.target.hidden, self.embedding[last])  # [B, k, size]
 
 
 class _FeatureSession(_HeadSession):
@@ -166,7 +194,11 @@ class _FeatureSession(_HeadSession):
     The target keeps its states by position, as it keeps its keys and values. So does the head its own keys: before
     each draft it makes those of the newest W tokens again, whose states have come true since, so that rollback
     is nothing here either and every shape stays constant.
+
+    A fork is told tokens that the target has not run: there the head's own states stand for the target's.
     """
+
+    supposed: Tensor | None = None  # of a fork: [B, 1, size], what it reads behind the newest token
 
     def __init__(self, drafter: HeadDrafter, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(drafter, rows, shape, target)
@@ -176,7 +208,7 @@ class _FeatureSession(_HeadSession):
         self.memory: Memory | None = None
         if self.head.attention is not None:
             depth, shared = self.head.attention.depth, self.head.attention.shared
-            kept = torch.zeros((2, rows, shared, shape.capacity, depth), dtype=self.output.dtype, device=target.device)
+            kept = torch.zeros((2, rows, shared, shape.capacity, depth), dtype=self.embedding.dtype, device=self.device)
             self.keys, self.values = kept
 
     @torch.no_grad()
@@ -187,17 +219,29 @@ class _FeatureSession(_HeadSession):
             if len(prompt) > 1:
                 self._remember(torch.tensor([row], device=self.device), self.slots[None, : len(prompt) - 1])
 
+    def commit(self, tokens: Tensor, count: Tensor) -> None:
+        if self.supposed is None:
+            super().commit(tokens, count)
+            return
+        for k in range(tokens.shape[1]):
+            self._suppose(self.supposed, tokens[:, k : k + 1], k < count)
+
     def select(self, rows: Tensor) -> None:
         super().select(rows)
+        self.supposed = None if self.supposed is None else self.supposed.index_select(0, rows)
         if self.head.attention is not None:
             self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
 
+    @torch.no_grad()
+    def fork(self, rows: Tensor) -> Self:
+        self.begin(1)  # reads the newest states: the fork cannot
+        other = super().fork(rows)
+        other.supposed = self.x.index_select(0, rows)
+        return other
+
     def begin(self, gamma: int) -> int:
-        place = (self.context.lengths - 2).clamp(min=0)  # [B]: the newest token whose state is known
-        start = (place + 1 - self.width).clamp(min=0)
-        positions = start[:, None] + torch.arange(self.width, device=self.device)  # [B, W]
-        read = self._remember(torch.arange(self.context.rows, device=self.device), positions)
-        self.x = read.gather(1, (place - start)[:, None, None].expand(-1, 1, read.shape[-1]))  # [B, 1, size]
+        place = self._newest()
+        self.x = self._read(place) if self.supposed is None else self.supposed  # [B, 1, size]
         self.place = place[:, None]
         if self.head.attention is not None:
             visible = (self.slots <= self.place) & (self.slots > self.place - self.head.config.window)  # [B, C]
@@ -212,6 +256,29 @@ class _FeatureSession(_HeadSession):
                 self.memory.own.append(self.head.attention.remember(self.x, self.place))
         self.x = self.head.think(self.x, self.place, self.memory)
         return self.x[:, 0]
+
+    def _newest(self) -> Tensor:
+        """[B]: the newest token whose state is known, or supposed."""
+        return (self.context.lengths - 2).clamp(min=0)
+
+    def _read(self, place: Tensor) -> Tensor:
+        """What the head reads at place [B] -> [B, 1, size]."""
+        start = (place + 1 - self.width).clamp(min=0)
+        positions = start[:, None] + torch.arange(self.width, device=self.device)  # [B, W]
+        read = self._remember(torch.arange(self.context.rows, device=self.device), positions)
+        return read.gather(1, (place - start)[:, None, None].expand(-1, 1, read.shape[-1]))
+
+    @torch.no_grad()
+    def _suppose(self, before: Tensor, token: Tensor, real: Tensor) -> None:
+        """Another token [B, 1] behind rows where real [B]: what the head would read there, and its keys."""
+        self.begin(1)
+        read = self.head.read(self.state(0, token)[:, None], self.embedding[token])
+        self.supposed = torch.where(real[:, None, None], read, before)  # [B, 1, size]
+        super().commit(token, real.to(torch.int64))
+        if self.head.attention is not None:
+            rows, place = torch.arange(self.context.rows, device=self.device), self._newest()
+            keys, values = self.head.attention.remember(self.supposed, place[:, None])
+            self.keys[rows, :, place], self.values[rows, :, place] = keys[:, :, 0], values[:, :, 0]
 
     def _remember(self, rows: Tensor, positions: Tensor) -> Tensor:
         """What the head reads at positions [R, T] of these rows -> [R, T, size]; its keys are kept."""

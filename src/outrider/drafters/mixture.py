@@ -9,6 +9,7 @@ discarded is looked at, nor any other row, since both may share the noise of dra
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from outrider.drafters.fallback import joined, widened
 from outrider.errors import require
 from outrider.noise import Noise
 from outrider.sampling import Sampling
-from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source
+from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source, forkable
 
 BUCKETS = (3, 5, 8)
 """Matches of at least this many tokens are counted together up to the next bound; shorter ones are the first kind."""
@@ -149,8 +150,17 @@ class _MixtureSession:
             session.rewind(lengths)
 
     def select(self, rows: Tensor) -> None:
+        self._select(rows)
+        for session in (self.first, self.second):
+            session.select(rows)
+
+    def fork(self, rows: Tensor) -> _MixtureSession:
+        other = copy(self)
+        other._select(rows)
+        other.first, other.second = (forkable(session).fork(rows) for session in (self.first, self.second))
+        return other
+
+    def _select(self, rows: Tensor) -> None:
         for name in ("kept", "tried", "kind"):
             setattr(self, name, getattr(self, name).index_select(0, rows))
         self.last = Draft.empty(len(rows), rows.device)
-        for session in (self.first, self.second):
-            session.select(rows)

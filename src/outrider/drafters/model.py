@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -92,6 +93,9 @@ class FittedSession:
     def select(self, rows: Tensor) -> None:
         self.session.select(rows)
 
+    def fork(self, rows: Tensor) -> FittedSession:
+        return FittedSession(self.session.fork(rows), self.vocab_size)
+
     def _fit(self, logits: Tensor) -> Tensor:
         missing = self.vocab_size - logits.shape[-1]
         if missing > 0:
@@ -143,3 +147,8 @@ class _ModelSession:
 
     def select(self, rows: Tensor) -> None:
         self.session.select(rows)
+
+    def fork(self, rows: Tensor) -> _ModelSession:
+        other = copy(self)
+        other.session = self.session.fork(rows)
+        return other

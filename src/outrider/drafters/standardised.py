@@ -11,7 +11,7 @@ from torch import Tensor
 from outrider.errors import require
 from outrider.noise import Noise
 from outrider.sampling import Sampling
-from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source
+from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source, forkable
 
 
 class Standardised:
@@ -80,3 +80,6 @@ class _StandardisedSession:
 
     def select(self, rows: Tensor) -> None:
         self.session.select(rows)
+
+    def fork(self, rows: Tensor) -> _StandardisedSession:
+        return _StandardisedSession(self.drafter, forkable(self.session).fork(rows))

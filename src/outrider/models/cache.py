@@ -57,6 +57,7 @@ class _Place:
     def __init__(self) -> None:
         self.rows = torch.zeros((1, 1), dtype=torch.int64)
         self.positions = torch.zeros((1, 1), dtype=torch.int64)
+        self.grouped: tuple[Tensor, Tensor] | None = None  # see lean.py
 
 
 class RaggedCache(Cache):  # type: ignore[misc]
@@ -86,6 +87,12 @@ class RaggedCache(Cache):  # type: ignore[misc]
 
     def select(self, rows: Tensor) -> RaggedCache:
         return RaggedCache([(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.buffers()])
+
+    def move(self, to: Tensor, source: Tensor, length: int) -> None:
+        """Overwrite rows ``to`` with the old rows ``source``, as far as they are filled: most stay where they are."""
+        if len(to):
+            for buffer in (b for pair in self.buffers() for b in pair):
+                buffer[to, :, :length] = buffer[source, :, :length]  # the right side is a copy: rows may change places
 
     def buffers(self) -> list[tuple[Tensor, Tensor]]:
         return [(layer.keys, layer.values) for layer in self.layers]

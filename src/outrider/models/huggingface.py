@@ -128,6 +128,9 @@ class HuggingFaceSession(BufferedSession):
             self.cross = self._allocate(model.cross_shapes, shape.source_capacity)
             self.source_lengths = torch.ones(rows, dtype=torch.int64, device=model.device)
             self._joined: tuple[RaggedCache, RaggedCache, Any] | None = None
+            self.source_names = torch.arange(
+                -rows, 0, device=model.device
+            )  # which source a row holds: a number of its own for each
         if model.hidden_size is not None:
             self.embedding, self.unembedding = model.embedding, model.unembedding
             self.hidden = torch.zeros((rows, model.hidden_size), dtype=model.dtype, device=model.device)
@@ -159,12 +162,24 @@ class HuggingFaceSession(BufferedSession):
             buffer[row].zero_()  # what a row before left here is masked, but a NaN would shine through any mask
         super().admit(row, prompt, source)
 
-    def select(self, rows: Tensor) -> None:
-        super().select(rows)
+    def _copy_memory(self, rows: Tensor) -> None:
         self.cache = self.cache.select(rows)
         if self.model.encoder_decoder:
             self.cross = self.cross.select(rows)
             self.source_lengths = self.source_lengths.index_select(0, rows)
+            self.source_names = self.source_names.index_select(0, rows)
+
+    def _move_memory(self, rows: Tensor) -> None:
+        if rows.device.type != "cpu" or len(rows) != self.context.rows:  # on a GPU, asking which rows move would wait
+            self._copy_memory(rows)
+            return
+        moved = (rows != torch.arange(len(rows))).nonzero()[:, 0]
+        self.cache.move(moved, rows[moved], int(self.context.lengths.max()) + self.guessed)
+        if self.model.encoder_decoder:
+            moved = (self.source_names != self.source_names[rows]).nonzero()[:, 0]  # one source, many rows: stays
+            self.cross.move(moved, rows[moved], self.shape.source_capacity)
+            self.source_lengths = self.source_lengths.index_select(0, rows)
+            self.source_names = self.source_names.index_select(0, rows)
 
     @torch.no_grad()
     def _feed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -265,3 +280,4 @@ class HuggingFaceSession(BufferedSession):
             key[row, :, : k.shape[2]] = k[0]
             value[row, :, : v.shape[2]] = v[0]
         self.source_lengths[row] = len(source)
+        self.source_names[row] = self.source_names.max() + 1

@@ -19,7 +19,8 @@ from transformers import (
 from outrider.errors import BadOption, ModelCorrupt, ModelError, ModelNotFound, OutriderError, TokenizerMismatch
 from outrider.models import hub
 from outrider.models.huggingface import HuggingFaceModel
-from outrider.models.packing import pack
+from outrider.models.lean import make_lean
+from outrider.packing import pack
 
 _PACKED_ROWS = 9  # the default width: what packed weights are laid out for
 
@@ -59,6 +60,7 @@ def load(name: str, device: str = "auto", dtype: str = "auto", trust_remote_code
     wrapped = HuggingFaceModel(model.to(where).requires_grad_(False))
     narrow = model.dtype == torch.bfloat16 and cpu_is_fast_at_bfloat16()
     if where.type == "cpu" and (model.dtype == torch.float32 or narrow):  # what the packed kernels were measured for
+        make_lean(model, rows=_PACKED_ROWS)
         pack(model, rows=_PACKED_ROWS)
     if where.type == "cuda":
         wrapped.fuse()  # no: the family has no fused layers, and runs through its own

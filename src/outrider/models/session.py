@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -117,6 +119,14 @@ class BufferedSession(ABC):
             self.behind += width
         self.guessed, self._scored = 0, False
 
+    def fork(self, rows: Tensor) -> Self:
+        """A session of its own whose row i is a copy of row rows[i] here; what it runs and commits stays there."""
+        other = copy(self)
+        other.context = copy(self.context)
+        other._select(rows)
+        other._copy_memory(rows)
+        return other
+
     def rewind(self, lengths: Tensor) -> None:
         # Memory is addressed by position: what lies beyond is hidden by the mask and overwritten in time.
         self.context.rewind(lengths)
@@ -129,6 +139,18 @@ class BufferedSession(ABC):
         self.guessed, self._scored = 0, False
 
     def select(self, rows: Tensor) -> None:
+        self._move_memory(rows)
+        self._select(rows)
+
+    def _move_memory(self, rows: Tensor) -> None:
+        """Make row i of the model's memory the old row rows[i]; ``context`` is still as it was."""
+        self._copy_memory(rows)
+
+    @abstractmethod
+    def _copy_memory(self, rows: Tensor) -> None:
+        """Give this session, fresh from a fork, a memory of its own, with the rows of the shared one."""
+
+    def _select(self, rows: Tensor) -> None:
         self.context.select(rows)
         self.cached = self.cached.index_select(0, rows)
         self.hidden = None if self.hidden is None else self.hidden.index_select(0, rows)

@@ -6,6 +6,7 @@ For tests, examples and proofs: float64, any vocabulary, no cache to get wrong, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -84,6 +85,12 @@ class ToySession:
 
     def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None:
         self.context.append(tokens, count)
+
+    def fork(self, rows: Tensor) -> ToySession:
+        other = copy(self)
+        other.context = copy(self.context)
+        other.select(rows)
+        return other
 
     def rewind(self, lengths: Tensor) -> None:
         self.context.rewind(lengths)

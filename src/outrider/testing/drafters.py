@@ -17,7 +17,7 @@ from outrider.noise import Noise, Silence
 from outrider.sampling import Sampling, draw
 from outrider.testing.law import assert_same_law
 from outrider.trace import Trace
-from outrider.types import Draft, Drafter, LanguageModel, Shape, Source
+from outrider.types import Draft, Drafter, Forkable, LanguageModel, Shape, Source
 from outrider.verification.matching import gumbel_coupling
 
 SAMPLINGS = {
@@ -49,6 +49,7 @@ def check_drafter(
         bench.check_contract(name, sampling, shared=True)
     bench.check_law("temperature 1", SAMPLINGS["temperature 1"])
     bench.check_layout()
+    bench.check_fork()
     bench.check_prefix_only()
     for name, sampling in SAMPLINGS.items():
         bench.check_same_text(name, sampling, gamma)
@@ -147,6 +148,24 @@ class _Bench:
         pair.select(order)
         selected, _, _ = pair.propose(self.gamma, sampling, seeds[order])
         _check_same(_rows(straight, order), selected, "select (row i becomes the old row rows[i])")
+
+    def check_fork(self) -> None:
+        """A fork proposes what its rows would have, takes suppositions, and leaves no trace. Only beam search forks."""
+        sampling, rows = SAMPLINGS["temperature 1"], torch.arange(len(self.prompts), device=self.device)
+        pair, order = self.start(self.prompts), rows.flip(0)
+        straight, _, at = pair.propose(1, sampling, rows)
+        if not isinstance(pair.session, Forkable):
+            return
+        fork, noise = pair.session.fork(order), Noise(rows[order]).child("draft")
+        for round_ in range(3):
+            draft = fork.propose(1, sampling, noise, at[order] + round_)
+            _check_form(draft, len(rows), 1, self.vocab_size, "a fork")
+            if round_ == 0:
+                _check_same(_rows(straight, order), draft, "fork (row i of the copy is row rows[i])")
+            supposed = (order[:, None] + round_) % self.vocab_size
+            fork.commit(supposed, torch.ones_like(order))
+        again, _, _ = pair.propose(1, sampling, rows)
+        _check_same(straight, again, "proposing again after a fork was used")
 
     def check_prefix_only(self) -> None:
         """Whether and from what x_k is drawn may depend on x_1..x_(k-1), never on x_k itself.

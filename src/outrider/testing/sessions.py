@@ -54,6 +54,7 @@ class _Walk:
         self.extend()
         self.rewind()
         self.select()
+        self.fork()
         self.release_and_readmit()
 
     def tokens(self, *shape: int) -> Tensor:
@@ -203,6 +204,17 @@ class _Walk:
         self.reorder([2, 1, 0])
         second = self.session.extend(tail[[2, 1, 0], 2:])
         self.compare(torch.cat([first[[2, 1, 0]], second], 1), tail[[2, 1, 0]], "select between score and extend")
+
+    def fork(self) -> None:
+        """A fork has copies of the rows it names and goes its own way; nothing of it shows in the original."""
+        original, texts, sources = self.session, self.texts, self.sources
+        rows = [1, 0, 1]
+        self.session = original.fork(torch.tensor(rows, device=self.device))
+        self.texts, self.sources = [list(texts[r]) for r in rows], [sources[r] for r in rows]
+        self.guess_and_commit(3, follows=True)
+        self.score_and_compare(4, "fork: row i of the copy must be row rows[i]")
+        self.session, self.texts, self.sources = original, texts, sources
+        self.score_and_compare(4, "fork: what the copy runs and commits must not show in the original")
 
     def release_and_readmit(self) -> None:
         """A released row keeps its length and disturbs nobody; its slot then serves another prompt."""

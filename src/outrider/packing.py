@@ -23,28 +23,35 @@ def pack(model: nn.Module, rows: int) -> int:
         return 0
     count = 0
     for module in model.modules():
-        if type(module) is nn.Linear and module.weight.device.type == "cpu":
-            packed = _packed(module.weight.detach(), rows)
-            if packed is None:
-                return count
-            module.outrider_packed = packed
+        joined = hasattr(module, "outrider_joined")  # see lean.py
+        if type(module) is nn.Linear and module.weight.device.type == "cpu" and not joined:
+            module.outrider_packed = packed(module.weight.detach(), rows)
             module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
             count += 1
     return count
 
 
-def _packed(weight: Tensor, rows: int) -> Tensor | None:
+def packed(weight: Tensor, rows: int) -> Tensor:
+    """A weight [out, in] laid out for products with about ``rows`` rows; as it is where torch has no such layout."""
     try:
         return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)  # type: ignore[no-any-return]
     except (RuntimeError, NotImplementedError, AttributeError):
-        return None
+        return weight
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer with a weight that ``packed`` gave."""
+    if weight.is_mkldnn:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+    return nn.functional.linear(x, weight, bias)
 
 
 def _forward(self: Any, x: Tensor) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, self.outrider_packed, self.bias, "none", [], "")  # type: ignore[no-any-return]
+    return product(x, self.outrider_packed, self.bias)
 
 
 def packed_layers(model: nn.Module) -> tuple[int, int]:
     """How many linear layers are packed, and how many there are."""
     linear = [module for module in model.modules() if type(module) is nn.Linear]
-    return sum(hasattr(module, "outrider_packed") for module in linear), len(linear)
+    done = sum(hasattr(module, "outrider_packed") or hasattr(module, "outrider_joined") for module in linear)
+    return done, len(linear)

@@ -1,0 +1,46 @@
+"""Leaner layers on a CPU give what transformers' own layers give, for every family they are made for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tiny
+from outrider.models.huggingface import HuggingFaceModel
+from outrider.models.lean import FAMILIES, make_lean
+from outrider.packing import pack
+from outrider.types import Shape
+
+TEXT = [3, 9, 4, 11, 7, 5, 8, 2, 6, 10, 12, 3, 4]
+
+
+def scored(model: HuggingFaceModel) -> torch.Tensor:
+    """Ragged rows, prefilled in chunks, then guesses: every place a lean layer is used."""
+    session = model.start(3, Shape(capacity=64, width=5, chunk=4))
+    session.admit(0, TEXT)
+    session.admit(2, TEXT[:2])
+    return session.score(torch.tensor([[1, 2, 3, 4], [0, 0, 0, 0], [4, 3, 2, 1]]))[[0, 2]]
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_lean_layers_are_the_same_function(family: str) -> None:
+    """Catches heads grouped in the wrong order, a rotation the wrong way round, a mask of another row, a lost bias."""
+    ordinary, lean = (HuggingFaceModel(tiny.build(family)) for _ in range(2))
+    layers = make_lean(lean.model, rows=5)
+    pack(lean.model, rows=5)
+    assert layers == lean.config.num_hidden_layers
+    assert torch.allclose(scored(lean), scored(ordinary), atol=2e-5)
+
+
+def test_another_cache_goes_through_transformers() -> None:
+    """Catches a lean model that its own ``generate`` can no longer run."""
+    ordinary, lean = tiny.build("llama"), tiny.build("llama")
+    make_lean(lean, rows=5)
+    ids = torch.tensor([TEXT])
+    one, two = (m.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0) for m in (ordinary, lean))
+    assert torch.equal(one, two)
+
+
+def test_other_families_are_left_alone() -> None:
+    """Catches a layer of another family run as if it were a Llama's."""
+    assert make_lean(tiny.build("gemma2"), rows=5) == 0
