@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from typer.testing import CliRunner
 import library
 import outrider
 from outrider.cli.main import app
-from outrider.errors import BadOption
+from outrider.drafters.base import ContextSession
+from outrider.errors import BadOption, NumericalError
 
 PROMPT = "the quick brown fox"
 
@@ -93,6 +95,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "stopping": ({"beams": 2, "early_stopping": "soon"}, 'early_stopping must be True, False or "never"'),
     "temperature": ({"beams": 2, "temperature": 0.5}, "temperature=0.5 means nothing to beam search; leave it out"),
     "coupling": ({"beams": 2, "coupling": "gumbel"}, "coupling='gumbel' means nothing to beam search"),
+    "lenience": ({"beams": 2, "lenience": 0.5}, "lenience=0.5 means nothing to beam search"),
+    "policy": ({"beams": 2, "gamma": "gradient"}, "gamma must be a whole number with beams"),
     "no beams": ({"length_penalty": 2.0}, "length_penalty=2.0 means nothing to decoding without beams; set beams"),
     "gamma": ({"beams": 2, "gamma": 9}, "needs a width of 10"),
 }
@@ -129,6 +133,69 @@ def test_a_drafter_that_cannot_fork(llm: outrider.LLM) -> None:
 
     with pytest.raises(BadOption, match=r"Session has no fork\(rows\)"):
         outrider.LLM(llm.target, Rigid()).generate(PROMPT, beams=2, max_new_tokens=6)
+
+
+def test_a_cascade_is_refused(llm: outrider.LLM) -> None:
+    """Catches a cascade that is forked between what it believes and what is true."""
+    model = outrider.ModelDrafter(llm.target.model)
+    with pytest.raises(BadOption, match=r"_CascadeSession has no fork\(rows\)"):
+        outrider.LLM(llm.target, outrider.Cascade(outrider.Uniform(), model)).generate(PROMPT, beams=2)
+
+
+class Broken:
+    """A target whose logits are not numbers behind one token."""
+
+    def __init__(self, model: Any, token: int) -> None:
+        self.whole, self.token = model, token
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+    def start(self, rows: int, shape: Any) -> Any:
+        session = self.whole.start(rows, shape)
+        feed = session._feed
+
+        def broken(tokens: torch.Tensor, positions: torch.Tensor) -> Any:
+            logits, hidden = feed(tokens, positions)
+            return logits.masked_fill((tokens == self.token)[..., None], torch.nan), hidden
+
+        session._feed = broken
+        return session
+
+
+class Always:
+    """Guesses one token, whatever the text."""
+
+    name = "always"
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def start(self, rows: int, shape: Any, target: Any) -> Any:
+        token = self.token
+
+        class Session(ContextSession):
+            def propose(self, gamma: int, sampling: Any, noise: Any, at: torch.Tensor) -> outrider.Draft:
+                guesses = torch.full((self.context.rows, gamma), token)
+                return outrider.Draft(guesses, None, torch.ones_like(guesses).bool())
+
+        return Session(rows, shape, target)
+
+
+def test_logits_that_are_not_numbers(llm: outrider.LLM) -> None:
+    """Catches a search that ranks NaN, and one that ends because of a guess nobody took."""
+    options: dict[str, Any] = {"beams": 2, "num_return": 2, "max_new_tokens": 8, "eos": ()}
+    plain = llm.generate(PROMPT, **options)
+
+    def broken(token: int, drafter: Any) -> Any:
+        target = replace(llm.target, model=Broken(llm.target.model, token))
+        return outrider.LLM(target, drafter).generate(PROMPT, **options).hypotheses
+
+    with pytest.raises(NumericalError, match="NaN or infinite logits after"):
+        broken(plain.tokens[0], outrider.Nothing())
+    unlikely = int(llm.target.model.vocab_size) - 1
+    assert broken(unlikely, outrider.Nothing()) == plain.hypotheses, "the search meets this token by itself"
+    assert broken(unlikely, Always(unlikely)) == plain.hypotheses
 
 
 def test_command_line(folders: Path, llm: outrider.LLM) -> None:
