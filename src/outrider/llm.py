@@ -91,10 +91,10 @@ class LLM:
             f"width must be a whole number of at least 1, got {width!r}",
         )
 
-    def with_draft(self, draft: str | Drafter | None) -> LLM:
+    def with_draft(self, draft: str | Drafter | None, trust_remote_code: bool = False) -> LLM:
         """The same target, loaded once, with another drafter: what ``draft`` of ``load`` may be."""
         dtype = str(self.target.model.dtype).removeprefix("torch.")
-        drafter = drafter_named(draft, Beside(self.target, dtype, trust=False))
+        drafter = drafter_named(draft, Beside(self.target, dtype, trust_remote_code))
         return LLM(self.target, drafter, width=self.width, slots=self.slots, exact=self.exact, graphs=self.graphs)
 
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Any:

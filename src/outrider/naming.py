@@ -14,7 +14,7 @@ from outrider.models import loading, pairs, trimmed
 from outrider.models.teacher import fingerprint
 from outrider.types import Drafter
 
-_CHAIN = re.compile(r"(?P<lower>.+[^>])(?P<link>>{1,2})(?P<middle>[^>]+)")
+_CHAIN = re.compile(r"(?P<lower>.*[^>])(?P<link>>{1,2})(?P<middle>[^>]+)")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ p is always the target's distribution, q the draft's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import torch
@@ -44,12 +44,12 @@ class Draft:
         if most is None:
             return self
         place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        return Draft(self.tokens, self.probs, self.proposed & (place < most[:, None]))
+        return replace(self, proposed=self.proposed & (place < most[:, None]))
 
     def narrow(self, guesses: int) -> Draft:
         """The first columns only."""
         probs = None if self.probs is None else self.probs[:, :guesses]
-        return Draft(self.tokens[:, :guesses], probs, self.proposed[:, :guesses])
+        return replace(self, tokens=self.tokens[:, :guesses], probs=probs, proposed=self.proposed[:, :guesses])
 
     def of_tokens(self) -> Tensor:
         """q_i(x_i) -> [B, G]; one where nothing was proposed (it is never looked at)."""

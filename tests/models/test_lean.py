@@ -32,6 +32,19 @@ def test_lean_layers_are_the_same_function(family: str) -> None:
     assert torch.allclose(scored(lean), scored(ordinary), atol=2e-5)
 
 
+def test_a_biased_gate_keeps_its_bias() -> None:
+    """A gate with a bias lost it when it was joined with up: another text, and no check compares lean with ordinary."""
+    torch.manual_seed(0)
+    ordinary, lean = tiny.build("llama"), tiny.build("llama")
+    for model in (ordinary, lean):
+        generator = torch.Generator().manual_seed(1)
+        for layer in model.model.layers:
+            for part in (layer.mlp.gate_proj, layer.mlp.up_proj):
+                part.bias = torch.nn.Parameter(torch.randn(part.out_features, generator=generator))
+    make_lean(lean, rows=5)
+    assert torch.allclose(scored(HuggingFaceModel(lean)), scored(HuggingFaceModel(ordinary)), atol=2e-5)
+
+
 def test_another_cache_goes_through_transformers() -> None:
     """Catches a lean model that its own ``generate`` can no longer run."""
     ordinary, lean = tiny.build("llama"), tiny.build("llama")

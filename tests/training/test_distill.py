@@ -129,6 +129,8 @@ def test_drafting_sees_what_training_saw(attention: bool, target: loading.Loaded
     student = HeadStudent(Teacher(target.model), drafter.head, vocabulary, 3)
     at = torch.zeros((3, 4), dtype=torch.int64)
     for kept, new in ((0, 8), (2, 1), (1, 6), (3, 2), (0, 5)):
+        for _ in range(7):  # a stretch in which it is not asked: its keys must be made all the same
+            text = _one_more(text, session, head)
         draft = head.propose(3, Sampling(temperature=1.0), Noise(torch.zeros(3, dtype=torch.int64)), at)
         guesses = draft.tokens[1].tolist()
         whole = torch.tensor([text + guesses + [0] * 8])
@@ -142,6 +144,14 @@ def test_drafting_sees_what_training_saw(attention: bool, target: loading.Loaded
         for part in (session, head):
             part.commit(emitted, torch.tensor([0, kept + 1, 0]))
         text = text + emitted[1, : kept + 1].tolist()
+
+
+def _one_more(text: list[int], session: Any, head: Any) -> list[int]:
+    token = (text[-1] * 7 + 3) % 60
+    session.score(torch.zeros((3, 0), dtype=torch.int64))
+    for part in (session, head):
+        part.commit(torch.full((3, 1), token), torch.tensor([0, 1, 0]))
+    return [*text, token]
 
 
 def test_nothing_is_overwritten(target: loading.Loaded, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class Plan:
     prompts: tuple[str, ...] = PROMPTS
     max_new_tokens: int | None = None  # per row and combination of drafter and gamma; None: NEW_TOKENS
     tokens_total: int | None = None  # instead: compare at least this many in all
-    gammas: tuple[int, ...] = (1, 8)
+    gammas: tuple[int, ...] = (1, 4, 8)
     seeds: tuple[int, ...] = (0, 1, 2)  # for temperature 1; rows take them in turn
     samples: int = 50_000  # draws of the rule, from the target's own distributions
     engine_samples: int = 256  # draws by the whole engine, every one of them from runs of the model

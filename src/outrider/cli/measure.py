@@ -72,7 +72,7 @@ def measure(
             target, drafts[0], device, dtype, width=width, slots=1, graphs=common.graphs_option(graphs),
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
-        engines = {drafts[0]: first, **{name: first.with_draft(name) for name in drafts[1:]}}
+        engines = {drafts[0]: first, **{name: first.with_draft(name, trust_remote_code) for name in drafts[1:]}}
     tasks = given or read(None, per_task, sources=first.target.model.encoder_decoder)
     report = run(engines, tasks, settings, repeated_command(context))
     if out is not None:

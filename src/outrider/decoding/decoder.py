@@ -188,6 +188,8 @@ class _Batch:
     def _step(self) -> HostStep:
         drafting = self.drafter.session is not None
         self.asked = [self.planner.choose(i) if row and drafting else 0 for i, row in enumerate(self.rows)]
+        wrong = [g for g in self.asked if not 0 <= g < self.decoder.width]
+        require(not wrong, f"the policy asked for {wrong} guesses; gamma must be from 0 to {self.decoder.width - 1}")
         self.drafter.cap(self.asked)
         self.trace.runs += 1
         return self.stepper.step(self.rule, max(self.asked), self.watch)

@@ -227,7 +227,7 @@ class Gradient:
 
 class _Climbing:
     def __init__(self, rule: Gradient, setting: Setting) -> None:
-        self.rule, self.limit = rule, setting.limit
+        self.rule, self.limit, self.plans = rule, setting.limit, plans(setting.drafter)
         self.c = declared_cost(setting.drafter) if rule.c is None else rule.c
         self.rows = [[0.0, 0.0, rule.first] for _ in range(setting.rows)]  # kept, examined, gamma
 
@@ -235,6 +235,8 @@ class _Climbing:
         self.rows[row] = [0.0, 0.0, self.rule.first]
 
     def choose(self, row: int) -> int:
+        if self.plans:  # it stops by itself, and how far it was asked must not depend on a neighbour
+            return self.limit
         return min(self.limit, max(1, round(self.rows[row][2])))
 
     def learn(self, row: int, asked: int, accepted: int) -> None:

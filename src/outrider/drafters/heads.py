@@ -1,4 +1,4 @@
-"""Small trained heads that draft from the target's own last hidden state, embeddings and output layer.
+"""Small trained heads that draft from what the target's layers gave, its embeddings and its output layer.
 
 Feature: a small recurrent network runs once per guess, at first on what the target's layers saw, then on its own
 states; with attention it also looks back over the text. Blockwise: k blocks guess k tokens from one
@@ -191,9 +191,9 @@ class _BlockwiseSession(_HeadSession):
 class _FeatureSession(_HeadSession):
     """Guess after guess, each on the state behind the one before.
 
-    The target keeps its states by position, as it keeps its keys and values. So does the head its own keys: before
-    each draft it makes those of the newest W tokens again, whose states have come true since, so that rollback
-    is nothing here either and every shape stays constant.
+    The target keeps its states by position, as it keeps its keys and values. So does the head its own keys: at each
+    commit, whether it drafts or not, it makes those of the newest W tokens again, whose states have come true since.
+    Rollback is nothing here either, and every shape stays constant.
 
     A fork is told tokens that the target has not run: there the head's own states stand for the target's.
     """
@@ -222,6 +222,7 @@ class _FeatureSession(_HeadSession):
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         if self.supposed is None:
             super().commit(tokens, count)
+            self._remember_newest()
             return
         for k in range(tokens.shape[1]):
             self._suppose(self.supposed, tokens[:, k : k + 1], k < count)
@@ -241,7 +242,7 @@ class _FeatureSession(_HeadSession):
 
     def begin(self, gamma: int) -> int:
         place = self._newest()
-        self.x = self._read(place) if self.supposed is None else self.supposed  # [B, 1, size]
+        self.x = self._remember(self.rows, place[:, None]) if self.supposed is None else self.supposed  # [B, 1, size]
         self.place = place[:, None]
         if self.head.attention is not None:
             visible = (self.slots <= self.place) & (self.slots > self.place - self.head.config.window)  # [B, C]
@@ -261,12 +262,16 @@ class _FeatureSession(_HeadSession):
         """[B]: the newest token whose state is known, or supposed."""
         return (self.context.lengths - 2).clamp(min=0)
 
-    def _read(self, place: Tensor) -> Tensor:
-        """What the head reads at place [B] -> [B, 1, size]."""
-        start = (place + 1 - self.width).clamp(min=0)
-        positions = start[:, None] + torch.arange(self.width, device=self.device)  # [B, W]
-        read = self._remember(torch.arange(self.context.rows, device=self.device), positions)
-        return read.gather(1, (place - start)[:, None, None].expand(-1, 1, read.shape[-1]))
+    @property
+    def rows(self) -> Tensor:
+        return torch.arange(self.context.rows, device=self.device)
+
+    @torch.no_grad()
+    def _remember_newest(self) -> None:
+        """No more than W tokens are committed at a time, so no key stays unmade."""
+        if self.head.attention is not None:
+            start = (self._newest() + 1 - self.width).clamp(min=0)
+            self._remember(self.rows, start[:, None] + torch.arange(self.width, device=self.device))
 
     @torch.no_grad()
     def _suppose(self, before: Tensor, token: Tensor, real: Tensor) -> None:
@@ -276,7 +281,7 @@ class _FeatureSession(_HeadSession):
         self.supposed = torch.where(real[:, None, None], read, before)  # [B, 1, size]
         super().commit(token, real.to(torch.int64))
         if self.head.attention is not None:
-            rows, place = torch.arange(self.context.rows, device=self.device), self._newest()
+            rows, place = self.rows, self._newest()
             keys, values = self.head.attention.remember(self.supposed, place[:, None])
             self.keys[rows, :, place], self.values[rows, :, place] = keys[:, :, 0], values[:, :, 0]
 

@@ -19,6 +19,7 @@ from outrider.drafters.fallback import joined, widened
 from outrider.errors import require
 from outrider.noise import Noise
 from outrider.sampling import Sampling
+from outrider.trace import Level
 from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source, forkable
 
 BUCKETS = (3, 5, 8)
@@ -140,6 +141,10 @@ class _MixtureSession:
         place_of = torch.arange(self.tried.shape[1], device=tokens.device) == self.kind[:, None]  # [B, kinds]
         self.kept.copy_(self.kept * FADE + place_of * followed[:, None])
         self.tried.copy_(self.tried * FADE + place_of * tried[:, None])
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        return tuple(level for session in (self.first, self.second) for level in getattr(session, "levels", ()))
 
     def rewind(self, lengths: Tensor) -> None:
         # What was learnt rests on tokens that were only believed: a choice that remembered them could bias the law.

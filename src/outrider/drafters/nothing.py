@@ -14,6 +14,7 @@ class Nothing:
     """Proposes nothing, so every target run gives one token."""
 
     name = "none"
+    point_masses = True  # nothing is drawn, so temperature and the like mean nothing
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         return _NothingSession(rows, shape, target)

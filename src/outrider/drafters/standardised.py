@@ -11,6 +11,7 @@ from torch import Tensor
 from outrider.errors import require
 from outrider.noise import Noise
 from outrider.sampling import Sampling
+from outrider.trace import Level
 from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source, forkable
 
 
@@ -74,6 +75,10 @@ class _StandardisedSession:
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self.session.commit(tokens, count)
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        return getattr(self.session, "levels", ())
 
     def rewind(self, lengths: Tensor) -> None:
         self.session.rewind(lengths)

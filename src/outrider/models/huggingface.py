@@ -141,6 +141,8 @@ class HuggingFaceSession(BufferedSession):
         known = int(self.model.config.num_hidden_layers)
         wrong = [layer for layer in layers if not -1 <= layer <= known]
         require(not wrong, f"layers {wrong} do not exist: the model has {known}")
+        if self.states is not None and self._kept != tuple(layers):
+            raise BadOption(f"states of layers {self._kept} are kept for another draft, not those of {tuple(layers)}")
         size = self.model.hidden_size
         if size is None:
             raise BadOption("this model shows no states of its layers; use a draft that reads none")
@@ -160,6 +162,8 @@ class HuggingFaceSession(BufferedSession):
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         for buffer in (b for pair in self.cache.buffers() for b in pair):
             buffer[row].zero_()  # what a row before left here is masked, but a NaN would shine through any mask
+        if self.states is not None:
+            self.states[row] = 0  # a prompt of one token has nothing behind it, least of all another request's
         super().admit(row, prompt, source)
 
     def _copy_memory(self, rows: Tensor) -> None:
@@ -272,7 +276,7 @@ class HuggingFaceSession(BufferedSession):
         else:
             read = {"input_ids": torch.tensor([list(source)], dtype=torch.int64, device=self.model.device)}
         cache = fresh_dynamic(encoder_decoder=True)
-        first = self.context.tokens[row : row + 1, :1]
+        first = torch.zeros((1, 1), dtype=torch.int64, device=self.model.device)  # keys of a source depend on no token
         self.model.model(**read, decoder_input_ids=first, past_key_values=cache, use_cache=True)
         for (key, value), (k, v) in zip(self.cross.buffers(), contents(cache.cross_attention_cache), strict=True):
             key[row].zero_()

@@ -28,11 +28,19 @@ def make_lean(model: Any, rows: int) -> int:
     layers = [m for m in model.modules() if type(m).__name__ == f"{prefix}DecoderLayer"]
     if prefix is None or getattr(config, "hidden_act", None) != "silu" or config.num_hidden_layers != len(layers):
         return 0
+    joined = [getattr(part, name) for layer in layers for part, names in _parts(layer) for name in names]
+    if any(type(linear) is not nn.Linear for linear in joined):  # adapted or quantised: more than its weight
+        return 0
     for layer in layers:
-        _join(layer.self_attn, ("q_proj", "k_proj", "v_proj"), rows)
-        _join(layer.mlp, ("gate_proj", "up_proj"), rows)
+        for part, names in _parts(layer):
+            _join(part, names, rows)
         layer.forward = MethodType(_layer, layer)
     return len(layers)
+
+
+def _parts(layer: Any) -> tuple[tuple[Any, tuple[str, ...]], ...]:
+    """Which linear layers read the same input."""
+    return (layer.self_attn, ("q_proj", "k_proj", "v_proj")), (layer.mlp, ("gate_proj", "up_proj"))
 
 
 def _join(module: Any, names: tuple[str, ...], rows: int) -> None:
@@ -65,7 +73,8 @@ def _layer(
         self.self_attn, _norm(self.input_layernorm, x), past_key_values, position_embeddings, attention_mask
     )
     x = x + mixed
-    gate, up = product(_norm(self.post_attention_layernorm, x), self.mlp.outrider_joined, None).chunk(2, -1)
+    read = _norm(self.post_attention_layernorm, x)
+    gate, up = product(read, self.mlp.outrider_joined, self.mlp.outrider_bias).chunk(2, -1)
     return x + self.mlp.down_proj(nn.functional.silu(gate) * up)  # type: ignore[no-any-return]
 
 

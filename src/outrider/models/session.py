@@ -169,8 +169,10 @@ class BufferedSession(ABC):
         """The state behind a row's last token is that of the token before it."""
         if self._window is not None:
             start, hidden = self._window
-            index = (self.context.lengths - 2 - start).clamp(min=0, max=hidden.shape[1] - 1)
-            last = hidden[torch.arange(len(index), device=index.device), index]
+            index = self.context.lengths - 2 - start
+            last = hidden[torch.arange(len(index), device=index.device), index.clamp(min=0, max=hidden.shape[1] - 1)]
+            # Before the last run there is nothing to take: a state of a later token would tell what was taken back.
+            last = torch.where((index >= 0)[:, None], last, 0)
             self.hidden = last if self.hidden is None else self.hidden.copy_(last)
 
     def _catch_up(self, guesses: int) -> None:

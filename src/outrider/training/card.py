@@ -10,7 +10,7 @@ from outrider.training.loop import Report
 
 KINDS = {
     "model": "A small model of its own",
-    "feature": "A feature head on the target's last hidden state",
+    "feature": "A feature head on the states of the target's layers",
     "blockwise": "Blockwise heads on the target's last hidden state",
 }
 

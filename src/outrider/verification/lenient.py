@@ -63,7 +63,7 @@ def _unscaled(sampling: Sampling) -> Sampling:
 
 
 def _name(lenience: float) -> str:
-    return f"lenience {lenience:g}"
+    return f"lenience {lenience!r}"  # all digits: recordings go by it
 
 
 def _check(lenience: float) -> None:
