@@ -90,6 +90,7 @@ class LLM:
             isinstance(width, int) and width >= 1,
             f"width must be a whole number of at least 1, got {width!r}",
         )
+        require(slots is None or slots >= 1, f"slots must be at least 1, got {slots!r}")
 
     def with_draft(self, draft: str | Drafter | None, trust_remote_code: bool = False) -> LLM:
         """The same target, loaded once, with another drafter: what ``draft`` of ``load`` may be."""
@@ -251,7 +252,7 @@ class LLM:
         if hasattr(prompt, "tolist"):
             prompt = prompt.tolist()
         require(
-            isinstance(prompt, Sequence),
+            isinstance(prompt, Sequence) and not isinstance(prompt, bytes),
             f"a prompt is a text or token ids, or a list of them; got {prompt!r}",
             PromptError,
         )

@@ -9,7 +9,7 @@ import torch
 from laws import SAMPLINGS, TARGET, check_law
 from torch import Tensor
 
-from outrider.drafters import Copying, Fallback, ModelDrafter, Nothing, Standardised, Uniform
+from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, Nothing, Standardised, Uniform
 from outrider.errors import BadOption
 from outrider.noise import Noise
 from outrider.sampling import Sampling
@@ -104,9 +104,10 @@ def test_names_and_refusals() -> None:
     """Catches a setting that does not show in statistics, or one that could have no effect."""
     assert Standardised(NEAR, 0.5, 20, 0.9).name == "near at temperature 0.5, top-k 20, top-p 0.9"
     assert Standardised(NEAR).name == "near" and Standardised(NEAR, 1.0).gamma == ModelDrafter.gamma
-    assert not hasattr(Standardised(Nothing()), "gamma")
-    with pytest.raises(BadOption, match="'copy' draws nothing"):
-        Standardised(Copying(), 0.5)
+    assert not hasattr(Standardised(Ngram()), "gamma")
+    for nothing in (Copying(), Nothing()):
+        with pytest.raises(BadOption, match=f"'{nothing.name}' draws nothing"):
+            Standardised(nothing, 0.5)
     with pytest.raises(BadOption, match="has sampling options of its own already"):
         Standardised(ModelDrafter(TARGET, sampling=Sampling(0.5)), 0.5)
     with pytest.raises(BadOption, match="top_k must be at least 1"):

@@ -183,7 +183,7 @@ def _row(draft: str, temperature: float, task: str, cells: Sequence[Mapping[str,
         speedup_narrow=ratio(_speed(ours), _speed(narrow)),
         speedup_narrow_interval=bootstrap([c.work for c in ours], [c.work for c in narrow]),
         cost=ratio(ratio(timed.seconds["draft"], timed.drafted), ratio(timed.seconds["target"], timed.runs)),
-        oracle_tokens=oracle_tokens(stats.alpha) if stats.examined else math.nan,
+        oracle_tokens=oracle_tokens(min(stats.alpha, 1.0)) if stats.examined else math.nan,  # rounding may exceed 1
         identical=sum(a.tokens == b.tokens for a, b in zip(plain, ours, strict=True)),
     )
 

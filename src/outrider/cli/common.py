@@ -78,5 +78,7 @@ def read_prompt(prompt: str | None) -> str:
 
 def check_writable(path: Path | None, option: str) -> None:
     """Find out that a result cannot be written before working for it, not after."""
+    if path is not None and path.is_dir():
+        raise BadOption(f"{option} {path}: this is a directory; name a file in it")
     if path is not None and not path.resolve().parent.is_dir():
         raise BadOption(f"{option} {path}: the directory {path.resolve().parent} does not exist; make it first")

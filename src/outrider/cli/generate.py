@@ -119,10 +119,10 @@ def generate(
         answers.out(json.dumps(collected.to_json()), highlight=False)
     else:
         sys.stdout.write("\n")
-        if show_trace and collected.trace is not None:
-            print_trace(notes, collected.trace, llm.show)
-        if stats and collected.trace is not None:
-            notes.print(stats_table(collected.stats))
+    if show_trace and collected.trace is not None:
+        print_trace(notes, collected.trace, llm.show)
+    if stats and not as_json and collected.trace is not None:
+        notes.print(stats_table(collected.stats))
     if trace is not None and collected.trace is not None:
         collected.trace.save(trace)
     if collected.finish_reason == "interrupted":

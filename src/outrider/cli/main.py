@@ -50,9 +50,13 @@ def main() -> None:
     except OutriderError as error:
         notes.print("error: " + " ".join(str(error).split()), style="red", markup=False)
         sys.exit(2)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+        place = f"{error.filename}: " if error.filename else ""
+        notes.print(f"error: {place}{error.strerror or error}", style="red", markup=False)
+        sys.exit(2)
     except KeyboardInterrupt:
         notes.print("interrupted")
         sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)

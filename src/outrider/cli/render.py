@@ -15,17 +15,22 @@ Decode = Callable[[Sequence[int]], str]
 ACCEPTED, REJECTED, CORRECTED, BONUS = "green", "red strike", "blue", "cyan"
 
 
-def trace_lines(trace: Trace, decode: Decode) -> list[Text]:
-    """One line per target run: guesses kept, the guess that was not, and the target's own token."""
+def trace_lines(trace: Trace, decode: Decode, marks: bool = False) -> list[Text]:
+    """One line per target run: guesses kept, the guess that was not, and the target's own token.
+
+    ``marks`` where there are no colours to tell them apart.
+    """
     lines = []
+    no, own, more = ("[-{}-]", "{{+{}+}}", "{{{}}}") if marks else ("{}", "{}", "{}")
     for record in trace.records:
         line = Text()
         for token in record.drafted[: min(record.accepted, record.emitted)]:
             line.append(_shown(decode([token])), ACCEPTED)
         rejected = record.drafted[record.accepted :]
         if record.emitted > record.accepted:  # the text did not end among the guesses
-            line.append(_shown(decode(rejected[:1])) if rejected else "", REJECTED)
-            line.append(_shown(decode([record.token])), CORRECTED if rejected else BONUS)
+            line.append(no.format(_shown(decode(rejected[:1]))) if rejected else "", REJECTED)
+            shown = _shown(decode([record.token]))
+            line.append(own.format(shown) if rejected else more.format(shown), CORRECTED if rejected else BONUS)
         lines.append(line)
     return lines
 
@@ -35,10 +40,13 @@ def _shown(text: str) -> str:
 
 
 def print_trace(console: Console, trace: Trace, decode: Decode, most: int = 40) -> None:
-    lines = trace_lines(trace, decode)
+    marks = not console.color_system
+    lines = trace_lines(trace, decode, marks)
+    no, own, more = ("[-{}-]", "{{+{}+}}", "{{{}}}") if marks else ("{}", "{}", "{}")
     legend = Text.assemble(
-        ("accepted guess", ACCEPTED), "  ", ("rejected guess", REJECTED), "  ",
-        ("the target's correction", CORRECTED), "  ", ("the target's own token, all guesses kept", BONUS),
+        ("accepted guess", ACCEPTED), "  ", (no.format("rejected guess"), REJECTED), "  ",
+        (own.format("the target's correction"), CORRECTED), "  ",
+        (more.format("the target's own token, all guesses kept"), BONUS),
     )  # fmt: skip
     console.print(legend)
     for number, line in enumerate(lines[:most], 1):
@@ -57,7 +65,9 @@ def stats_table(stats: Stats) -> Table:
         ("tokens per second", f"{stats.tokens_per_second:.1f}"),
         (
             "acceptance rate alpha",
-            f"{stats.alpha:.3f} expected, {stats.alpha_counted:.3f} counted [{low:.2f}, {high:.2f}]",
+            f"{stats.alpha:.3f} expected, {stats.alpha_counted:.3f} counted [{low:.2f}, {high:.2f}]"
+            if stats.examined
+            else "no guesses",
         ),
         ("guesses", f"{stats.drafted} drafted, {stats.accepted} accepted, {stats.wasted} wasted"),
         ("seconds", ", ".join(f"{k} {v:.2f}" for k, v in stats.seconds.items())),

@@ -12,6 +12,7 @@ from torch import Tensor
 from outrider.decoding.decoder import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Nothing
+from outrider.errors import BadOption
 from outrider.models.toy import ToyModel
 from outrider.noise import Noise, Silence
 from outrider.sampling import Sampling, draw
@@ -156,7 +157,10 @@ class _Bench:
         straight, _, at = pair.propose(1, sampling, rows)
         if not isinstance(pair.session, Forkable):
             return
-        fork, noise = pair.session.fork(order), Noise(rows[order]).child("draft")
+        try:
+            fork, noise = pair.session.fork(order), Noise(rows[order]).child("draft")
+        except BadOption:  # made of parts, and one of them says that it cannot be forked
+            return
         for round_ in range(3):
             draft = fork.propose(1, sampling, noise, at[order] + round_)
             _check_form(draft, len(rows), 1, self.vocab_size, "a fork")
