@@ -70,6 +70,7 @@ def test_objects() -> None:
     ("draft", "says"),
     [
         (">copy", "is not a chain"),
+        ("x>copy", "cannot check guesses"),  # a name of one letter was "not a chain"
         ("copy>", "is not a chain"),
         ("copy>>>x", "is not a chain"),
         ("ngram>copy", "cannot check guesses"),

@@ -9,6 +9,7 @@ import torch
 
 from helpers import case, run, wrapped
 from outrider.decoding.decoder import Decoder, Request, bucket
+from outrider.decoding.planner import Setting
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, ModelDrafter, Nothing, Uniform
 from outrider.errors import BadOption, NumericalError, PromptError
@@ -175,6 +176,28 @@ def test_shapes_out_of_range(options: dict[str, int], says: str) -> None:
     """Catches shapes that would fail inside a run."""
     with pytest.raises(BadOption, match=says):
         Decoder(TARGET, Nothing(), gumbel_coupling, Sampling(), **options)
+
+
+@pytest.mark.parametrize("answer", [-1, 9, 99])
+def test_a_policy_out_of_range(answer: int) -> None:
+    """Catches a policy of somebody's own whose answer fails deep inside a step instead of being named."""
+
+    class Wild:
+        def start(self, setting: Setting) -> Wild:
+            return self
+
+        def admit(self, row: int) -> None: ...
+
+        def choose(self, row: int) -> int:
+            return answer
+
+        def learn(self, row: int, asked: int, accepted: int) -> None: ...
+
+        def timed(self, gamma: int, seconds: float, undrafted: float | None) -> None: ...
+
+    decoder = Decoder(TARGET, Uniform(), gumbel_coupling, Sampling(), Wild())
+    with pytest.raises(BadOption, match=rf"the policy asked for \[{answer}\] guesses; gamma must be from 0 to 8"):
+        list(decoder.stream([Request((1, 2), Stopping(4))], Trace("d", "gumbel", True)))
 
 
 def test_shapes_follow_from_the_request_alone() -> None:

@@ -1,0 +1,79 @@
+"""What a session shows of its model's layers: true for its own text, and silent about everything else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tiny
+from outrider.errors import BadOption
+from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession
+from outrider.types import Shape
+
+TEXT = [3, 9, 4, 11, 7, 5, 8, 2, 6, 10]
+LAYERS = (1, -1)
+
+
+def session(family: str = "llama") -> HuggingFaceSession:
+    started = HuggingFaceModel(tiny.build(family)).start(2, Shape(capacity=64, width=4, source_capacity=8, chunk=4))
+    started.keep_states(LAYERS)
+    return started
+
+
+def grown(started: HuggingFaceSession, tokens: list[int]) -> None:
+    """Commit tokens to row 0, one run each."""
+    for token in tokens:
+        started.score(torch.zeros((2, 0), dtype=torch.int64))
+        started.commit(torch.full((2, 1), token), torch.tensor([1, 0]))
+
+
+def test_states_are_those_of_a_plain_forward() -> None:
+    """Catches states written at another position, of another layer or row, in prefill or after it."""
+    started = session()
+    started.admit(0, TEXT[:6])
+    grown(started, TEXT[6:])
+    with torch.no_grad():
+        given = started.model.model(torch.tensor([TEXT]), output_hidden_states=True).hidden_states
+    expected = torch.stack([given[layer][0] for layer in LAYERS], 1)[: len(TEXT) - 1]  # the last is not run yet
+    assert started.states is not None
+    assert torch.allclose(started.states[0, : len(TEXT) - 1], expected, atol=1e-5)
+
+
+def test_a_slot_forgets_the_request_before() -> None:
+    """A prompt of one token has no state behind it: a head once read that of the slot's last request there."""
+    started = session()
+    started.admit(0, TEXT)
+    started.release(0)
+    started.admit(0, TEXT[:1])
+    assert started.states is not None and not started.states[0].any()
+
+
+def test_what_was_taken_back_leaves_no_trace() -> None:
+    """After a rewind ``hidden`` was the state of a token beyond the text: a draft that saw it knew the next guess."""
+    seen = []
+    for supposed in ([5, 6, 7, 8], [9, 2, 3, 4]):
+        started = session()
+        started.admit(0, TEXT[:4])
+        grown(started, [TEXT[4], *supposed])
+        started.rewind(torch.tensor([5, 1]))
+        assert started.hidden is not None
+        seen.append(started.hidden[0].clone())
+    assert torch.equal(*seen)
+
+
+def test_two_drafts_cannot_ask_for_different_layers() -> None:
+    """Catches a second draft that silently changes what the first one reads."""
+    started = session()
+    started.keep_states(LAYERS)
+    with pytest.raises(BadOption, match="kept for another draft"):
+        started.keep_states((0, -1))
+    with pytest.raises(BadOption, match="do not exist"):
+        HuggingFaceModel(tiny.build("llama")).start(1, Shape(capacity=64, width=4)).keep_states((99,))
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "marian"])
+def test_a_source_is_read_whatever_the_first_token(family: str) -> None:
+    """A start token beyond a small draft's vocabulary broke its encoder run; keys of a source depend on no token."""
+    started = session(family)
+    started.admit(0, [10_000], [3, 4, 5])
+    assert started.score(torch.zeros((2, 0), dtype=torch.int64))[0].isfinite().all()
