@@ -21,6 +21,7 @@ from outrider.models import hub
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.lean import make_lean
 from outrider.packing import pack
+from outrider.threads import limit_threads
 
 _PACKED_ROWS = 9  # the default width: what packed weights are laid out for
 
@@ -44,6 +45,8 @@ class Loaded:
 def load(name: str, device: str = "auto", dtype: str = "auto", trust_remote_code: bool = False) -> Loaded:
     """Load by short name, directory, .gguf file or hub id; safetensors weights only."""
     where = torch.device(choose_device(device))
+    if where.type == "cpu":
+        limit_threads()
     place = hub.resolve(name)
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:

@@ -1,0 +1,160 @@
+"""``outrider bench cpu``: our engine and others on this CPU, same weights, prompts and token counts, in one run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from outrider.cli import common
+from outrider.cli.common import answers, notes
+from outrider.errors import require
+
+EXPLAINED = (
+    "t/s: tokens per second behind the first token, totals over totals (95 % interval over prompts); quartiles: of the "
+    "prompts; first: seconds to the first token; whole: tokens per second with the prompt's time; floor: share of "
+    "the speed at which reading the weights once a token would be all; same text: prompts whose text is the engine's "
+    "own plain text, token for token; as ours: tokens until the text leaves Outrider's plain text, median"
+)
+
+
+def cpu(
+    context: typer.Context,
+    target: Annotated[
+        str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")
+    ] = common.DEFAULT_TARGET,
+    engines: Annotated[
+        str | None,
+        typer.Option(
+            help="outrider, transformers, vllm, openvino, each with :float32, :bfloat16 or :float16 behind it if it is "
+            "to run in that precision; separated by commas. By default all that are installed."
+        ),
+    ] = None,
+    draft: common.Draft = "auto",
+    dtype: Annotated[str, typer.Option(help="For all engines: auto, float32, bfloat16 or float16.")] = "auto",
+    prompts: Annotated[
+        Path | None, typer.Option(help="A .jsonl file with prompt and task fields, or Spec-Bench's question file.")
+    ] = None,
+    per_task: Annotated[int | None, typer.Option(help="Prompts of each task at most, evenly spaced.")] = None,
+    tokens: Annotated[int, typer.Option("--tokens", "-n", help="Tokens of every text, whatever it says.")] = 128,
+    temperature: Annotated[list[float] | None, typer.Option(help="0 (the default) is greedy; may be repeated.")] = None,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each prompt; medians count.")] = 1,
+    threads: Annotated[int | None, typer.Option(help="Threads of every engine; by default the cores at hand.")] = None,
+    peer_python: Annotated[
+        list[str] | None, typer.Option(help="ENGINE=PYTHON, for an engine in another environment; may be repeated.")
+    ] = None,
+    peer_model: Annotated[
+        list[str] | None, typer.Option(help="ENGINE=PATH, for an engine that reads another format; may be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers here, after every prompt.")] = None,
+    as_json: common.Json = False,
+) -> None:
+    """Plain and speculative decoding by this engine and by others, beside what the memory allows.
+
+    Every engine runs in a process of its own, with the same number of threads, and stands still while another one is
+    measured. Ctrl-C ends the run and keeps what was measured. Exit code 1: an engine failed.
+    """
+    from outrider.bench.cpu import Bench, Plan
+    from outrider.bench.peers import by_engine, installed
+    from outrider.bench.prompts import read
+    from outrider.cli.measure import repeated_command
+    from outrider.models.checkpoint import look
+    from outrider.models.loading import DTYPES
+
+    common.check_writable(out, "--out")
+    require(dtype == "auto" or dtype in DTYPES, f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
+    pythons = by_engine(peer_python or [], "--peer-python")
+    models = by_engine(peer_model or [], "--peer-model")
+    chosen = installed(pythons) if engines is None else [name for name in engines.split(",") if name.strip()]
+    plan = Plan(
+        target, tuple(chosen), tokens, tuple(temperature or [0.0]), repeats, draft, dtype, threads, pythons, models, out
+    )
+    given = None if prompts is None else read(prompts, per_task, spec_bench=True)
+    with notes.status(f"looking at {target}"):
+        checkpoint = look(target)
+    tasks = given or read(None, per_task, sources=checkpoint.encoder_decoder)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=notes, transient=True) as bar:
+        shown = bar.add_task("starting", total=1.0)
+        bench = Bench(plan, checkpoint, tasks, repeated_command(context))
+        report = bench.run(lambda what, share: bar.update(shown, description=what, completed=share))
+    if as_json:
+        answers.out(json.dumps(report), highlight=False)
+    else:
+        show(report)
+    for name, reason in report["failed"].items():
+        notes.print(f"{name} failed: {reason}", style="red", markup=False)
+    if report["interrupted"]:
+        notes.print("interrupted: these are the prompts that were finished")
+        raise typer.Exit(130)
+    if report["failed"]:
+        raise typer.Exit(1)
+
+
+def show(report: dict[str, Any]) -> None:
+    speed = report.get("bytes_per_second", {}).get("median")
+    others = report.get("other_cores")
+    answers.print(
+        f"{report['cpu']}, {report['threads']} threads, {report['target']}, {report['prompts']} prompts of "
+        f"{report['tokens']} tokens"
+        + (f"; reads {speed / 1e9:.1f} GB/s" if speed else "")
+        + (f"; other programs used {others:.2f} cores" if others is not None else "")
+    )
+    for name, about in report["engines"].items():
+        answers.print(f"{name}: {about['version']}, {about['dtype']}{_note(about)}", style="dim", markup=False)
+    for temperature in dict.fromkeys(row["temperature"] for row in report["rows"]):
+        found = [row for row in report["rows"] if row["temperature"] == temperature]
+        answers.print(_overall([row for row in found if row["task"] == "all"], f"temperature {temperature:g}"))
+        answers.print(_by_task(found, f"temperature {temperature:g}, tokens per second by task"))
+    answers.print(EXPLAINED, style="dim")
+
+
+def _note(about: dict[str, Any]) -> str:
+    return f", {about['note']}" if about["note"] else ""
+
+
+def _overall(rows: list[dict[str, Any]], title: str) -> Table:
+    from outrider.bench.card import number, with_interval
+
+    table = Table(title=title, title_justify="left")
+    columns = (
+        "engine", "t/s", "quartiles", "first", "whole", "x own plain", "ours plain is x", "ours spec. is x", "floor",
+        "same text", "as ours",
+    )  # fmt: skip
+    for column in columns:
+        table.add_column(column, justify="left" if column == "engine" else "right")
+    for r in rows:
+        low, high = r["quartiles"]
+        table.add_row(
+            r["way"], with_interval(r["tokens_per_second"], r["interval"], 1), f"{number(low, 1)}-{number(high, 1)}",
+            number(r["first_seconds"]), number(r["whole_tokens_per_second"], 1),
+            with_interval(r["over_plain"], r["over_plain_interval"]), number(r["our_plain_over"]),
+            with_interval(r["ours_over"], r["ours_over_interval"]),
+            "-" if r["floor_share"] is None else f"{100 * r['floor_share']:.0f} %",
+            "-" if r["same_as_plain"] is None else f"{r['same_as_plain']}/{r['prompts']}", number(r["agreement"], 0),
+        )  # fmt: skip
+    return table
+
+
+def _by_task(rows: list[dict[str, Any]], title: str) -> Table:
+    from outrider.bench.card import number
+    from outrider.bench.cpu_rows import OURS
+
+    table = Table(title=title, title_justify="left")
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    for column in ("task", "prompts", *ways, "ours x own plain", "ours x best other"):
+        table.add_column(column, justify="left" if column == "task" else "right")
+    for task in dict.fromkeys(row["task"] for row in rows):
+        found = {row["way"]: row for row in rows if row["task"] == task}
+        ours = found.get(OURS, {})
+        others = [r["ours_over"] for way, r in found.items() if not way.startswith("outrider") and r["ours_over"]]
+        table.add_row(
+            task, str(max(r["prompts"] for r in found.values())),
+            *(number(found[way]["tokens_per_second"], 1) if way in found else "-" for way in ways),
+            number(ours.get("over_plain")), number(min(others, default=None)),
+        )  # fmt: skip
+    return table

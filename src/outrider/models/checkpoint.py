@@ -1,0 +1,58 @@
+"""What can be known of a model without loading its weights: tokens of a prompt, its dtype here, what a run reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from outrider.models import hub
+from outrider.models.loading import choose_dtype
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model as it lies on the disk."""
+
+    place: str
+    config: Any
+    tokenizer: Any
+
+    @property
+    def encoder_decoder(self) -> bool:
+        return bool(self.config.is_encoder_decoder)
+
+    @property
+    def dtype(self) -> str:
+        """What it is computed in on this CPU unless told otherwise."""
+        return str(choose_dtype("auto", self.config, torch.device("cpu"))).removeprefix("torch.")
+
+    def encode(self, text: str) -> list[int]:
+        """A user's words as token ids: by the chat template where there is one."""
+        if getattr(self.tokenizer, "chat_template", None):
+            words = [{"role": "user", "content": text}]
+            text = self.tokenizer.apply_chat_template(words, tokenize=False, add_generation_prompt=True)
+            return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return list(self.tokenizer.encode(text))
+
+    def numbers_read(self) -> int:
+        """Weights that one run reads: all but those of the input embeddings, of which it reads a few rows.
+
+        For an encoder-decoder model the encoder counts too, though it runs once a text.
+        """
+        kind = AutoModelForSeq2SeqLM if self.encoder_decoder else AutoModelForCausalLM
+        with torch.device("meta"):
+            model = kind.from_config(self.config)
+        table, output = model.get_input_embeddings(), model.get_output_embeddings()
+        tied = output is None or output.weight is table.weight
+        total = sum(parameter.numel() for parameter in model.parameters())
+        return int(total - (0 if tied else table.weight.numel()))
+
+
+def look(name: str) -> Checkpoint:
+    """A checkpoint by short name, directory, .gguf file or hub id; fetched or converted first if need be."""
+    place: Path | str = hub.resolve(name)
+    return Checkpoint(str(place), AutoConfig.from_pretrained(place), AutoTokenizer.from_pretrained(place))
