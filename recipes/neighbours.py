@@ -17,7 +17,6 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 POLICIES = {
     "libgomp's own": {"GOMP_SPINCOUNT": "300000"},  # what an unset policy means there, about 3 ms
@@ -75,58 +74,42 @@ class Team:
             member.wait()
 
 
-def measure(options: argparse.Namespace) -> dict[tuple[str, int], list[float]]:
-    """(policy, processes) -> tokens per second of all processes together, a value for every round."""
-    speeds: dict[tuple[str, int], list[float]] = {}
-    for size in (1, options.processes):
-        teams = {name: Team(size, settings, options) for name, settings in POLICIES.items()}
-        try:
-            for turn in range(options.rounds):
-                names = list(teams)[turn % len(teams) :] + list(teams)[: turn % len(teams)]
-                for name in names:
-                    took = teams[name].decode()
-                    speeds.setdefault((name, size), []).append(sum(options.tokens / t for t in took))
-                    sys.stderr.write(f"{size} at once, {name}: {speeds[name, size][-1]:.1f} tokens/s\n")
-        finally:
-            for team in teams.values():
-                team.end()
+def measure(options: argparse.Namespace, size: int) -> dict[str, list[float]]:
+    """Policy -> tokens per second of ``size`` processes together, a value for every round."""
+    speeds: dict[str, list[float]] = {name: [] for name in POLICIES}
+    teams: dict[str, Team] = {}
+    try:
+        for name, settings in POLICIES.items():
+            sys.stderr.write(f"{size} at once, {name}: loading\n")
+            teams[name] = Team(size, settings, options)
+        for turn in range(options.rounds):
+            for name in list(teams)[turn % len(teams) :] + list(teams)[: turn % len(teams)]:
+                speeds[name].append(sum(options.tokens / seconds for seconds in teams[name].decode()))
+                sys.stderr.write(f"{size} at once, {name}: {speeds[name][-1]:.1f} tokens/s\n")
+    finally:
+        for team in teams.values():
+            team.end()
     return speeds
-
-
-def table(speeds: dict[tuple[str, int], list[float]], processes: int) -> list[dict[str, Any]]:
-    first = next(iter(POLICIES))
-    rows = []
-    for name in POLICIES:
-        alone, together = speeds[name, 1], speeds[name, processes]
-        rows.append(
-            {
-                "policy": name, "alone": statistics.median(alone), "alone_all": alone,
-                "together": statistics.median(together), "together_all": together,
-                "alone_ratio": statistics.median(alone) / statistics.median(speeds[first, 1]),
-                "together_ratio": statistics.median(together) / statistics.median(speeds[first, processes]),
-            }
-        )  # fmt: skip
-    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
-    parser.add_argument("--processes", type=int, default=2, help="how many decode at once in the second part")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="how many decode at once")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="also write the table here, as JSON")
+    parser.add_argument("--out", type=Path, help="also write every value here, as JSON")
     options = parser.parse_args()
-    rows = table(measure(options), options.processes)
-    sys.stdout.write(f"{options.target}, tokens/s of all processes together, medians of {options.rounds} rounds\n")
-    for r in rows:
-        sys.stdout.write(
-            f"{r['policy']:14}: alone {r['alone']:6.2f} ({min(r['alone_all']):.2f}-{max(r['alone_all']):.2f}), x "
-            f"{r['alone_ratio']:.2f}; {options.processes} at once {r['together']:6.2f} ({min(r['together_all']):.2f}-"
-            f"{max(r['together_all']):.2f}), x {r['together_ratio']:.2f}\n"
-        )
+    found = {size: measure(options, size) for size in options.processes}
+    sys.stdout.write(f"{options.target}, tokens/s of all processes together, median of {options.rounds} (least-most)\n")
+    for size, speeds in found.items():
+        first = statistics.median(next(iter(speeds.values())))
+        for name, values in speeds.items():
+            middle = statistics.median(values)
+            spread = f"({min(values):.2f}-{max(values):.2f})"
+            sys.stdout.write(f"{size} at once, {name:14}: {middle:6.2f} {spread}, {middle / first:.2f} x the first\n")
     if options.out is not None:
-        options.out.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
