@@ -14,6 +14,7 @@ from outrider.cli.common import answers
 
 app = typer.Typer(no_args_is_help=True, help="Measurements of the machine at hand.")
 app.command()(bench_cpu.cpu)
+app.command()(bench_cpu.start)
 
 
 @app.callback()

@@ -158,3 +158,50 @@ def _by_task(rows: list[dict[str, Any]], title: str) -> Table:
             number(ours.get("over_plain")), number(min(others, default=None)),
         )  # fmt: skip
     return table
+
+
+def start(
+    target: Annotated[
+        str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")
+    ] = common.DEFAULT_TARGET,
+    draft: common.Draft = "auto",
+    dtype: common.Dtype = "auto",
+    tokens: Annotated[int, typer.Option("--tokens", "-n", help="Tokens to generate; memory is read at the end.")] = 64,
+    repeats: Annotated[int, typer.Option(help="Processes to start; medians count.")] = 5,
+    as_json: common.Json = False,
+) -> None:
+    """Seconds and resident memory from the start of a process to its first token, beside the size of the weights."""
+    from outrider.bench.cpu import SIZES
+    from outrider.bench.machine import cpu_name
+    from outrider.bench.start import start as measured
+    from outrider.models.checkpoint import look
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=notes, transient=True) as bar:
+        shown = bar.add_task("looking at the model", total=1.0)
+        numbers = look(target).numbers()
+        report = measured(
+            target, draft, dtype, tokens, repeats,
+            lambda what, share: bar.update(shown, description=what, completed=share),
+        )  # fmt: skip
+    report |= {"target": target, "cpu": cpu_name(), "weights": numbers * SIZES.get(report["dtype"], 4.0)}
+    if as_json:
+        answers.out(json.dumps(report), highlight=False)
+    else:
+        answers.print(_starts(report))
+
+
+def _starts(report: dict[str, Any]) -> Table:
+    weights = report["weights"]
+    title = f"{report['cpu']}, {report['target']} in {report['dtype']}: weights of {weights / 1e6:.0f} MB"
+    table = Table(title=title, title_justify="left")
+    for column in ("until", "seconds", "least-most", "resident MB", "peak MB", "less libraries", "/ weights"):
+        table.add_column(column, justify="left" if column == "until" else "right")
+    for stage in report["stages"]:
+        seconds = stage["seconds"]
+        sizes = [f"{stage[key] / 1e6:.0f}" if key in stage else "-" for key in ("resident", "peak", "beyond_libraries")]
+        table.add_row(
+            stage["stage"], f"{seconds['median']:.2f}", f"{seconds['min']:.2f}-{seconds['max']:.2f}", *sizes,
+            f"{stage['beyond_libraries'] / weights:.2f}" if "beyond_libraries" in stage else "-",
+        )  # fmt: skip
+    return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +39,25 @@ class Checkpoint:
             return list(self.tokenizer.encode(text, add_special_tokens=False))
         return list(self.tokenizer.encode(text))
 
+    def numbers(self) -> int:
+        """Weights there are."""
+        return sum(parameter.numel() for parameter in self._outline.parameters())
+
     def numbers_read(self) -> int:
         """Weights that one run reads: all but those of the input embeddings, of which it reads a few rows.
 
         For an encoder-decoder model the encoder counts too, though it runs once a text.
         """
+        table, output = self._outline.get_input_embeddings(), self._outline.get_output_embeddings()
+        tied = output is None or output.weight is table.weight
+        return self.numbers() - (0 if tied else int(table.weight.numel()))
+
+    @cached_property
+    def _outline(self) -> Any:
+        """The model's shapes without its weights."""
         kind = AutoModelForSeq2SeqLM if self.encoder_decoder else AutoModelForCausalLM
         with torch.device("meta"):
-            model = kind.from_config(self.config)
-        table, output = model.get_input_embeddings(), model.get_output_embeddings()
-        tied = output is None or output.weight is table.weight
-        total = sum(parameter.numel() for parameter in model.parameters())
-        return int(total - (0 if tied else table.weight.numel()))
+            return kind.from_config(self.config)
 
 
 def look(name: str) -> Checkpoint:
