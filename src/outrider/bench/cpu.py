@@ -98,13 +98,20 @@ class Bench:
         self, plan: Plan, checkpoint: Checkpoint, tasks: Mapping[str, Sequence[str]], command: str = ""
     ) -> None:
         self.plan, self.checkpoint = plan, checkpoint
-        self.prompts = [(task, checkpoint.encode(text)) for task, texts in tasks.items() for text in texts]
+        encoded = [(task, checkpoint.encode(text)) for task, texts in tasks.items() for text in texts]
+        self.prompts = [(task, ids) for task, ids in encoded if len(ids) + plan.tokens <= checkpoint.longest]
+        require(
+            len(self.prompts) > 0,
+            f"no prompt of {len(encoded)} fits: with {plan.tokens} tokens each is longer than the {checkpoint.longest} "
+            f"that {plan.target!r} reads; give shorter ones with --prompts",
+        )
         self.numbers = checkpoint.numbers_read()
         self.peers: list[Peer] = []
         self.results = Results()
         self.report: dict[str, Any] = {
             "target": plan.target, "command": command, "cpu": cpu_name(), "threads": plan.cores,
             "prompts": len(self.prompts), "tokens": plan.tokens, "repeats": plan.repeats, "weights": self.numbers,
+            "left_out": len(encoded) - len(self.prompts),
             "engines": {}, "failed": {}, "interrupted": False,
         }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """From the start of a process to its first token: seconds and resident memory at every stage.
 
-Every measurement is a process of its own. A model that was used before is warm: its files are in the system's cache and its conversion is done.
+Every measurement is a process of its own. A model that was used before is warm: its files are in the system's cache
+and its conversion is done.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import outrider
 from outrider.bench.timing import spread
 from outrider.errors import OutriderError, require
+from outrider.models import hub
 
 STAGES = ("python", "torch", "transformers", "loaded", "first token", "end")
 
@@ -64,6 +66,7 @@ def start(
 ) -> dict[str, Any]:
     """Start ``repeats`` processes, one after another, and one before them that is not counted -> the report."""
     require(repeats >= 1, f"repeats must be at least 1, got {repeats}")
+    hub.resolve(target)  # fetched and converted, if need be, before any clock runs
     runs = []
     for number in range(repeats + 1):
         progress("warming up" if number == 0 else f"start {number} of {repeats}", number / (repeats + 1))

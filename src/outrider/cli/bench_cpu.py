@@ -14,11 +14,14 @@ from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.errors import require
 
+Row = dict[str, Any]
+
 EXPLAINED = (
     "t/s: tokens per second behind the first token, totals over totals (95 % interval over prompts); quartiles: of the "
-    "prompts; first: seconds to the first token; whole: tokens per second with the prompt's time; floor: share of "
-    "the speed at which reading the weights once a token would be all; same text: prompts whose text is the engine's "
-    "own plain text, token for token; as ours: tokens until the text leaves Outrider's plain text, median"
+    "prompts; first: seconds to the first token; whole: tokens per second with the prompt's time; floor: share of the "
+    "speed at which reading the weights once a token would be all; same text: prompts whose text is the engine's own "
+    "plain text, token for token; ours x it: how many times as fast Outrider's speculative decoding is; as ours: "
+    "tokens until the text leaves Outrider's plain text, median"
 )
 
 
@@ -86,6 +89,10 @@ def cpu(
         answers.out(json.dumps(report), highlight=False)
     else:
         show(report)
+    if report["left_out"]:
+        notes.print(
+            f"{report['left_out']} prompts were left out: with their texts they are longer than the model reads"
+        )
     for name, reason in report["failed"].items():
         notes.print(f"{name} failed: {reason}", style="red", markup=False)
     if report["interrupted"]:
@@ -108,8 +115,10 @@ def show(report: dict[str, Any]) -> None:
         answers.print(f"{name}: {about['version']}, {about['dtype']}{_note(about)}", style="dim", markup=False)
     for temperature in dict.fromkeys(row["temperature"] for row in report["rows"]):
         found = [row for row in report["rows"] if row["temperature"] == temperature]
-        answers.print(_overall([row for row in found if row["task"] == "all"], f"temperature {temperature:g}"))
-        answers.print(_by_task(found, f"temperature {temperature:g}, tokens per second by task"))
+        overall = [row for row in found if row["task"] == "all"]
+        answers.print(_speeds(overall, f"temperature {temperature:g}: speed"))
+        answers.print(_ratios(overall, f"temperature {temperature:g}: ratios"))
+        answers.print(_by_task(found, f"temperature {temperature:g}: tokens per second by task"))
     answers.print(EXPLAINED, style="dim")
 
 
@@ -117,46 +126,57 @@ def _note(about: dict[str, Any]) -> str:
     return f", {about['note']}" if about["note"] else ""
 
 
-def _overall(rows: list[dict[str, Any]], title: str) -> Table:
+def _speeds(rows: list[Row], title: str) -> Table:
     from outrider.bench.card import number, with_interval
 
-    table = Table(title=title, title_justify="left")
-    columns = (
-        "engine", "t/s", "quartiles", "first", "whole", "x own plain", "ours plain is x", "ours spec. is x", "floor",
-        "same text", "as ours",
-    )  # fmt: skip
-    for column in columns:
-        table.add_column(column, justify="left" if column == "engine" else "right")
+    table = _table(title, ("engine", "t/s", "quartiles", "first", "whole", "floor"))
     for r in rows:
         low, high = r["quartiles"]
         table.add_row(
             r["way"], with_interval(r["tokens_per_second"], r["interval"], 1), f"{number(low, 1)}-{number(high, 1)}",
             number(r["first_seconds"]), number(r["whole_tokens_per_second"], 1),
-            with_interval(r["over_plain"], r["over_plain_interval"]), number(r["our_plain_over"]),
-            with_interval(r["ours_over"], r["ours_over_interval"]),
             "-" if r["floor_share"] is None else f"{100 * r['floor_share']:.0f} %",
-            "-" if r["same_as_plain"] is None else f"{r['same_as_plain']}/{r['prompts']}", number(r["agreement"], 0),
         )  # fmt: skip
     return table
 
 
-def _by_task(rows: list[dict[str, Any]], title: str) -> Table:
+def _ratios(rows: list[Row], title: str) -> Table:
+    from outrider.bench.card import number, with_interval
+
+    table = _table(title, ("engine", "x own plain", "same text", "ours x it", "our plain x it", "as ours"))
+    for r in rows:
+        table.add_row(
+            r["way"], with_interval(r["over_plain"], r["over_plain_interval"]),
+            "-" if r["same_as_plain"] is None else f"{r['same_as_plain']}/{r['prompts']}",
+            with_interval(r["ours_over"], r["ours_over_interval"]), number(r["our_plain_over"]),
+            number(r["agreement"], 0),
+        )  # fmt: skip
+    return table
+
+
+def _by_task(rows: list[Row], title: str) -> Table:
+    """A column for every task; below the speeds what ours is against its own plain decoding and the best of others."""
     from outrider.bench.card import number
     from outrider.bench.cpu_rows import OURS
 
+    ways, tasks = (list(dict.fromkeys(row[key] for row in rows)) for key in ("way", "task"))
+    found = {(row["way"], row["task"]): row for row in rows}
+    table = _table(title, ("engine", *tasks))
+    for way in ways:
+        table.add_row(way, *(number(found.get((way, t), {}).get("tokens_per_second"), 1) for t in tasks))
+    ours, others = OURS.partition(" ")[0], []
+    for task in tasks:
+        ratios = [row["ours_over"] for row in rows if row["task"] == task and not row["way"].startswith(ours)]
+        others.append(min((ratio for ratio in ratios if ratio is not None), default=None))
+    table.add_row("ours x own plain", *(number(found.get((OURS, t), {}).get("over_plain")) for t in tasks))
+    table.add_row("ours x best other", *map(number, others))
+    return table
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
     table = Table(title=title, title_justify="left")
-    ways = list(dict.fromkeys(row["way"] for row in rows))
-    for column in ("task", "prompts", *ways, "ours x own plain", "ours x best other"):
-        table.add_column(column, justify="left" if column == "task" else "right")
-    for task in dict.fromkeys(row["task"] for row in rows):
-        found = {row["way"]: row for row in rows if row["task"] == task}
-        ours = found.get(OURS, {})
-        others = [r["ours_over"] for way, r in found.items() if not way.startswith("outrider") and r["ours_over"]]
-        table.add_row(
-            task, str(max(r["prompts"] for r in found.values())),
-            *(number(found[way]["tokens_per_second"], 1) if way in found else "-" for way in ways),
-            number(ours.get("over_plain")), number(min(others, default=None)),
-        )  # fmt: skip
+    for column in columns:
+        table.add_column(column, justify="left" if column == columns[0] else "right")
     return table
 
 
@@ -194,9 +214,7 @@ def start(
 def _starts(report: dict[str, Any]) -> Table:
     weights = report["weights"]
     title = f"{report['cpu']}, {report['target']} in {report['dtype']}: weights of {weights / 1e6:.0f} MB"
-    table = Table(title=title, title_justify="left")
-    for column in ("until", "seconds", "least-most", "resident MB", "peak MB", "less libraries", "/ weights"):
-        table.add_column(column, justify="left" if column == "until" else "right")
+    table = _table(title, ("until", "seconds", "least-most", "resident MB", "peak MB", "less libraries", "/ weights"))
     for stage in report["stages"]:
         seconds = stage["seconds"]
         sizes = [f"{stage[key] / 1e6:.0f}" if key in stage else "-" for key in ("resident", "peak", "beyond_libraries")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,11 @@ class Checkpoint:
     def dtype(self) -> str:
         """What it is computed in on this CPU unless told otherwise."""
         return str(choose_dtype("auto", self.config, torch.device("cpu"))).removeprefix("torch.")
+
+    @property
+    def longest(self) -> float:
+        """Tokens of a prompt and its text together at most; infinity where the model has no limit."""
+        return float(getattr(self.config, "max_position_embeddings", None) or math.inf)
 
     def encode(self, text: str) -> list[int]:
         """A user's words as token ids: by the chat template where there is one."""
