@@ -255,6 +255,11 @@ def test_a_stopped_peer_does_not_outlive_us(folder: str, tmp_path: Path) -> None
     assert gone
 
 
+def test_a_busy_peer_does_not_outlive_us_either() -> None:
+    code = "from outrider.bench.worker import leave_with; leave_with(parent=-1)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 1
+
+
 @pytest.mark.parametrize(
     ("trouble", "reason"),
     [

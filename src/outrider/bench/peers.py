@@ -2,7 +2,7 @@
 
 Only one of them may run at a time: threads of an idle engine can spin, and two engines on the same cores would measure
 each other. So a process is stopped between its requests. A stopped process cannot notice that its parent has died, but
-the system wakes and ends it then, since its process group has lost the last one who could.
+the system wakes and ends it then, since its process group has lost the last one who could; a running one looks itself.
 """
 
 from __future__ import annotations

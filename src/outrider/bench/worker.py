@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -226,7 +227,15 @@ def serve(requests: Any, answers: Any) -> None:
         answers.flush()
 
 
+def leave_with(parent: int) -> None:
+    """End when the process that asks has ended, even in the middle of a text."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
 def main() -> None:
+    threading.Thread(target=leave_with, args=(os.getppid(),), daemon=True).start()
     sys.path.pop(0)  # the folder of this script, whose other files are nobody's modules here
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # engines print what they like; answers go where nothing else does
