@@ -17,6 +17,7 @@ from helpers import case, wrapped
 from outrider.decoding import lanes as lanes_module
 from outrider.decoding.decoder import Decoder, Request
 from outrider.decoding.lanes import Lanes
+from outrider.decoding.planner import Auto
 from outrider.decoding.stepper import Stepper
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, ModelDrafter
@@ -55,6 +56,54 @@ def test_replayed_text_is_eager_text(name: str, rule: str, pool: Lanes) -> None:
     assert stepper.graphs and stepper._recorder is not None and stepper._recorder.recorded == 1
     assert texts(pool, drafter, requests, rule) == expected
     assert pool._idle[0][1] is stepper and stepper._recorder.recorded == 1, "the second call records nothing"
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the next step is launched before the caller hears of the last one."""
+    monkeypatch.setattr(Stepper, "ahead", property(lambda stepper: stepper.graphs))
+
+
+@pytest.mark.usefixtures("ahead")
+@pytest.mark.parametrize("gamma", [3, Auto(0.05)], ids=["fixed", "planned"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_step_begun_early_changes_nothing(rule: str, gamma: int | Auto, pool: Lanes) -> None:
+    """Every decision needs the last step and has it: text, trace and number of runs are those of the eager loop."""
+    known = case("llama")
+    drafter, requests = known.drafter("other"), known.requests if rule == "greedy" else known.seeded()
+    verifier, sampling = RULES[rule]
+    found = []
+    for lanes in (Lanes(), pool):
+        trace = Trace()
+        decoder = Decoder(wrapped("llama"), drafter, verifier, sampling, gamma, slots=2, lanes=lanes)
+        events = [(e.index, e.tokens, e.accepted) for e in decoder.stream(requests, trace)]
+        found.append((events, trace.records, trace.runs))
+    assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("ahead")
+def test_the_caller_hears_of_a_step_while_the_next_one_runs(pool: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one who stops listening then leaves a lane behind that serves the next call."""
+    launched: list[int] = []
+    launch = Stepper.launch
+
+    def counted(self: Stepper, *arguments: object) -> object:
+        launched.append(1)
+        return launch(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Stepper, "launch", counted)
+    request = Request((5, 6, 7, 8), Stopping(20))
+    decoder = Decoder(wrapped("llama"), Copying(), *RULES["greedy"], 3, slots=1, lanes=pool)
+    heard = decoder.stream([request], Trace())
+    for count in (2, 3, 4):
+        next(heard)
+        assert len(launched) == count
+    heard.close()  # type: ignore[attr-defined]
+    launched.clear()
+    trace = Trace()
+    found = [event.row.tokens for event in decoder.stream([request], trace)][-1]
+    assert texts(Lanes(), decoder.drafter, [request])[0] == {0: found}  # type: ignore[index]
+    assert trace.runs == len(trace.records), "no run is wasted at the end"
 
 
 def test_an_encoder_decoder_is_replayed_too(pool: Lanes) -> None:

@@ -7,7 +7,6 @@ many as a large model's, so c is as small as in the paper. What was inflated sta
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.bench.gpu import Lane, Setting
+from outrider.bench.loop import Decoded, decode
 from outrider.bench.prompts import read
 from outrider.bench.timing import timed
 from outrider.decoding.decoder import Decoder, Request, bucket
@@ -162,47 +162,13 @@ def measure(pair: Pair, setting: Setting, tokens: int, temperature: float) -> di
     }
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """What the product's own loop did after the first run of every request, which waits for the prompt to be read."""
-
-    trace: Trace
-    tokens: int  # in the texts
-    kept: int  # with those beyond a text's end
-    runs: int
-    seconds: float
-    context: int  # tokens before a run, on average
-
-    @property
-    def rate(self) -> float:
-        return ratio(self.tokens, self.seconds)
-
-    @property
-    def milliseconds(self) -> float:
-        return 1000 * ratio(self.seconds, self.runs)
-
-
 def _decoded(pair: Pair, drafter: Drafter, rule: Rule, setting: Setting, lanes: Lanes, tokens: int) -> Decoded:
-    """Every prompt, one at a time, by the product's own loop; what is recorded is recorded before."""
     decoder = Decoder(
         pair.target, drafter, rule.verifier, rule.sampling, setting.gamma, setting.width, slots=1, lanes=lanes
     )
-    requests = [Request(p, Stopping(tokens, pair.ends), seed=number) for number, p in enumerate(pair.prompts)]
-    for request in {decoder.shape(request): request for request in requests}.values():
-        list(decoder.stream([request], Trace(drafter.name)))
-    trace, taken, seconds = Trace(drafter.name), 0, 0.0
-    for number, request in enumerate(requests):
-        stamps, counts = [], []
-        for event in decoder.stream([request], trace, [number]):
-            stamps.append(time.perf_counter())
-            counts.append(len(event.tokens))
-        seconds += stamps[-1] - stamps[0]
-        taken += sum(counts[1:])
-    if trace.drafter_error:
-        raise RuntimeError(trace.drafter_error)
-    later = [r for r in trace.records if r.position > len(pair.prompts[r.row])]
-    context = round(sum(r.position for r in trace.records) / len(trace.records))
-    return Decoded(trace, taken, sum(r.accepted + 1 for r in later), len(later), seconds, context)
+    return decode(
+        decoder, [Request(p, Stopping(tokens, pair.ends), seed=number) for number, p in enumerate(pair.prompts)]
+    )
 
 
 def _by_depth(trace: Trace, gamma: int) -> list[float]:
