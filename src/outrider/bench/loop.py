@@ -1,4 +1,4 @@
-"""What an iteration of the product's own loop takes, beside the step it runs: the difference is host time in the open."""
+"""What an iteration of the product's own loop takes, beside the step it runs: the difference is exposed host time."""
 
 from __future__ import annotations
 
