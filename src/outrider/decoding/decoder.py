@@ -181,14 +181,14 @@ class _Batch:
         self.watch.lap("prefill")
 
     def _begin(self) -> Ticket:
+        self.began, self.drafted = time.perf_counter(), self.trace.seconds["draft"]
+        self.recorded = self.stepper.recorded
         drafting = self.drafter.session is not None
         self.asked = [self.planner.choose(i) if row and drafting else 0 for i, row in enumerate(self.rows)]
         wrong = [g for g in self.asked if not 0 <= g < self.decoder.width]
         require(not wrong, f"the policy asked for {wrong} guesses; gamma must be from 0 to {self.decoder.width - 1}")
         self.drafter.cap(self.asked)
         self.trace.runs += 1
-        self.began, self.drafted = time.perf_counter(), self.trace.seconds["draft"]
-        self.recorded = self.stepper.recorded
         return self.stepper.launch(self.rule, max(self.asked), self.watch)
 
     def _read(self, begun: Ticket) -> HostStep:
