@@ -10,6 +10,7 @@ import torch
 
 import tiny
 from helpers import wrapped
+from outrider import nucleus
 from outrider.decoding.stepper import Rule, Stepper
 from outrider.drafters import (
     Cascade,
@@ -124,6 +125,12 @@ def steps(made: Stepper, rule: Rule, gammas: list[int]) -> list[list[int]]:
             found[row] += host.row(row)[0]
     assert made.drafter.error is None
     return found
+
+
+@pytest.fixture(autouse=True)
+def ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: top-p there asks nothing either."""
+    monkeypatch.setattr(nucleus, "asks", False)
 
 
 @pytest.mark.parametrize(
