@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ from outrider.models import small, trimmed
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.loading import Loaded
 from outrider.models.teacher import Teacher, fingerprint
-from outrider.training.data import Corpus, SelfText, documents, frequent_tokens, from_texts, self_written
+from outrider.training.answers import SelfText, self_written
+from outrider.training.data import Corpus, documents, frequent_tokens, from_texts
 from outrider.training.loop import Budget, Report, train
 from outrider.training.sources import examples, from_examples
 from outrider.training.students import HeadStudent, ModelStudent, Student, Vocabulary
@@ -151,20 +153,23 @@ def _corpus(target: Loaded, plan: Plan, work: Path, progress: Callable[[str, flo
     """Gathered once, then kept: a resumed run must see the same text."""
     path, name = work / "text.safetensors", fingerprint(target.model)
     if not path.is_file():
-        corpus = Corpus.load(Path(plan.text), name) if plan.text is not None else _gathered(target, plan, progress)
+        corpus = (
+            Corpus.load(Path(plan.text), name) if plan.text is not None else _gathered(target, plan, work, progress)
+        )
         temporary = path.with_suffix(".tmp")
         corpus.save(temporary, name)
         os.replace(temporary, path)
+        shutil.rmtree(work / "rounds", ignore_errors=True)
     return Corpus.load(path, name)
 
 
-def _gathered(target: Loaded, plan: Plan, progress: Callable[[str, float], None]) -> Corpus:
+def _gathered(target: Loaded, plan: Plan, work: Path, progress: Callable[[str, float], None]) -> Corpus:
     how = SelfText(plan.text_tokens, batch=plan.generate_batch, block=plan.block, seed=plan.budget.seed)
     if target.model.encoder_decoder:
         return from_examples(target, list(examples(map(Path, (*plan.data, *plan.prompts)))), how, progress)
     if plan.data:
         return from_texts(documents(map(Path, plan.data)), target, plan.block, plan.text_tokens)
-    return self_written(target, how, list(documents(map(Path, plan.prompts))), progress)
+    return self_written(target, how, list(documents(map(Path, plan.prompts))), progress, work / "rounds")
 
 
 def make_student(target: Loaded, plan: Plan, tokens: torch.Tensor) -> tuple[Student, Callable[[Path], None]]:
