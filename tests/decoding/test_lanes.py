@@ -15,9 +15,11 @@ import library
 import outrider
 from helpers import case, wrapped
 from outrider.decoding import lanes as lanes_module
+from outrider.decoding import readback
 from outrider.decoding.decoder import Decoder, Request
 from outrider.decoding.lanes import Lanes
 from outrider.decoding.planner import Auto
+from outrider.decoding.readback import Ticket
 from outrider.decoding.stepper import Stepper
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, ModelDrafter
@@ -205,6 +207,51 @@ def test_no_memory_drops_what_is_idle_then_says_what_to_do(pool: Lanes, monkeypa
     refusals[0] = 2
     with pytest.raises(DeviceError, match="fewer slots"), pool.lane((wrapped("llama"), Copying()), 3, Shape(256, 9)):
         pass
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "match"),
+    [
+        (torch.cuda.OutOfMemoryError("full"), DeviceError, "2 slots of 256 tokens; use fewer slots"),
+        (
+            RuntimeError("CUDA error: device lost\nmore"),
+            DeviceError,
+            r"failed \(CUDA error: device lost more\)",
+        ),
+        (RuntimeError("something else"), RuntimeError, "something else"),
+    ],
+)
+def test_a_gpu_that_fails_in_a_step_is_named(
+    error: Exception, kind: type[Exception], match: str, pool: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever in a step it happens, and the lane it happened in is not used again."""
+    requests = case("llama").requests
+    texts(pool, Copying(), requests)
+
+    def fail(self: Stepper, *ignored: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Stepper, "launch", fail)
+    with pytest.raises(kind, match=match):
+        texts(pool, Copying(), requests)
+    assert len(pool._idle) == (kind is RuntimeError), "what is idle may hold the memory that is missing"
+
+
+def test_a_gpu_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No hang: after two minutes an error says where to look."""
+    asked = []
+
+    class Never:
+        def query(self) -> bool:
+            asked.append(1)
+            return False
+
+    ticket = Ticket(torch.zeros(1, 4))
+    ticket._event = Never()  # type: ignore[assignment]
+    monkeypatch.setattr(readback, "PATIENCE", 0.02)
+    with pytest.raises(DeviceError, match="nvidia-smi"):
+        ticket.read()
+    assert len(asked) > 1
 
 
 @pytest.mark.parametrize(("asked", "match"), [(True, "needs a CUDA device"), ("yes", "must be True, False")])
