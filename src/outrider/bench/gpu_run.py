@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from outrider.bench import curves, gpu, identity, micro
+from outrider.bench import curves, gpu, identity, loop, micro
 from outrider.bench.gpu import GREEDY, Lane, Setting
 from outrider.bench.timing import Report, settle
 from outrider.drafters import ModelDrafter, Nothing
 from outrider.errors import DeviceError, require
 from outrider.models.shapes import SIZES, build
 
-SECTIONS = ("latency", "identity", "curves", "pair", "micro", "profile", "compile")
+SECTIONS = ("latency", "decoder", "identity", "curves", "pair", "micro", "profile", "compile")
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ def _sections(plan: Plan, setting: Setting, report: Report) -> None:
         gpu.everything(setting, report)
     else:
         setting.target.fuse(), setting.draft.fuse()
+    if "latency" in plan.sections or "decoder" in plan.sections:
+        report.section("decoder", lambda: loop.exposed(setting, 16 if plan.small else 96))
     if "identity" in plan.sections:
         count = 12 if plan.small else 40
         report.section("replayed_is_eager", lambda: identity.replayed_is_eager(setting, count))

@@ -22,7 +22,7 @@ class Line:
 
 def lines(results: Results) -> list[Line]:
     """Only what was measured; a section that failed or was skipped gives a line that says so."""
-    found = [*_latency(results), *_pair(results)]
+    found = [*_latency(results), *_decoder(results), *_pair(results)]
     if results.get("size") == "tiny":  # the bars are for the large models on a large GPU
         found = [replace(line, bar="", met=None) for line in found]
     return [*found, *_identity(results), *_curves(results), *_failures(results)]
@@ -57,10 +57,18 @@ def _latency(results: Results) -> Iterator[Line]:
         )
     yield _held("target step at full width over width 1", best["width_ratio"], 1.08, _at_most)
     yield _held(
-        "host time not hidden, ms an iteration", max(0.0, best["speculative"]["exposed_host_ms"]), 0.2, _at_most
+        "host time not hidden in a bare loop, ms", max(0.0, best["speculative"]["exposed_host_ms"]), 0.2, _at_most
     )
     if not best["speculative"]["graphs"]:
         yield Line("steps are not replayed", "a capture failed, see the warning above", "", False)
+
+
+def _decoder(results: Results) -> Iterator[Line]:
+    for name, values in results.get("decoder", {}).items():
+        if isinstance(values, dict) and "step_ms" in values:
+            times = f"{values['iteration_ms']:.2f}, {values['step_ms']:.2f}"
+            yield Line(f"decoder, {name}: ms an iteration, its step", times)
+            yield _held("  host time not hidden, ms an iteration", values["exposed_host_ms"], 0.2, _at_most)
 
 
 def _identity(results: Results) -> Iterator[Line]:

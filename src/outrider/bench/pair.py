@@ -7,17 +7,17 @@ many as a large model's, so c is as small as in the paper. What was inflated sta
 from __future__ import annotations
 
 import math
-import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.bench.gpu import Lane, Setting
+from outrider.bench.gpu import Setting
+from outrider.bench.loop import Decoded, decode
+from outrider.bench.parts import parts
 from outrider.bench.prompts import read
-from outrider.bench.timing import timed
 from outrider.decoding.decoder import Decoder, Request, bucket
 from outrider.decoding.lanes import Lanes
 from outrider.decoding.stepper import Rule
@@ -26,13 +26,11 @@ from outrider.drafters import ModelDrafter, Nothing
 from outrider.drafters.heads import HeadDrafter
 from outrider.errors import BadOption
 from outrider.models.generation import defaults
-from outrider.models.graphs import Recorder
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.inflate import EIGHT_BILLION, Larger, describe, inflate
 from outrider.models.loading import load
 from outrider.models.shapes import SIZES, build
 from outrider.naming import shipped_draft
-from outrider.noise import Noise
 from outrider.sampling import Sampling
 from outrider.theory import expected_tokens
 from outrider.trace import Trace, ratio, summarise
@@ -130,8 +128,9 @@ def measure(pair: Pair, setting: Setting, tokens: int, temperature: float) -> di
     plain = _decoded(pair, Nothing(), rule, replace(setting, gamma=0), lanes, tokens)
     ours = _decoded(pair, pair.drafter, rule, setting, lanes, tokens)
     lanes.clear()
-    steps = step_times(pair, rule, replace(setting, context=ours.context, capacity=bucket(ours.context + 256)))
-    stats, gamma, c = summarise(ours.trace), setting.gamma, steps["guess_ms"] / steps["plain_ms"]
+    own = replace(setting, target=pair.target, context=ours.context, capacity=bucket(ours.context + 256))
+    steps = parts(own, pair.drafter, rule)
+    stats, gamma, c = summarise(ours.trace), setting.gamma, steps.c
     expected = expected_tokens(stats.alpha, gamma) if not math.isnan(stats.alpha) else math.nan
     predicted, realised = expected / (gamma * c + 1), ratio(ours.rate, plain.rate)
     return {
@@ -154,55 +153,21 @@ def measure(pair: Pair, setting: Setting, tokens: int, temperature: float) -> di
         },
         "tokens_per_run": ratio(ours.kept, ours.runs),
         "expected_tokens_per_run": expected,
-        "steps": {**steps, "context": ours.context},
+        "steps": {**asdict(steps), "context": ours.context},
         "decoder_plain_ms": plain.milliseconds,
         "decoder_ms": ours.milliseconds,
-        "exposed_host_plain_ms": plain.milliseconds - steps["plain_ms"],
-        "exposed_host_ms": ours.milliseconds - steps["speculative_ms"],
+        "exposed_host_plain_ms": plain.milliseconds - steps.plain_ms,
+        "exposed_host_ms": ours.milliseconds - steps.speculative_ms,
     }
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """What the product's own loop did after the first run of every request, which waits for the prompt to be read."""
-
-    trace: Trace
-    tokens: int  # in the texts
-    kept: int  # with those beyond a text's end
-    runs: int
-    seconds: float
-    context: int  # tokens before a run, on average
-
-    @property
-    def rate(self) -> float:
-        return ratio(self.tokens, self.seconds)
-
-    @property
-    def milliseconds(self) -> float:
-        return 1000 * ratio(self.seconds, self.runs)
-
-
 def _decoded(pair: Pair, drafter: Drafter, rule: Rule, setting: Setting, lanes: Lanes, tokens: int) -> Decoded:
-    """Every prompt, one at a time, by the product's own loop; what is recorded is recorded before."""
     decoder = Decoder(
         pair.target, drafter, rule.verifier, rule.sampling, setting.gamma, setting.width, slots=1, lanes=lanes
     )
-    requests = [Request(p, Stopping(tokens, pair.ends), seed=number) for number, p in enumerate(pair.prompts)]
-    for request in {decoder.shape(request): request for request in requests}.values():
-        list(decoder.stream([request], Trace(drafter.name)))
-    trace, taken, seconds = Trace(drafter.name), 0, 0.0
-    for number, request in enumerate(requests):
-        stamps, counts = [], []
-        for event in decoder.stream([request], trace, [number]):
-            stamps.append(time.perf_counter())
-            counts.append(len(event.tokens))
-        seconds += stamps[-1] - stamps[0]
-        taken += sum(counts[1:])
-    if trace.drafter_error:
-        raise RuntimeError(trace.drafter_error)
-    later = [r for r in trace.records if r.position > len(pair.prompts[r.row])]
-    context = round(sum(r.position for r in trace.records) / len(trace.records))
-    return Decoded(trace, taken, sum(r.accepted + 1 for r in later), len(later), seconds, context)
+    return decode(
+        decoder, [Request(p, Stopping(tokens, pair.ends), seed=number) for number, p in enumerate(pair.prompts)]
+    )
 
 
 def _by_depth(trace: Trace, gamma: int) -> list[float]:
@@ -210,28 +175,3 @@ def _by_depth(trace: Trace, gamma: int) -> list[float]:
     tried = [sum(r.examined > k for r in trace.records) for k in range(gamma)]
     kept = [sum(r.accepted > k for r in trace.records) for k in range(gamma)]
     return [round(ratio(a, b), 4) for a, b in zip(kept, tried, strict=True)]
-
-
-def step_times(pair: Pair, rule: Rule, setting: Setting) -> dict[str, float]:
-    """Milliseconds of a plain step, of a step with gamma guesses, and of one guess by itself; all replayed."""
-    own = replace(setting, target=pair.target, draft=pair.target)
-    plain = Lane(own, Nothing(), own.shape())
-    step = _median(own, plain, lambda: plain.stepper.launch(rule, 0))
-    lane = Lane(own, pair.drafter, own.shape())
-    speculative = _median(own, lane, lambda: lane.stepper.launch(rule, own.gamma))
-    session, target = lane.stepper.drafter.session, lane.stepper.target
-    assert session is not None
-    noise = rule.verifier.noise_for_draft(Noise(lane.stepper.seeds), target.context.positions(own.gamma + 1))
-
-    def guess() -> Tensor:
-        return session.propose(own.gamma, rule.sampling, noise, target.context.positions(own.gamma + 1)).tokens
-
-    recorder = Recorder(target, lane.stepper.drafter)
-    drafting = _median(own, lane, lambda: recorder.run("guess", guess))
-    return {"plain_ms": step, "speculative_ms": speculative, "guess_ms": drafting / own.gamma}
-
-
-def _median(setting: Setting, lane: Lane, work: Any) -> float:
-    with torch.no_grad():
-        times = timed(work, setting.device, setting.repeats, setting.inner, lambda: lane.stand_at(setting.context))
-    return times["median"]

@@ -29,7 +29,7 @@ def gpu(
     device: Annotated[str, typer.Option(help="cuda, cuda:1 ..., or cpu with --size tiny.")] = "cuda",
     section: Annotated[
         list[str] | None,
-        typer.Option(help="latency, identity, curves, pair, micro, profile or compile; may be repeated."),
+        typer.Option(help="latency, decoder, identity, curves, pair, micro, profile or compile; may be repeated."),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of each of eight rows for the test of identity.")] = 2500,
     pair: Annotated[str, typer.Option(help="The trained Llama that section pair inflates.")] = common.DEFAULT_TARGET,
