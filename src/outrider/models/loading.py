@@ -16,7 +16,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from outrider.errors import BadOption, ModelCorrupt, ModelError, ModelNotFound, OutriderError, TokenizerMismatch
+from outrider.errors import (
+    BadOption,
+    DeviceError,
+    ModelCorrupt,
+    ModelError,
+    ModelNotFound,
+    OutriderError,
+    TokenizerMismatch,
+)
 from outrider.models import hub
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.lean import make_lean
@@ -60,7 +68,7 @@ def load(name: str, device: str = "auto", dtype: str = "auto", trust_remote_code
         raise
     except Exception as error:
         raise _explained(name, place, error) from error
-    wrapped = HuggingFaceModel(model.to(where).requires_grad_(False))
+    wrapped = HuggingFaceModel(_moved(name, model, where).requires_grad_(False))
     narrow = model.dtype == torch.bfloat16 and cpu_is_fast_at_bfloat16()
     if where.type == "cpu" and (model.dtype == torch.float32 or narrow):  # what the packed kernels were measured for
         make_lean(model, rows=_PACKED_ROWS)
@@ -68,6 +76,17 @@ def load(name: str, device: str = "auto", dtype: str = "auto", trust_remote_code
     if where.type == "cuda":
         wrapped.fuse()  # no: the family has no fused layers, and runs through its own
     return Loaded(name, wrapped, tokenizer)
+
+
+def _moved(name: str, model: PreTrainedModel, where: torch.device) -> PreTrainedModel:
+    try:
+        return model.to(where)
+    except torch.cuda.OutOfMemoryError as error:
+        size = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
+        raise DeviceError(
+            f"no GPU memory for {name!r}, whose weights are {size:.1f} GiB in {model.dtype}; end other programs on the "
+            "GPU, or use a smaller dtype, a smaller model, or device='cpu'"
+        ) from error
 
 
 def _explained(name: str, place: Path | str, error: Exception) -> ModelError:
