@@ -82,7 +82,7 @@ def measure(options: argparse.Namespace, size: int) -> dict[str, list[float]]:
         for name, settings in POLICIES.items():
             sys.stderr.write(f"{size} at once, {name}: loading\n")
             teams[name] = Team(size, settings, options)
-        for turn in range(options.rounds):
+        for turn in range(options.repeats):
             for name in list(teams)[turn % len(teams) :] + list(teams)[: turn % len(teams)]:
                 speeds[name].append(sum(options.tokens / seconds for seconds in teams[name].decode()))
                 sys.stderr.write(f"{size} at once, {name}: {speeds[name][-1]:.1f} tokens/s\n")
@@ -97,11 +97,13 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="how many decode at once")
     parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="also write every value here, as JSON")
     options = parser.parse_args()
     found = {size: measure(options, size) for size in options.processes}
-    sys.stdout.write(f"{options.target}, tokens/s of all processes together, median of {options.rounds} (least-most)\n")
+    sys.stdout.write(
+        f"{options.target}, tokens/s of all processes together, median of {options.repeats} (least-most)\n"
+    )
     for size, speeds in found.items():
         first = statistics.median(next(iter(speeds.values())))
         for name, values in speeds.items():
