@@ -126,10 +126,11 @@ def _budget(target: Loaded, plan: Plan, tokens: torch.Tensor, corpus: Corpus, wo
     if not kept.is_file():
         student, _ = make_student(target, plan, tokens)
         step = int(plan.budget.batch * corpus.row_tokens)
-        train(student, corpus, corpus.split(1)[1], replace(plan.budget, tokens=2 * step), every=1000)  # warm-up
-        began = time.perf_counter()
-        train(student, corpus, corpus.split(1)[1], replace(plan.budget, tokens=4 * step), every=1000)
-        rate = 4 * step / (time.perf_counter() - began)
+        few = corpus.split(1)[1]
+        for steps in (3, 6):  # the first three prepare whatever either half of the training needs, and do not count
+            began = time.perf_counter()
+            train(student, corpus, few, replace(plan.budget, tokens=steps * step), every=1000)
+            rate = steps * step / (time.perf_counter() - began)
         kept.write_text(json.dumps({"tokens": max(step, int(rate * plan.seconds))}), encoding="utf-8")
     return replace(plan.budget, tokens=int(json.loads(kept.read_text(encoding="utf-8"))["tokens"]))
 
