@@ -38,9 +38,7 @@ def _same_beside_others(model: LanguageModel, shape: Shape, ids: Tensor, expecte
     for row, start in enumerate(starts):
         session.admit(row, ids[0, :start].tolist())
     found = session.score(torch.stack([ids[0, start : start + width - 1] for start in starts]))
-    return all(
-        torch.equal(found[row], expected[0, start - 1 : start - 1 + width]) for row, start in enumerate(starts)
-    )
+    return all(torch.equal(found[row], expected[0, start - 1 : start - 1 + width]) for row, start in enumerate(starts))
 
 
 def _same_in_a_longer_buffer(model: LanguageModel, ids: Tensor) -> bool:

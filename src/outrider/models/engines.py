@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import platform
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +16,9 @@ from outrider.models.lean import FAMILIES
 
 ENGINES = ("auto", "torch", "onnxruntime")
 WEIGHTS = ("full", "int8")
+
+_WORTH_FILES = 32e6
+"""Bytes of weights from which on "auto" prepares files in the cache: a smaller model takes no time to speak of."""
 
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose angles depend on nothing but the position."""
@@ -36,17 +42,29 @@ class Kernels:
         )
 
 
-def chosen_engine(kernels: Kernels, config: Any, device: torch.device, dtype: torch.dtype) -> str:
-    """"torch" or "onnxruntime"; an error where what was asked for cannot be had."""
-    if kernels.engine == "torch":
+def cpu_identity() -> str:
+    """A short name for this kind of CPU, by what kernels are chosen by."""
+    telling = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    facts = [platform.machine(), platform.processor(), *sorted({line for line in lines if line.startswith(telling)})]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+
+
+def chosen_engine(kernels: Kernels, config: Any, device: torch.device, dtype: torch.dtype, size: float) -> str:
+    """torch or onnxruntime, for a model of ``size`` bytes; an error where what was asked for cannot be had."""
+    by_itself = kernels.engine == "auto" and kernels.weights == "full"
+    if kernels.engine == "torch" or (by_itself and size < _WORTH_FILES):
         return "torch"
     obstacle = _obstacle(kernels, config, device, dtype)
     if obstacle is None:
         return "onnxruntime"
-    asked = "engine='onnxruntime'" if kernels.engine == "onnxruntime" else "weights='int8'"
-    if kernels.engine == "onnxruntime" or kernels.weights == "int8":
-        raise BadOption(f"{asked} cannot be used: {obstacle}")
-    return "torch"
+    if by_itself:
+        return "torch"
+    asked = "weights='int8'" if kernels.engine == "auto" else "engine='onnxruntime'"
+    raise BadOption(f"{asked} cannot be used: {obstacle}")
 
 
 def _obstacle(kernels: Kernels, config: Any, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,12 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with its tokenizer, and the name it was asked for by."""
+    """A model with its tokenizer, the name it was asked for by, and the kernels."""
 
     name: str
     model: HuggingFaceModel
     tokenizer: PreTrainedTokenizerBase
+    kernels: Kernels = Kernels()
 
 
 def load(
@@ -48,7 +50,7 @@ def load(
     device: str = "auto",
     dtype: str = "auto",
     trust_remote_code: bool = False,
-    kernels: Kernels = Kernels(),  # noqa: B008
+    kernels: Kernels = Kernels(),
 ) -> Loaded:
     """Load by short name, directory, .gguf file or hub id; safetensors weights only."""
     where = torch.device(choose_device(device))
@@ -58,8 +60,8 @@ def load(
         config = AutoConfig.from_pretrained(place, **common)
         tokenizer = AutoTokenizer.from_pretrained(place, **common)
         kind = choose_dtype(dtype, config, where)
-        if chosen_engine(kernels, config, where, kind) == "onnxruntime":
-            return Loaded(name, _prepared(place, config, kernels), tokenizer)
+        if chosen_engine(kernels, config, where, kind, _size(place)) == "onnxruntime":
+            return Loaded(name, _prepared(place, config, kernels), tokenizer, kernels)
         model: PreTrainedModel = _class(config).from_pretrained(place, dtype=kind, use_safetensors=True, **common)
     except OutriderError:
         raise
@@ -72,7 +74,12 @@ def load(
         pack(model, kernels.rows, release=kernels.release)
     if where.type == "cuda":
         wrapped.fuse()  # no: the family has no fused layers, and runs through its own
-    return Loaded(name, wrapped, tokenizer)
+    return Loaded(name, wrapped, tokenizer, kernels)
+
+
+def _size(place: Path | str) -> float:
+    """Bytes of weights; unknown, and so taken as many, where they are yet to be fetched."""
+    return sum(file.stat().st_size for file in place.glob("*.safetensors")) if isinstance(place, Path) else math.inf
 
 
 def _class(config: Any) -> Any:
@@ -84,12 +91,13 @@ def _prepared(place: Path | str, config: Any, kernels: Kernels) -> HuggingFaceMo
     from outrider.models.onnx_files import prepare
     from outrider.models.onnx_model import OnnxModel
 
-    folder = place if isinstance(place, Path) else Path(snapshot_download(place, allow_patterns=["*.safetensors", "*.json"]))
-    prepared = prepare(folder, config, kernels.weights == "int8")
+    if isinstance(place, str):
+        place = Path(snapshot_download(place, allow_patterns=["*.safetensors", "*.json"]))
+    prepared = prepare(place, config, kernels.weights == "int8")
     with torch.device("meta"):
         skeleton = _class(config).from_config(config)
     with contextlib.suppress(OSError):  # a checkpoint need not have one: then what the config says counts
-        skeleton.generation_config = GenerationConfig.from_pretrained(folder)
+        skeleton.generation_config = GenerationConfig.from_pretrained(place)
     return OnnxModel(skeleton.eval().requires_grad_(False), prepared)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.errors import ModelCorrupt
 from outrider.models import hub
-from outrider.models.onnx_graph import WEIGHTS, Checkpoint
+from outrider.models.onnx_graph import WEIGHTS, Tensors
 from outrider.models.onnx_llama import FORMAT, write
 
 RECORD = "prepared.json"
@@ -75,7 +75,7 @@ def prepare(source: Path, config: Any, int8: bool) -> Prepared:
 
 def _make(folder: Path, source: Path, config: Any, weights: str) -> Path:
     folder.mkdir()
-    places = write(folder, Checkpoint(source), config, weights == "int8")
+    places = write(folder, Tensors(source), config, weights == "int8")
     record = {"source": str(source.resolve()), "weights": weights, "places": places}
     _write_record(folder, record)
     for old in hub.cache_dir().glob(f"onnx-*/{RECORD}"):  # from the same directory, before it changed

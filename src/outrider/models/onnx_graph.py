@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import onnx
 import torch
 from onnx import TensorProto, helper
 from safetensors import safe_open
@@ -23,12 +22,12 @@ _BLOCK = 64
 MICROSOFT = "com.microsoft"
 
 
-class Checkpoint:
+class Tensors:
     """The tensors of a directory's safetensors files, read one at a time."""
 
     def __init__(self, folder: Path) -> None:
-        files = [safe_open(str(file), framework="pt") for file in sorted(folder.glob("*.safetensors"))]
-        self.home = {name: file for file in files for name in file.keys()}  # noqa: SIM118: it is no dict
+        files: list[Any] = [safe_open(str(file), framework="pt") for file in sorted(folder.glob("*.safetensors"))]
+        self.home = {name: file for file in files for name in file.keys()}  # noqa: SIM118
         self.used: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -127,7 +126,7 @@ class Graph:
 
 
 def blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight [out, in] in eight bits: values [out, blocks, size] around 128 and a scale [out, blocks] for each block."""
+    """A weight [out, in] in eight bits: values [out, blocks, size] around 128, and scales [out, blocks]."""
     out, inputs = weight.shape
     count = -(-inputs // _BLOCK)
     split = torch.nn.functional.pad(weight, (0, count * _BLOCK - inputs)).view(out, count, _BLOCK)

@@ -15,7 +15,7 @@ from typing import Any
 from onnx import TensorProto
 
 from outrider.models.families import sliding_windows
-from outrider.models.onnx_graph import MICROSOFT, WEIGHTS, Checkpoint, Graph, WeightFile
+from outrider.models.onnx_graph import MICROSOFT, WEIGHTS, Graph, Tensors, WeightFile
 
 FORMAT = 1
 """Raised whenever a graph changes: what was prepared before is then prepared again."""
@@ -55,13 +55,13 @@ def mask_names(config: Any) -> list[str]:
     return ["mask"] * config.num_hidden_layers
 
 
-def write(folder: Path, checkpoint: Checkpoint, config: Any, int8: bool) -> dict[str, tuple[int, list[int]]]:
+def write(folder: Path, tensors: Tensors, config: Any, int8: bool) -> dict[str, tuple[int, list[int]]]:
     """Graphs and weights into a folder -> where in the file the tensors are that are read outside of the graphs."""
     file = WeightFile(folder / WEIGHTS)
     try:
-        _layers(Graph(file, int8), checkpoint, config).save(folder / LAYERS)
-        tied = config.tie_word_embeddings or "lm_head.weight" not in checkpoint
-        output = checkpoint.joined(["model.embed_tokens.weight" if tied else "lm_head.weight"])
+        _layers(Graph(file, int8), tensors, config).save(folder / LAYERS)
+        tied = config.tie_word_embeddings or "lm_head.weight" not in tensors
+        output = tensors.joined(["model.embed_tokens.weight" if tied else "lm_head.weight"])
         graph = Graph(file, int8)
         graph.input("hidden", TensorProto.FLOAT, ["N", output.shape[1]])
         graph.run("Identity", [graph.linear("hidden", "unembedding", output)], ["logits"])
@@ -70,18 +70,18 @@ def write(folder: Path, checkpoint: Checkpoint, config: Any, int8: bool) -> dict
         if int8:
             file.write("unembedding", output.numpy())
         if not tied:
-            file.write("embedding", checkpoint.joined(["model.embed_tokens.weight"]).numpy())
-        checkpoint.require_all_used(except_for={"lm_head.weight"} if tied else set())
+            file.write("embedding", tensors.joined(["model.embed_tokens.weight"]).numpy())
+        tensors.require_all_used(except_for={"lm_head.weight"} if tied else set())
         places = file.places
     finally:
         file.close()
     return {name: places.get(name, places["unembedding"]) for name in ("embedding", "unembedding")}
 
 
-def _layers(graph: Graph, checkpoint: Checkpoint, config: Any) -> Graph:
+def _layers(graph: Graph, tensors: Tensors, config: Any) -> Graph:
     """x [B * W, size] -> hidden [B * W, size], and on the way every layer's input and the buffers written to."""
     sizes, masks = Sizes.of(config), mask_names(config)
-    half, buffer = sizes.depth // 2, ["B", sizes.shared, "C", sizes.depth]
+    half, buffer = sizes.depth // 2, ("B", sizes.shared, "C", sizes.depth)
     graph.input("x", TensorProto.FLOAT, ["N", sizes.hidden])
     graph.input("places", TensorProto.INT64, ["B", "W"])  # the row of cos and sin of each token
     graph.input("cos", TensorProto.FLOAT, ["N", half])
@@ -95,7 +95,7 @@ def _layers(graph: Graph, checkpoint: Checkpoint, config: Any) -> Graph:
             graph.output(f"{kind}_{layer}_after", buffer)
         graph.output(f"state_{layer + 1}", ["N", sizes.hidden])
     graph.output("hidden", ["N", sizes.hidden])
-    build = _Layers(graph, checkpoint, sizes)
+    build = _Layers(graph, tensors, sizes)
     normed, x = build.first_norm("model.layers.0.input_layernorm"), "x"
     for layer in range(sizes.layers):
         prefix, last = f"model.layers.{layer}", layer + 1 == sizes.layers
@@ -110,30 +110,31 @@ def _layers(graph: Graph, checkpoint: Checkpoint, config: Any) -> Graph:
 class _Layers:
     """The parts of a layer."""
 
-    def __init__(self, graph: Graph, checkpoint: Checkpoint, sizes: Sizes) -> None:
-        self.graph, self.checkpoint, self.sizes = graph, checkpoint, sizes
+    def __init__(self, graph: Graph, tensors: Tensors, sizes: Sizes) -> None:
+        self.graph, self.tensors, self.sizes = graph, tensors, sizes
         rows = graph.run("Shape", ["places"])  # B, W
         self.flat = graph.run("Concat", [rows, graph.shape(-1)], axis=0)
         self.by_head = graph.run("Concat", [rows, graph.shape(sizes.shared, sizes.depth)], axis=0)
 
     def first_norm(self, name: str) -> str:
-        scale = self.graph.weight(name, self.checkpoint.joined([f"{name}.weight"]))
-        options = {"axis": -1, "epsilon": self.sizes.epsilon}
+        scale = self.graph.weight(name, self.tensors.joined([f"{name}.weight"]))
+        options: dict[str, Any] = {"axis": -1, "epsilon": self.sizes.epsilon}
         return str(self.graph.run("SimplifiedLayerNormalization", ["x", scale], **options))
 
     def norm(self, x: str, more: str, name: str, total: str) -> tuple[str, str]:
         """x + more, normed; and that sum itself, under the name ``total``."""
-        scale = self.graph.weight(name, self.checkpoint.joined([f"{name}.weight"]))
-        options = {"domain": MICROSOFT, "epsilon": self.sizes.epsilon}
-        self.graph.run("SkipSimplifiedLayerNormalization", [x, more, scale], [f"{total}_normed", "", "", total], **options)
-        return f"{total}_normed", total
+        scale = self.graph.weight(name, self.tensors.joined([f"{name}.weight"]))
+        names = [f"{total}_normed", "", "", total]
+        options: dict[str, Any] = {"domain": MICROSOFT, "epsilon": self.sizes.epsilon}
+        self.graph.run("SkipSimplifiedLayerNormalization", [x, more, scale], names, **options)
+        return names[0], total
 
     def linear(self, x: str, prefix: str, names: tuple[str, ...]) -> str:
         """Layers that read the same input, as one."""
         parts = [f"{prefix}.{name}" for name in names]
-        biased = f"{parts[0]}.bias" in self.checkpoint
-        weight = self.checkpoint.joined([f"{part}.weight" for part in parts])
-        bias = self.checkpoint.joined([f"{part}.bias" for part in parts]) if biased else None
+        biased = f"{parts[0]}.bias" in self.tensors
+        weight = self.tensors.joined([f"{part}.weight" for part in parts])
+        bias = self.tensors.joined([f"{part}.bias" for part in parts]) if biased else None
         return self.graph.linear(x, f"{prefix}.{'+'.join(names)}", weight, bias)
 
     def gated(self, prefix: str, x: str) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outrider.models.any_width import bits_do_not_depend_on_width
 from outrider.models.cache import RaggedCache
+from outrider.models.engines import cpu_identity
 from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession
 from outrider.models.onnx_engine import Engine, Run
 from outrider.models.onnx_files import Prepared
@@ -33,8 +34,8 @@ class OnnxModel(HuggingFaceModel):
         self.engine = Engine(prepared.folder, self.vocab_size)
         self._rotary = type(skeleton.model.rotary_emb)(self.config)
         self._embedding, self._unembedding = prepared.tensor("embedding"), prepared.tensor("unembedding")
-        self.any_width = False  # until found out
-        conditions = f"onnxruntime {self.engine.version}, {self.engine.threads} threads"
+        self.engine_name = f"onnxruntime {self.engine.version}, {prepared.weights} weights"
+        conditions = f"onnxruntime {self.engine.version}, {self.engine.threads} threads, CPU {cpu_identity()}"
         self.any_width = prepared.known("any_width", conditions, lambda: bits_do_not_depend_on_width(self))
 
     def _probe(self) -> tuple[list[Any], list[Any]]:
@@ -53,11 +54,6 @@ class OnnxModel(HuggingFaceModel):
     @property
     def groups(self) -> int:
         return self._sizes.groups
-
-    @property
-    def kernels(self) -> str:
-        """What runs it, for a certificate."""
-        return f"onnxruntime {self.engine.version}, {self.prepared.weights} weights"
 
     def start(self, rows: int, shape: Shape) -> OnnxSession:
         return OnnxSession(self, rows, shape)
