@@ -70,7 +70,8 @@ class Engine:
         """[N, size] -> [N, vocabulary]."""
         found = torch.empty((hidden.shape[0], self.vocabulary))
         binding = self._output.io_binding()
-        _bind(binding.bind_input, "hidden", hidden.contiguous())
+        hidden = hidden.contiguous()  # under a name: bound memory must outlive the run
+        _bind(binding.bind_input, "hidden", hidden)
         _bind(binding.bind_output, "logits", found)
         self._output.run_with_iobinding(binding)
         return found
