@@ -12,7 +12,15 @@ import torch
 
 import library
 import outrider
-from outrider.errors import BadOption, ModelCorrupt, ModelError, ModelNotFound, OutriderError, TokenizerMismatch
+from outrider.errors import (
+    BadOption,
+    DeviceError,
+    ModelCorrupt,
+    ModelError,
+    ModelNotFound,
+    OutriderError,
+    TokenizerMismatch,
+)
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +128,15 @@ def test_dtype(folders: Path) -> None:
     """Catches a dtype that is accepted and ignored."""
     for dtype in ("float32", "bfloat16", "float64"):
         assert outrider.load(str(folders / "target"), dtype=dtype).target.model.dtype == getattr(torch, dtype)
+
+
+def test_a_gpu_too_small_for_the_weights(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: object, *ignored: object) -> None:
+        raise torch.cuda.OutOfMemoryError("tried to allocate 2 GiB")
+
+    monkeypatch.setattr("transformers.PreTrainedModel.to", full)
+    with pytest.raises(DeviceError, match=r"no GPU memory for .*target.*GiB in torch.float32; .*device='cpu'"):
+        outrider.load(str(folders / "target"), draft=None, device="cpu")
 
 
 def test_importing_is_light() -> None:

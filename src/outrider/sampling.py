@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.context import Context
 from outrider.errors import BadOption, require
+from outrider.nucleus import nucleus
 
 Processor = Callable[[Any, Any], Any]
 """A transformers LogitsProcessor: (token ids [1, T], logits [1, V]) -> logits [1, V]."""
@@ -177,10 +178,7 @@ def _filter(logits: Tensor, sampling: Sampling) -> Tensor:
         cut = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < cut, -torch.inf)
     if sampling.top_p < 1:
-        ordered, index = logits.sort(dim=-1, descending=True)
-        probs = ordered.softmax(-1)
-        beyond = probs.cumsum(-1) - probs >= sampling.top_p  # the mass before a token already reaches top_p
-        logits = logits.masked_fill(beyond.scatter(-1, index, beyond), -torch.inf)
+        logits = nucleus(logits, sampling.top_p)
     if sampling.min_p > 0:
         probs = logits.softmax(-1)
         logits = logits.masked_fill(probs < sampling.min_p * probs.amax(-1, keepdim=True), -torch.inf)

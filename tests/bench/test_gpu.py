@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +69,12 @@ def test_tokens_are_the_same(measured: tuple[str, dict[str, Any]]) -> None:
 def test_a_model_inflated_drafted_for_by_itself_keeps_every_guess(measured: tuple[str, dict[str, Any]]) -> None:
     """Catches an inflation that changes the function, and an alpha that is not measured."""
     _, found = measured
-    for temperature in ("temperature 0", "temperature 1"):
-        part = found["inflated_pair"][temperature]
+    for temperature in (0, 1):
+        part = found[f"pair_temperature_{temperature}"]
         assert part["alpha"] == pytest.approx(1, abs=1e-3) and part["alpha_counted"] > 0.99
         assert part["c"] > 0 and part["speedup"] > 0
         assert part["realised_over_predicted"] == pytest.approx(part["speedup"] / part["predicted_speedup"])
+        assert part["realised_over_predicted"] == pytest.approx(math.prod(part["of_which"].values()))
     assert "inflated to" in found["inflated_pair"]["about"]
 
 
@@ -128,6 +131,25 @@ def test_a_section_that_fails_is_named_and_the_next_one_runs(monkeypatch: pytest
     assert found["replayed_is_eager"]["temperature 0"]["mismatches"] == 0
 
 
+def test_points_stay_whatever_follows(tmp_path: Path) -> None:
+    """A GPU that is taken away, or memory that ends, must not cost what was measured before."""
+
+    def points(count: int) -> Iterator[dict[str, int]]:
+        for x in range(count):
+            yield {"x": x}
+            found = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))
+            assert found["curve"][-1] == {"x": x}, "written when it came"
+        raise torch.cuda.OutOfMemoryError("tried to allocate 2 GiB")
+
+    report = Report(tmp_path / "x.json")
+    report.series("curve", points(3))
+    assert report.results["curve"] == [{"x": 0}, {"x": 1}, {"x": 2}]
+    assert failed(report.results) == ["curve after 3 points"]
+    late = Report(None)
+    late.series("curve", (setattr(late, "budget", -1.0) or {"x": x} for x in range(9)))  # type: ignore[func-returns-value]
+    assert late.results["curve"] == [{"x": 0}] and "skipped" in late.results["curve after 1 points"]
+
+
 def test_a_budget_skips_what_is_too_late() -> None:
     report = Report(None, budget=-1.0)
     report.section("late", lambda: {"ran": True})
@@ -135,7 +157,8 @@ def test_a_budget_skips_what_is_too_late() -> None:
     assert lines(report.results) == [Line("late", f"skipped: {report.results['late']['skipped']}")]
 
 
-def test_a_head_beside_an_inflated_target_guesses_as_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_head_beside_an_inflated_target_guesses_as_before(tmp_path: Path, graphs: bool) -> None:
     """The head reads the first columns of states and tables: its guesses are those it makes for the small model."""
     library.save_llama(tmp_path)
     small = load(str(tmp_path), "cpu", "float32").model
@@ -150,10 +173,10 @@ def test_a_head_beside_an_inflated_target_guesses_as_before(tmp_path: Path) -> N
     for target, drafter in ((small, head), (large, pair.Narrowed(head))):
         made = pair.Pair(target, drafter, [(5, 6, 7, 8), (9, 10)], "")
         setting = Setting(target, target, gamma=3, width=5)
-        traced = pair._decoded(
-            made, drafter, pair.Rule(pair.choose("maximal", True), pair.Sampling()), setting, pair.Lanes(), 20
-        )
-        texts.append([(r.drafted, r.token) for r in traced.records])
+        rule, lanes = pair.Rule(pair.choose("maximal", True), pair.Sampling()), pair.Lanes(graphs)
+        traced = pair._decoded(made, drafter, rule, setting, lanes, 20)
+        assert all(stepper.recorded == 1 for _, stepper in lanes._idle) and len(lanes._idle) == graphs
+        texts.append([(r.drafted, r.token) for r in traced.trace.records])
     assert texts[0] == texts[1] and texts[0]
     with pytest.raises(BadOption, match="hidden states of size"):
         head.start(1, Shape(64, 5), large.start(1, Shape(64, 5)))

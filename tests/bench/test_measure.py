@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from outrider.bench import card
 from outrider.bench.measure import NARROW, PLAIN, Cell, Settings, _decode, bootstrap, measure, total_ratio
 from outrider.bench.prompts import SAMPLE, SOURCES, read
 from outrider.cli.main import app
-from outrider.drafters import ModelDrafter
+from outrider.drafters import Cascade, Copying, ModelDrafter
 from outrider.errors import BadOption
 from outrider.trace import PHASES, Trace
 
@@ -48,6 +49,39 @@ def test_drafts_and_temperatures_in_one_run(folder: str) -> None:
     zero = found[0.0, "itself", "all"]
     assert zero.identical == 3 and zero.stats.tokens == sum(found[0.0, "itself", t].stats.tokens for t in TASKS)
     assert math.isnan(found[0.0, "itself", "second"].speedup_interval[0])  # one prompt says nothing about others
+
+
+@pytest.fixture
+def replaying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; on a CPU a replay is calling the step again."""
+    monkeypatch.setattr("outrider.llm._graphs", lambda asked, device: True)
+
+
+@pytest.mark.usefixtures("replaying")
+@pytest.mark.parametrize("draft", ["itself", "copy", "cascade"])
+def test_the_cost_of_a_guess_is_known_under_replay(folder: str, draft: str) -> None:
+    """A replayed step is one launch whose parts no trace can tell apart: c was 0 there."""
+    llm = outrider.load(folder, draft="copy", dtype="float32", slots=1)
+    drafts: dict[str, Any] = {
+        "itself": ModelDrafter(llm.target.model),
+        "copy": "copy",
+        "cascade": Cascade(Copying(), ModelDrafter(llm.target.model)),  # cannot be recorded, and runs eagerly
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "steps cannot be replayed")
+        rows = measure(
+            {draft: llm.with_draft(drafts[draft])}, TASKS, Settings((0.0, 1.0), 1, {"max_new_tokens": 4, "gamma": 2})
+        )
+    assert all(0 < row.cost < math.inf for row in rows)
+
+
+@pytest.mark.usefixtures("replaying")
+def test_the_cost_of_a_guess_is_known_for_a_replayed_translator(tmp_path: Path) -> None:
+    folder = library.save_t5(tmp_path)
+    llm = outrider.load(str(folder), draft="copy", dtype="float32", slots=1)
+    engine = llm.with_draft(ModelDrafter(llm.target.model))
+    (row, _) = measure({"itself": engine}, {"one": ["the end"]}, Settings((0.0,), 1, {"max_new_tokens": 4, "gamma": 2}))
+    assert 0 < row.cost < math.inf
 
 
 def test_a_cell_counts_the_median_of_its_repeats() -> None:

@@ -15,8 +15,11 @@ import library
 import outrider
 from helpers import case, wrapped
 from outrider.decoding import lanes as lanes_module
+from outrider.decoding import readback
 from outrider.decoding.decoder import Decoder, Request
 from outrider.decoding.lanes import Lanes
+from outrider.decoding.planner import Auto
+from outrider.decoding.readback import Ticket
 from outrider.decoding.stepper import Stepper
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, ModelDrafter
@@ -55,6 +58,54 @@ def test_replayed_text_is_eager_text(name: str, rule: str, pool: Lanes) -> None:
     assert stepper.graphs and stepper._recorder is not None and stepper._recorder.recorded == 1
     assert texts(pool, drafter, requests, rule) == expected
     assert pool._idle[0][1] is stepper and stepper._recorder.recorded == 1, "the second call records nothing"
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the next step is launched before the caller hears of the last one."""
+    monkeypatch.setattr(Stepper, "ahead", property(lambda stepper: stepper.graphs))
+
+
+@pytest.mark.usefixtures("ahead")
+@pytest.mark.parametrize("gamma", [3, Auto(0.05)], ids=["fixed", "planned"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_step_begun_early_changes_nothing(rule: str, gamma: int | Auto, pool: Lanes) -> None:
+    """Every decision needs the last step and has it: text, trace and number of runs are those of the eager loop."""
+    known = case("llama")
+    drafter, requests = known.drafter("other"), known.requests if rule == "greedy" else known.seeded()
+    verifier, sampling = RULES[rule]
+    found = []
+    for lanes in (Lanes(), pool):
+        trace = Trace()
+        decoder = Decoder(wrapped("llama"), drafter, verifier, sampling, gamma, slots=2, lanes=lanes)
+        events = [(e.index, e.tokens, e.accepted) for e in decoder.stream(requests, trace)]
+        found.append((events, trace.records, trace.runs))
+    assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("ahead")
+def test_the_caller_hears_of_a_step_while_the_next_one_runs(pool: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one who stops listening then leaves a lane behind that serves the next call."""
+    launched: list[int] = []
+    launch = Stepper.launch
+
+    def counted(self: Stepper, *arguments: object) -> object:
+        launched.append(1)
+        return launch(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Stepper, "launch", counted)
+    request = Request((5, 6, 7, 8), Stopping(20))
+    decoder = Decoder(wrapped("llama"), Copying(), *RULES["greedy"], 3, slots=1, lanes=pool)
+    heard = decoder.stream([request], Trace())
+    for count in (2, 3, 4):
+        next(heard)
+        assert len(launched) == count
+    heard.close()  # type: ignore[attr-defined]
+    launched.clear()
+    trace = Trace()
+    found = [event.row.tokens for event in decoder.stream([request], trace)][-1]
+    assert texts(Lanes(), decoder.drafter, [request])[0] == {0: found}  # type: ignore[index]
+    assert trace.runs == len(trace.records), "no run is wasted at the end"
 
 
 def test_an_encoder_decoder_is_replayed_too(pool: Lanes) -> None:
@@ -156,6 +207,51 @@ def test_no_memory_drops_what_is_idle_then_says_what_to_do(pool: Lanes, monkeypa
     refusals[0] = 2
     with pytest.raises(DeviceError, match="fewer slots"), pool.lane((wrapped("llama"), Copying()), 3, Shape(256, 9)):
         pass
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "match"),
+    [
+        (torch.cuda.OutOfMemoryError("full"), DeviceError, "2 slots of 256 tokens; use fewer slots"),
+        (
+            RuntimeError("CUDA error: device lost\nmore"),
+            DeviceError,
+            r"failed \(CUDA error: device lost more\)",
+        ),
+        (RuntimeError("something else"), RuntimeError, "something else"),
+    ],
+)
+def test_a_gpu_that_fails_in_a_step_is_named(
+    error: Exception, kind: type[Exception], match: str, pool: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever in a step it happens, and the lane it happened in is not used again."""
+    requests = case("llama").requests
+    texts(pool, Copying(), requests)
+
+    def fail(self: Stepper, *ignored: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Stepper, "launch", fail)
+    with pytest.raises(kind, match=match):
+        texts(pool, Copying(), requests)
+    assert len(pool._idle) == (kind is RuntimeError), "what is idle may hold the memory that is missing"
+
+
+def test_a_gpu_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No hang: after two minutes an error says where to look."""
+    asked = []
+
+    class Never:
+        def query(self) -> bool:
+            asked.append(1)
+            return False
+
+    ticket = Ticket(torch.zeros(1, 4))
+    ticket._event = Never()  # type: ignore[assignment]
+    monkeypatch.setattr(readback, "PATIENCE", 0.02)
+    with pytest.raises(DeviceError, match="nvidia-smi"):
+        ticket.read()
+    assert len(asked) > 1
 
 
 @pytest.mark.parametrize(("asked", "match"), [(True, "needs a CUDA device"), ("yes", "must be True, False")])

@@ -50,6 +50,14 @@ def live(planner: Planner, alpha: float, runs: int, seed: int = 0) -> list[int]:
 # --- the clock ---------------------------------------------------------------------------------------
 
 
+def test_a_clock_promises_no_time_back() -> None:
+    """A process stopped now and then measures steps that took no time and steps that took ages: costs stay costs."""
+    clock = Clock(nominal=0.05)
+    for gamma, seconds, undrafted in [(0, 1.0, None), (4, 0.01, -0.5), *[(8, s / 10, None) for s in range(1, 60)]]:
+        clock.add(gamma, seconds, undrafted)
+        assert all(clock.costs().step(gamma) > 0 for gamma in range(9))
+
+
 def test_clock_finds_the_costs_of_wide_and_plain_steps() -> None:
     """Catches plain steps taken for part of the line, and a slope that stays where it started."""
     clock = Clock(nominal=0.5)

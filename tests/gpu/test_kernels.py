@@ -8,6 +8,7 @@ import torch
 import plain_kernels
 from outrider import kernels
 from outrider.noise import Noise
+from outrider.nucleus import nucleus
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [
@@ -91,6 +92,30 @@ def test_attention_does_not_depend_on_neighbours_or_capacity() -> None:
     beside = attend(queries, keys, values, far, 0.125)
     short = attend(queries, keys[:, :, :256].contiguous(), values[:, :, :256].contiguous(), near, 0.125)
     assert torch.equal(alone[0], beside[0]) and torch.equal(alone, short)
+
+
+@pytest.mark.parametrize("size", [7, 1000, 50000])
+@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 0.999])
+def test_top_p(size: int, top_p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flat, peaked, tied and already cut rows, beside each other."""
+    logits = torch.stack([scale * randn(size) for scale in (0.1, 2.0, 8.0)] + [randn(size).round(), randn(size) * 0])
+    logits[1, ::3] = -torch.inf
+    logits[3, ::2] *= -1  # zeros of both signs
+    found = nucleus(logits[:, None], top_p)[:, 0]
+    monkeypatch.setattr(kernels, "wanted", False)
+    expected = nucleus(logits[:, None], top_p)[:, 0]
+    differing = ((found == -torch.inf) != (expected == -torch.inf)).sum(-1)
+    # The exponential function is rounded differently, which a sum may or may not show: by one token, if at all.
+    assert differing.tolist()[3:] == [0, 0] and int(differing.max()) <= 1
+    kept = found > -torch.inf
+    assert torch.equal(found[kept], logits[kept]) and bool(kept.any(-1).all())
+
+
+def test_top_p_of_numbers_that_are_none_ends() -> None:
+    logits = randn(2, 1, 3000)
+    logits[0, 0, 5] = torch.nan
+    found = nucleus(logits, 0.9)
+    assert torch.equal(found[1:], nucleus(logits[1:], 0.9))
 
 
 def test_noise_has_the_bits_it_has_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

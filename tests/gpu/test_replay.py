@@ -14,9 +14,19 @@ from outrider.bench import identity
 from outrider.bench.gpu import Setting
 from outrider.bench.gpu_run import Plan, run
 from outrider.bench.gpu_table import failed
+from outrider.decoding.decoder import Decoder
 from outrider.decoding.lanes import Lanes
+from outrider.decoding.stepper import Rule, Stepper
+from outrider.drafters import Copying, Mixture, ModelDrafter, Ngram, NgramTable, Standardised, Uniform
+from outrider.drafters.head_layers import Head, HeadConfig
+from outrider.drafters.heads import HeadDrafter
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.shapes import SIZES, build
+from outrider.sampling import Sampling
+from outrider.trace import Trace
+from outrider.types import Drafter, Shape
+from outrider.verification.coupling import maximal_coupling
+from outrider.verification.matching import gumbel_coupling
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,11 +54,6 @@ def test_replayed_is_eager_and_speculative_is_plain(fused: bool, dtype: torch.dt
 def test_every_family_is_captured_or_says_why_not(family: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Through the decoder: the same text as eager steps give, twice, the second time from the recording."""
     from helpers import case
-    from outrider.decoding.decoder import Decoder
-    from outrider.drafters import Copying
-    from outrider.sampling import Sampling
-    from outrider.trace import Trace
-    from outrider.verification.matching import gumbel_coupling
 
     model = HuggingFaceModel(tiny.build(family).to(DEVICE))
     texts = []
@@ -60,6 +65,42 @@ def test_every_family_is_captured_or_says_why_not(family: str, tmp_path_factory:
         texts.append(rows)
         assert all("cannot be replayed" in str(w.message) for w in said)
     assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.parametrize("name", ["head", "mixture", "copy", "ngram", "table", "uniform", "standardised"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_drafter_is_captured(name: str, temperature: float) -> None:
+    """The default draft is a mixture with a head: one that fell back to eager steps would be slow and say little."""
+    target = HuggingFaceModel(tiny.build("llama").to(DEVICE))
+    rule, drafter = Rule(maximal_coupling, Sampling(temperature)), drafter_named(name)
+    texts = []
+    for graphs in (False, True):
+        made = Stepper((target, drafter), 2, Shape(256, 5, chunk=8), graphs)
+        for row, prompt in enumerate(([3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [9])):
+            made.target.admit(row, prompt)
+            made.drafter.admit(row, prompt)
+            made.seeds[row] = row
+        steps = [made.launch(rule, gamma).read() for gamma in (4, 4, 4, 0, 4, 2, 4, 4)]
+        texts.append([step.row(row)[0] for step in steps for row in range(2)])
+        assert made.drafter.error is None and made.graphs == graphs
+    assert texts[0] == texts[1]
+
+
+def drafter_named(name: str) -> Drafter:
+    text = torch.arange(200).remainder(tiny.VOCAB)
+    config = HeadConfig("feature", 32, 64, 1, layers=(1, -1), heads=(4, 2), gamma=3)
+    head = HeadDrafter(Head(config), torch.arange(0, tiny.VOCAB, 2))
+    other = HuggingFaceModel(tiny.build("llama", seed=1).to(DEVICE))
+    made: dict[str, Drafter] = {
+        "head": head,
+        "mixture": Mixture(Copying(), head),
+        "copy": Copying(),
+        "ngram": Ngram(),
+        "table": Ngram(NgramTable.fit([text.tolist()], tiny.VOCAB, order=3)),
+        "uniform": Uniform(),
+        "standardised": Standardised(ModelDrafter(other), temperature=0.5),
+    }
+    return made[name]
 
 
 def test_the_front_door_replays_by_itself(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -6,6 +6,7 @@ The kernels themselves are held to these functions in tests/gpu, where there is 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 import plain_kernels
 import tiny
 from outrider import kernels
+from outrider.models import small, trimmed
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.types import Shape
 
@@ -102,3 +104,24 @@ def test_other_families_are_left_as_they_are(family: str, fused: Any) -> None:
 
 def test_nothing_is_fused_without_a_gpu() -> None:
     assert not HuggingFaceModel(tiny.build("llama")).fuse()
+
+
+@pytest.mark.usefixtures("fused")
+def test_a_trimmed_draft_is_fused_on_a_gpu(tmp_path: Path) -> None:
+    """It speaks few tokens and costs little, so that its launches are most of its time."""
+    target = HuggingFaceModel(tiny.build("llama"))
+    tokens = torch.arange(3, 60)
+    draft = small.build(small.Size.parse("16x32x1x2"), tokens, target)
+    trimmed.save(draft, tokens, tmp_path, {})
+    plain = trimmed.load(tmp_path, target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "run_on", lambda device: True)
+        model = trimmed.load(tmp_path, target)
+    assert model.inner.fused and not plain.inner.fused
+
+    def logits(of: trimmed.TrimmedModel) -> Tensor:
+        session = of.start(1, SHAPE)
+        session.admit(0, list(range(3, 24)))
+        return session.score(torch.tensor([[30, 70, 32]]))  # 70 is none of its tokens
+
+    torch.testing.assert_close(logits(model), logits(plain), atol=2e-4, rtol=1e-4)

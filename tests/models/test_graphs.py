@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 import tiny
 from helpers import wrapped
+from outrider import nucleus
 from outrider.decoding.stepper import Rule, Stepper
 from outrider.drafters import (
     Cascade,
@@ -27,6 +29,7 @@ from outrider.drafters.base import ContextSession
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.heads import HeadDrafter
 from outrider.drafters.recorded import Recorded
+from outrider.errors import DeviceError
 from outrider.models.graphs import Recorder
 from outrider.models.recordable import NotRecordable, Questions
 from outrider.noise import Noise
@@ -124,6 +127,12 @@ def steps(made: Stepper, rule: Rule, gammas: list[int]) -> list[list[int]]:
             found[row] += host.row(row)[0]
     assert made.drafter.error is None
     return found
+
+
+@pytest.fixture(autouse=True)
+def ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: top-p there asks nothing either."""
+    monkeypatch.setattr(nucleus, "asks", False)
 
 
 @pytest.mark.parametrize(
@@ -256,3 +265,43 @@ def test_processors_run_eagerly() -> None:
     made = stepper("other")
     assert steps(made, rule, [4] * 3) == steps(stepper("other", graphs=False), GREEDY, [4] * 3)
     assert made._recorder is None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "match"),
+    [
+        (torch.cuda.OutOfMemoryError("full"), DeviceError, "fewer slots, a smaller max_new_tokens, or graphs=False"),
+        (RuntimeError("operation not permitted when stream is capturing"), NotRecordable, "not permitted"),
+    ],
+)
+def test_a_capture_that_fails(
+    error: Exception, kind: type[Exception], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory is an error with a remedy; anything else sends the step back to run eagerly."""
+
+    @contextmanager
+    def capturing(*ignored: object, **also: object) -> Iterator[None]:
+        yield
+
+    def step() -> torch.Tensor:
+        raise error
+
+    made = stepper("none")
+    recorder = Recorder(made.target, made.drafter)
+    for name, stand_in in {"graph_pool_handle": int, "CUDAGraph": object, "graph": capturing}.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(Recorder, "_stream", lambda self: None)
+    with pytest.raises(kind, match=match):
+        recorder._capture(step, torch.zeros(1))
+
+
+def test_a_capture_that_fails_leaves_the_text_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Recorder, *ignored: object) -> None:
+        raise NotRecordable("the driver says no")
+
+    monkeypatch.setattr(Recorder, "_record", refuse)
+    made = stepper("other")
+    with pytest.warns(UserWarning, match="one by one, with the same text: the driver says no"):
+        found = steps(made, GREEDY, [3] * 5)
+    assert found == steps(stepper("other", graphs=False), GREEDY, [3] * 5)

@@ -22,7 +22,8 @@ from outrider.models import loading, small, trimmed
 from outrider.models.teacher import fingerprint
 from outrider.testing import check_drafter
 from outrider.training import distill as module
-from outrider.training.data import PADDING, Corpus, SelfText, frequent_tokens
+from outrider.training.answers import SelfText
+from outrider.training.data import PADDING, Corpus, frequent_tokens
 from outrider.training.distill import Plan, distill
 from outrider.training.loop import Budget, train
 from outrider.training.sources import examples, from_examples

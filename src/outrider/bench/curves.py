@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from outrider.bench.gpu import GREEDY, Lane, Setting
-from outrider.bench.timing import timed
+from outrider.bench.timing import free_memory, timed
 from outrider.drafters import ModelDrafter, Nothing
 
 
-def by_gamma(setting: Setting, gammas: Iterable[int]) -> list[dict[str, Any]]:
+def by_gamma(setting: Setting, gammas: Iterable[int]) -> Iterator[dict[str, Any]]:
     """One session wide enough for the most guesses, so that only the draft runs grow."""
     gammas = list(gammas)
     lane = Lane(setting, ModelDrafter(setting.draft), setting.shape(width=max(gammas) + 1))
-    return [{"gamma": g, **_queued(lane, g, setting.context)} for g in gammas]
+    for gamma in gammas:
+        yield {"gamma": gamma, **_queued(lane, gamma, setting.context)}
 
 
-def by_context(setting: Setting, lengths: Iterable[int], speculative: bool) -> list[dict[str, Any]]:
+def by_context(setting: Setting, lengths: Iterable[int], speculative: bool) -> Iterator[dict[str, Any]]:
     """One buffer that holds the longest context: shorter ones must not pay for it."""
     lengths = list(lengths)
     capacity = 1 << (max(lengths) + 512).bit_length()
     drafter = ModelDrafter(setting.draft) if speculative else Nothing()
     lane = Lane(setting, drafter, setting.shape(capacity=capacity))
     gamma = setting.gamma if speculative else 0
-    return [{"context": n, "capacity": capacity, **_queued(lane, gamma, n)} for n in lengths]
+    for length in lengths:
+        yield {"context": length, "capacity": capacity, **_queued(lane, gamma, length)}
 
 
-def by_rows(setting: Setting, counts: Iterable[int], speculative: bool) -> list[dict[str, Any]]:
+def by_rows(setting: Setting, counts: Iterable[int], speculative: bool) -> Iterator[dict[str, Any]]:
     """A batch of each size, all rows active."""
-    result = []
     for rows in counts:
         drafter = ModelDrafter(setting.draft) if speculative else Nothing()
         lane = Lane(setting, drafter, setting.shape(), rows)
         gamma = setting.gamma if speculative else 0
-        result.append({"rows": rows, **_queued(lane, gamma, setting.context)})
-    return result
+        yield {"rows": rows, **_queued(lane, gamma, setting.context)}
+        del lane
+        free_memory()  # the next batch is twice as large
 
 
 def _queued(lane: Lane, gamma: int, length: int) -> dict[str, float]:

@@ -43,7 +43,8 @@ class Setting:
         return torch.device(self.target.device)
 
     def shape(self, width: int | None = None, capacity: int | None = None) -> Shape:
-        return Shape(capacity or self.capacity, width or self.width)
+        source = 64 if self.target.encoder_decoder else 0
+        return Shape(capacity or self.capacity, width or self.width, source_capacity=source)
 
 
 def roofline(setting: Setting) -> dict[str, float]:

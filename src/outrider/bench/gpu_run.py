@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from outrider.bench import curves, gpu, identity, micro
+from outrider.bench import curves, gpu, identity, loop, micro
 from outrider.bench.gpu import GREEDY, Lane, Setting
 from outrider.bench.timing import Report, settle
 from outrider.drafters import ModelDrafter, Nothing
 from outrider.errors import DeviceError, require
 from outrider.models.shapes import SIZES, build
 
-SECTIONS = ("latency", "identity", "curves", "pair", "micro", "profile", "compile")
+SECTIONS = ("latency", "decoder", "identity", "curves", "pair", "micro", "profile", "compile")
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,18 @@ def _sections(plan: Plan, setting: Setting, report: Report) -> None:
         gpu.everything(setting, report)
     else:
         setting.target.fuse(), setting.draft.fuse()
+    if "latency" in plan.sections or "decoder" in plan.sections:
+        report.section("decoder", lambda: loop.exposed(setting, 16 if plan.small else 96))
+    if "identity" in plan.sections:
+        count = 12 if plan.small else 40
+        report.section("replayed_is_eager", lambda: identity.replayed_is_eager(setting, count))
+        rows, count = (2, 16) if plan.small else (8, plan.tokens)
+        report.section("identity_one_row", lambda: identity.compare(setting, 1, min(count, 300), 0.3))
+        report.section("identity", lambda: identity.compare(setting, rows, count, 0.3))
+    if "pair" in plan.sections:
+        _pair(plan, setting, report)
+    if "curves" in plan.sections:
+        _curves(plan, setting, report)
     if "micro" in plan.sections:
         report.section("products", lambda: micro.products(setting, (1, setting.width, 16)))
         report.section("filters", lambda: micro.filters(setting))
@@ -82,39 +94,43 @@ def _sections(plan: Plan, setting: Setting, report: Report) -> None:
             report.section("attention", lambda: micro.attention(setting, lengths, 16384))
     if "profile" in plan.sections:
         report.section("profile", lambda: profile(setting, plan.out))
-    if "identity" in plan.sections:
-        count = 12 if plan.small else 40
-        report.section("replayed_is_eager", lambda: identity.replayed_is_eager(setting, count))
-        rows, count = (2, 16) if plan.small else (8, plan.tokens)
-        report.section("identity_one_row", lambda: identity.compare(setting, 1, min(count, 300), 0.3))
-        report.section("identity", lambda: identity.compare(setting, rows, count, 0.3))
-    if "curves" in plan.sections:
-        _curves(plan, setting, report)
-    if "pair" in plan.sections:
-        report.section("inflated_pair", lambda: _pair(plan, setting))
     if "compile" in plan.sections:
         report.section("graph_compiled", lambda: _compiled(setting))
 
 
 def _curves(plan: Plan, setting: Setting, report: Report) -> None:
-    gammas = [1, 2, 4] if plan.small else [1, 2, 3, 4, 5, 6, 8, 10, 12, 16]
+    gammas = [1, 2, 4] if plan.small else [1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]
     lengths = [64, 128] if plan.small else [512, 1024, 2048, 4096, 8192, 16384]
     counts = [1, 2] if plan.small else [1, 2, 4, 8, 16, 32, 64]
-    report.section("by_gamma", lambda: curves.by_gamma(setting, gammas))
-    report.section("by_context", lambda: curves.by_context(setting, lengths, speculative=False))
-    report.section("by_context_speculative", lambda: curves.by_context(setting, lengths, speculative=True))
-    report.section("by_rows", lambda: curves.by_rows(setting, counts, speculative=False))
-    report.section("by_rows_speculative", lambda: curves.by_rows(setting, counts, speculative=True))
+    report.series("by_gamma", curves.by_gamma(setting, gammas))
+    for name, speculative in (("", False), ("_speculative", True)):
+        report.series(f"by_context{name}", curves.by_context(setting, lengths, speculative))
+        report.series(f"by_rows{name}", curves.by_rows(setting, counts, speculative))
 
 
-def _pair(plan: Plan, setting: Setting) -> Any:
+def _pair(plan: Plan, setting: Setting, report: Report) -> None:
+    """The pair is made once; each temperature is a section of its own."""
     from outrider.bench import pair  # loads models by name, which needs more packages than the other sections
 
-    if plan.small:
-        return pair.measure(pair.tiny_pair(setting.device), setting, 16)
-    dtype = str(setting.target.dtype).removeprefix("torch.")
-    made = pair.trained_pair(plan.pair, plan.pair_draft, setting.device, dtype)
-    return pair.measure(made, setting, 128)
+    made: list[pair.Pair] = []
+
+    def make() -> dict[str, Any]:
+        dtype = str(setting.target.dtype).removeprefix("torch.")
+        made.append(
+            pair.tiny_pair(setting.device)
+            if plan.small
+            else pair.trained_pair(plan.pair, plan.pair_draft, setting.device, dtype)
+        )
+        lengths = [len(prompt) for prompt in made[0].prompts]
+        return {"about": made[0].about, "drafter": made[0].drafter.name, "prompt_lengths": lengths}
+
+    report.section("inflated_pair", make)
+    for temperature in (0, 1):
+        if made:
+            report.section(
+                f"pair_temperature_{temperature}",
+                lambda: pair.measure(made[0], setting, 16 if plan.small else 256, temperature),  # noqa: B023
+            )
 
 
 def _compiled(setting: Setting) -> Any:

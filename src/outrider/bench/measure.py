@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import Any
 
+from outrider.decoding.decoder import bucket
+from outrider.decoding.stepper import Rule
 from outrider.drafters import Nothing
 from outrider.errors import require
 from outrider.llm import LLM
+from outrider.options import Options
 from outrider.output import Output
 from outrider.theory import oracle_tokens
 from outrider.trace import PHASES, Stats, finite, merge, ratio, summarise
@@ -121,8 +124,30 @@ def measure(
                 done += 1
                 progress(f"{task}, temperature {temperature:g}", done / total)
         results["all"] = [cells for group in list(results.values()) for cells in group]
-        rows += [_row(draft, temperature, task, cells) for draft in drafts for task, cells in results.items()]
+        for draft, engine in drafts.items():
+            cost = None if _phases_are_known(engine) else _timed_cost(engine, options, results["all"][0][draft])
+            rows += [_row(draft, temperature, task, cells, cost) for task, cells in results.items()]
     return rows
+
+
+def _phases_are_known(engine: LLM) -> bool:
+    """A replayed step is one launch, and on a GPU the clock sees work being launched, not done."""
+    return not engine.graphs and engine.target.model.device.type == "cpu"
+
+
+def _timed_cost(engine: LLM, options: Mapping[str, Any], cell: Cell) -> float:
+    """c from a guess and a plain step timed by themselves, where a trace cannot tell."""
+    from outrider.bench.gpu import Setting
+    from outrider.bench.parts import cost
+
+    decoder = engine.decoder(Options.parse(dict(options)))
+    gamma = decoder.gamma if isinstance(decoder.gamma, int) else getattr(decoder.drafter, "gamma", 4)
+    gamma = min(gamma, engine.width - 1)
+    if gamma == 0 or isinstance(decoder.drafter, Nothing):
+        return math.nan
+    model, context = engine.target.model, max(r.position for r in cell.outputs[0].trace.records)
+    setting = Setting(model, model, context, bucket(context + 256), engine.width, gamma)
+    return cost(setting, decoder.drafter, Rule(decoder.verifier, decoder.sampling), engine.graphs)
 
 
 def _engines(drafts: Mapping[str, LLM]) -> dict[str, LLM]:
@@ -159,7 +184,10 @@ def _options_for(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in options.items() if guesses or (k != "lenience" and not k.startswith("draft_"))}
 
 
-def _row(draft: str, temperature: float, task: str, cells: Sequence[Mapping[str, Cell]]) -> Row:
+def _row(
+    draft: str, temperature: float, task: str, cells: Sequence[Mapping[str, Cell]], cost: float | None = None
+) -> Row:
+    """``cost``: c, where it was timed apart."""
     ours, plain, narrow = ([c[name] for c in cells] for name in (draft, PLAIN, NARROW))
     stats = summarise(merge(c.outputs[0].trace for c in ours))
     timed = summarise(merge(o.trace for c in ours for o in c.outputs))
@@ -182,10 +210,14 @@ def _row(draft: str, temperature: float, task: str, cells: Sequence[Mapping[str,
         speedup_quartiles=(low, high),
         speedup_narrow=ratio(_speed(ours), _speed(narrow)),
         speedup_narrow_interval=bootstrap([c.work for c in ours], [c.work for c in narrow]),
-        cost=ratio(ratio(timed.seconds["draft"], timed.drafted), ratio(timed.seconds["target"], timed.runs)),
+        cost=_traced_cost(timed) if cost is None else cost,
         oracle_tokens=oracle_tokens(min(stats.alpha, 1.0)) if stats.examined else math.nan,  # rounding may exceed 1
         identical=sum(a.tokens == b.tokens for a, b in zip(plain, ours, strict=True)),
     )
+
+
+def _traced_cost(stats: Stats) -> float:
+    return ratio(ratio(stats.seconds["draft"], stats.drafted), ratio(stats.seconds["target"], stats.runs))
 
 
 def _speed(cells: Sequence[Cell]) -> float:

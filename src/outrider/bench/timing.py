@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,26 +56,70 @@ class Report:
     began: float = field(default_factory=time.perf_counter)
 
     def section(self, name: str, work: Callable[[], Any]) -> Any:
-        """Run a section; what goes wrong in it is recorded, and the next one runs."""
-        spent = time.perf_counter() - self.began
-        if spent > self.budget:
-            self.results[name] = {"skipped": f"{spent:.0f} s are spent of {self.budget:.0f}"}
-            self.save()
+        """Run a section; what goes wrong in it is recorded, and the next one runs with the memory it held."""
+        spent = self.spent
+        if self._late(name):
             return None
         try:
             self.results[name] = work()
-        except torch.cuda.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            remedy = "no GPU memory left for this section; end other programs on the GPU, or ask for --size tiny"
-            self.results[name] = {"error": f"{remedy} ({' '.join(str(error).split())[:200]})"}
         except Exception as error:
-            self.results[name] = {"error": f"{type(error).__name__}: {error}"[:500], "trace": traceback.format_exc()}
-        self.results.setdefault("seconds", {})[name] = round(time.perf_counter() - self.began - spent, 2)
-        self.save()
-        brief = json.dumps(self.results[name], default=str)[:600]
-        print(f"[{time.perf_counter() - self.began:6.1f} s] {name}: {brief}", file=sys.stderr, flush=True)  # noqa: T201
+            self.results[name] = _failure(error)
+        self._done(name, spent)
         return self.results[name]
+
+    def series(self, name: str, points: Iterator[dict[str, Any]]) -> None:
+        """A section that gives one point after the other: each is written when it comes, and stays whatever follows."""
+        spent = self.spent
+        if self._late(name):
+            return
+        found = self.results[name] = []
+        try:
+            for point in points:
+                found.append(point)
+                self.save()
+                if self.spent > self.budget:
+                    self.results[f"{name} after {len(found)} points"] = self._skipped()
+                    break
+        except Exception as error:
+            self.results[f"{name} after {len(found)} points"] = _failure(error)
+        self._done(name, spent)
+
+    @property
+    def spent(self) -> float:
+        return time.perf_counter() - self.began
 
     def save(self) -> None:
         if self.path is not None:
             self.path.write_text(json.dumps(self.results, indent=1, default=str) + "\n", encoding="utf-8")
+
+    def _late(self, name: str) -> bool:
+        if self.spent > self.budget:
+            self.results[name] = self._skipped()
+            self.save()
+            return True
+        return False
+
+    def _skipped(self) -> dict[str, str]:
+        return {"skipped": f"{self.spent:.0f} s are spent of {self.budget:.0f}"}
+
+    def _done(self, name: str, spent: float) -> None:
+        self.results.setdefault("seconds", {})[name] = round(self.spent - spent, 2)
+        self.save()
+        free_memory()
+        brief = json.dumps(self.results[name], default=str)[:600]
+        print(f"[{self.spent:6.1f} s] {name}: {brief}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def free_memory() -> None:
+    """Sessions and their graphs refer to each other in circles: without this they wait for the collector."""
+    gc.collect()
+    if torch.cuda.is_available():
+        with suppress(RuntimeError):  # a GPU that has failed refuses this, too; what was measured is already written
+            torch.cuda.empty_cache()
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        remedy = "no GPU memory left for this section; end other programs on the GPU, or ask for --size tiny"
+        return {"error": f"{remedy} ({' '.join(str(error).split())[:200]})"}
+    return {"error": f"{type(error).__name__}: {error}"[:500], "trace": traceback.format_exc()}

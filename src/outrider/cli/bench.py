@@ -10,7 +10,10 @@ import typer
 from rich.table import Table
 
 from outrider.cli import common
-from outrider.cli.common import answers
+from outrider.cli.common import answers, notes
+from outrider.errors import BadOption
+from outrider.report import plots, terminal
+from outrider.report.gpu import figures
 
 app = typer.Typer(no_args_is_help=True, help="Measurements of the machine at hand.")
 
@@ -26,13 +29,17 @@ def gpu(
     device: Annotated[str, typer.Option(help="cuda, cuda:1 ..., or cpu with --size tiny.")] = "cuda",
     section: Annotated[
         list[str] | None,
-        typer.Option(help="latency, identity, curves, pair, micro, profile or compile; may be repeated."),
+        typer.Option(help="latency, decoder, identity, curves, pair, micro, profile or compile; may be repeated."),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of each of eight rows for the test of identity.")] = 2500,
     pair: Annotated[str, typer.Option(help="The trained Llama that section pair inflates.")] = common.DEFAULT_TARGET,
     pair_draft: Annotated[Path | None, typer.Option(help="A head trained for it; else the one shipped.")] = None,
     budget: Annotated[float, typer.Option(help="Seconds after which no further section is begun.")] = float("inf"),
     out: Annotated[Path | None, typer.Option(help="Also write the numbers here, after every section.")] = None,
+    shown: Annotated[
+        Path | None, typer.Option("--from", help="Measure nothing: show what an earlier --out has written.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the curves as a PNG file into this directory.")] = None,
     as_json: common.Json = False,
 ) -> None:
     """Plain and speculative steps, ours and transformers' in one process, beside what the memory bus allows.
@@ -40,18 +47,43 @@ def gpu(
     Weights are random and shapes are Llama's, but for section pair: there a trained model is inflated.
     Exit code 1: a section failed. Numbers off their bars are no failure.
     """
-    from outrider.bench.gpu_run import Plan, run
     from outrider.bench.gpu_table import failed, lines
 
-    common.check_writable(out, "--out")
-    sections = tuple(section) if section else ("latency", "identity", "curves")
-    report = run(Plan(size, device, sections, budget, out, tokens, pair, pair_draft))
-    if as_json:
-        answers.out(json.dumps(report.results, default=str), highlight=False)
+    if plot is not None:
+        plots.check_available()
+    if shown is not None:
+        results = _read(shown)
     else:
-        answers.print(_table(lines(report.results), report.results))
-    if failed(report.results):
+        from outrider.bench.gpu_run import Plan, run
+
+        common.check_writable(out, "--out")
+        sections = tuple(section) if section else ("latency", "identity", "curves")
+        results = run(Plan(size, device, sections, budget, out, tokens, pair, pair_draft)).results
+    drawn = figures(results)
+    if as_json:
+        answers.out(json.dumps(results, default=str), highlight=False)
+    else:
+        answers.print(_table(lines(results), results))
+        for panel in (panel for figure in drawn for panel in figure.panels):
+            answers.print()
+            answers.print(terminal.plot(panel))
+    if plot is not None and not drawn:
+        raise BadOption("--plot: no curve was measured; ask for --section curves")
+    for path in plots.save(drawn, plot) if plot is not None else ():
+        notes.print(f"wrote {path}", markup=False)
+    if failed(results):
         raise typer.Exit(1)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        results["machine"]["device"]
+    except OSError as error:
+        raise BadOption(f"--from {path}: cannot be read ({error.strerror}); name a file that --out wrote") from None
+    except (ValueError, KeyError, TypeError):
+        raise BadOption(f"--from {path}: not a result of this command; name a file that --out wrote") from None
+    return dict(results)
 
 
 def _table(lines: list[Any], results: dict[str, Any]) -> Table:

@@ -25,6 +25,8 @@ class Clock:
     def add(self, gamma: int, seconds: float, undrafted: float | None = None) -> None:
         """A step took this long; without its draft, where that is known, it would have taken ``undrafted``."""
         self.seen += 1
+        if undrafted is not None and undrafted <= 0:
+            undrafted = None  # the process was stopped between two readings of the clock
         if self.seen == 1:
             return  # the first step of a shape warms up caches, threads and kernels
         if self.known and seconds > 2 * (usual := self._seconds(gamma)):
@@ -90,4 +92,4 @@ class _Line:
     def at(self, x: float, slope: float) -> float:
         pull = 10.0  # as of ten squared deviations of one guess
         fitted = (self.xy + pull * slope) / (self.xx + pull)
-        return self.y + max(0.0, fitted) * (x - self.x)
+        return max(0.1 * self.y, self.y + max(0.0, fitted) * (x - self.x))  # a steep line must not promise time back

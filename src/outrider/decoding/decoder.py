@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.decoding.lanes import Lanes
 from outrider.decoding.planner import Fixed, Policy, Setting
-from outrider.decoding.readback import HostStep
+from outrider.decoding.readback import HostStep, Ticket
 from outrider.decoding.stepper import Rule, Stepper
 from outrider.decoding.stopping import Row, Stopping
 from outrider.errors import NumericalError, PromptError, require
@@ -152,14 +152,21 @@ class _Batch:
         policy = Fixed(decoder.gamma) if isinstance(decoder.gamma, int) else decoder.gamma
         self.planner = policy.start(Setting(slots, decoder.width - 1, decoder.drafter, stepper.shape))
         self.asked = [0] * slots  # guesses asked for in the run at hand
+        self.began = self.drafted = 0.0  # when it began, and the seconds spent on drafts before it
+        self.recorded = 0  # steps recorded before it
 
     def run(self, requests: Sequence[tuple[int, Request]]) -> Iterator[Event]:
         waiting = deque(requests)
+        begun: Ticket | None = None  # a step that is already under way
         while waiting or any(self.rows):
             for slot, row in enumerate(self.rows):
                 if row is None and waiting:
                     self._admit(slot, *waiting.popleft())
-            yield from self._emit(self._timed_step())
+            events = self._take(self._read(begun or self._begin()))
+            # What the caller does with the events is done while the device works, if there is nobody to let in first.
+            goes_on = self.stepper.ahead and any(self.rows) and not (waiting and None in self.rows)
+            begun = self._begin() if goes_on else None
+            yield from events
             self.watch.lap("host")
         self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
         self.trace.levels = add_levels(self.trace.levels, self.drafter.levels)
@@ -173,29 +180,33 @@ class _Batch:
         self.rows[slot] = (index, self.decoder.stopping(request).start(request.prompt))
         self.watch.lap("prefill")
 
-    def _timed_step(self) -> HostStep:
-        began, drafted = time.perf_counter(), self.trace.seconds["draft"]
-        recorded = self.stepper.recorded
-        host = self._step()
-        seconds = time.perf_counter() - began
-        # On a GPU the clock sees work being launched, not done; and a run of varying width is not the same run.
-        varying = not self.decoder.exact or getattr(self.decoder.target, "any_width", False)
-        splits = self.target.device.type == "cpu" and not varying
-        undrafted = seconds - (self.trace.seconds["draft"] - drafted) if splits else None
-        if self.stepper.recorded == recorded:  # a recording takes long, once
-            self.planner.timed(max(self.asked), seconds, undrafted)
-        return host
-
-    def _step(self) -> HostStep:
+    def _begin(self) -> Ticket:
+        self.began, self.drafted = time.perf_counter(), self.trace.seconds["draft"]
+        self.recorded = self.stepper.recorded
         drafting = self.drafter.session is not None
         self.asked = [self.planner.choose(i) if row and drafting else 0 for i, row in enumerate(self.rows)]
         wrong = [g for g in self.asked if not 0 <= g < self.decoder.width]
         require(not wrong, f"the policy asked for {wrong} guesses; gamma must be from 0 to {self.decoder.width - 1}")
         self.drafter.cap(self.asked)
         self.trace.runs += 1
-        return self.stepper.step(self.rule, max(self.asked), self.watch)
+        return self.stepper.launch(self.rule, max(self.asked), self.watch)
 
-    def _emit(self, host: HostStep) -> Iterator[Event]:
+    def _read(self, begun: Ticket) -> HostStep:
+        host = begun.read()
+        if self.target.device.type != "cpu":  # what a replay did inside cannot be told apart: all of it is 'target'
+            self.watch.lap("target")
+        seconds = time.perf_counter() - self.began
+        # On a GPU the clock sees work being launched, not done; and a run of varying width is not the same run.
+        varying = not self.decoder.exact or getattr(self.decoder.target, "any_width", False)
+        splits = self.target.device.type == "cpu" and not varying
+        undrafted = seconds - (self.trace.seconds["draft"] - self.drafted) if splits else None
+        if self.stepper.recorded == self.recorded:  # a recording takes long, once
+            self.planner.timed(max(self.asked), seconds, undrafted)
+        return host
+
+    def _take(self, host: HostStep) -> list[Event]:
+        """What a step gave goes into rows, planner and trace; rows that ended leave their slots."""
+        events = []
         for slot, entry in enumerate(self.rows):
             if entry is None:
                 continue
@@ -218,8 +229,9 @@ class _Batch:
                 self.trace.records.append(
                     Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(overlap), len(taken))
                 )
-            yield Event(index, tuple(taken), min(accepted, len(taken)), row)
+            events.append(Event(index, tuple(taken), min(accepted, len(taken)), row))
             if row.finish_reason is not None:
                 self.rows[slot] = None
                 self.target.release(slot)
                 self.drafter.release(slot)
+        return events

@@ -30,6 +30,7 @@ class Guarded:
         self._guarding = True
         self.recorded = False  # set where steps are recorded and replayed: what they read must stay in place
         self.caps: Tensor | None = None  # [B]: the most guesses of each row; None: what the drafter gives
+        self._capped: list[int] = []  # what ``caps`` holds, where steps are recorded
         try:
             self.session = start()
         except OutriderError:  # a drafter that does not fit this target is the user's to know
@@ -57,7 +58,9 @@ class Guarded:
             self.caps = (
                 torch.zeros(self.rows, dtype=torch.int64, device=self.target.device) if self.caps is None else self.caps
             )
-            self.caps.copy_(torch.tensor(guesses))
+            if self._capped != list(guesses):  # sending something waits for the device: not in every step
+                self.caps.copy_(torch.tensor(guesses))
+                self._capped = list(guesses)
             return
         alike = min(guesses) == max(guesses)
         self.caps = None if alike else torch.tensor(guesses, dtype=torch.int64, device=self.target.device)

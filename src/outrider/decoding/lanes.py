@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -52,6 +52,11 @@ class Lanes:
         except GeneratorExit:  # the caller stopped listening: nothing is wrong with the stepper
             self._keep(batch, stepper)
             raise
+        except Exception as error:
+            if (reason := _failure_of_the_gpu(error, batch)) is None:
+                raise
+            self.clear()
+            raise DeviceError(reason) from error
         self._keep(batch, stepper)
 
     def _take(self, batch: _Batch) -> Stepper | None:
@@ -85,14 +90,31 @@ class Lanes:
         try:
             return Stepper(models, batch.slots, batch.shape, graphs, self.note)
         except torch.cuda.OutOfMemoryError as error:
-            raise DeviceError(
-                f"no GPU memory for {batch.slots} slots of {batch.shape.capacity} tokens; use fewer slots, a smaller "
-                "max_new_tokens, or a shorter prompt"
-            ) from error
+            raise DeviceError(_no_memory(batch)) from error
 
     def clear(self) -> None:
         """Drop every idle stepper, its buffers and its recordings."""
         with self._lock:
             self._idle.clear()
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+            with suppress(RuntimeError):  # a GPU that has failed refuses this, too
+                torch.cuda.empty_cache()
+
+
+def _no_memory(batch: _Batch) -> str:
+    return (
+        f"no GPU memory for {batch.slots} slots of {batch.shape.capacity} tokens; use fewer slots, a smaller "
+        "max_new_tokens, or a shorter prompt"
+    )
+
+
+def _failure_of_the_gpu(error: Exception, batch: _Batch) -> str | None:
+    """What to tell the user where the GPU itself is the reason; None where it is not."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return _no_memory(batch)
+    if isinstance(error, RuntimeError) and "CUDA error" in str(error):
+        return (
+            f"the GPU has failed ({' '.join(str(error).split())[:120]}); nothing more can run on it from this process: "
+            "start anew, and check it with nvidia-smi if that fails too"
+        )
+    return None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider.algorithm import speculative_step
 from outrider.decoding.guard import Guarded
-from outrider.decoding.readback import HostStep, Ticket, table
+from outrider.decoding.readback import Ticket, table
 from outrider.errors import OutriderError
 from outrider.models.graphs import Recorder
 from outrider.models.recordable import NotRecordable
@@ -64,14 +64,6 @@ class Stepper:
         if graphs:
             _declare_sole(self.drafter.session)
 
-    def step(self, rule: Rule, gamma: int, watch: Stopwatch) -> HostStep:
-        """A step and its result on the host. What a replay did inside cannot be told apart: all of it is 'target'."""
-        ticket = self.launch(rule, gamma, watch)
-        host = ticket.read()
-        if self.target.device.type != "cpu":
-            watch.lap("target")
-        return host
-
     def launch(self, rule: Rule, gamma: int, watch: Stopwatch | None = None) -> Ticket:
         """Start a step; its result is read from the ticket, at once or while the next step runs."""
         noise = Silence(self.seeds) if rule.sampling.greedy else Noise(self.seeds)
@@ -83,6 +75,11 @@ class Stepper:
             return Ticket(replayed)
         step = speculative_step(self.target, self.drafter, rule.verifier, rule.sampling, noise, gamma, watch)
         return Ticket(table(step))
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a step can be launched before the last one's events are dealt with: eager launches take too long."""
+        return self.graphs and self.target.device.type != "cpu"
 
     @property
     def recorded(self) -> int:

@@ -20,7 +20,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from outrider.errors import BadOption, ModelCorrupt, ModelError, ModelNotFound, OutriderError, TokenizerMismatch
+from outrider.errors import (
+    BadOption,
+    DeviceError,
+    ModelCorrupt,
+    ModelError,
+    ModelNotFound,
+    OutriderError,
+    TokenizerMismatch,
+)
 from outrider.models import hub
 from outrider.models.engines import Kernels, chosen_engine
 from outrider.models.huggingface import HuggingFaceModel
@@ -67,7 +75,7 @@ def load(
         raise
     except Exception as error:
         raise _explained(name, place, error) from error
-    wrapped = HuggingFaceModel(model.to(where).requires_grad_(False))
+    wrapped = HuggingFaceModel(_moved(name, model, where).requires_grad_(False))
     narrow = model.dtype == torch.bfloat16 and cpu_is_fast_at_bfloat16()
     if where.type == "cpu" and (model.dtype == torch.float32 or narrow):  # what the packed kernels were measured for
         make_lean(model, kernels.rows, release=kernels.release)
@@ -99,6 +107,17 @@ def _prepared(place: Path | str, config: Any, kernels: Kernels) -> HuggingFaceMo
     with contextlib.suppress(OSError):  # a checkpoint need not have one: then what the config says counts
         skeleton.generation_config = GenerationConfig.from_pretrained(place)
     return OnnxModel(skeleton.eval().requires_grad_(False), prepared)
+
+
+def _moved(name: str, model: PreTrainedModel, where: torch.device) -> PreTrainedModel:
+    try:
+        return model.to(where)
+    except torch.cuda.OutOfMemoryError as error:
+        size = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
+        raise DeviceError(
+            f"no GPU memory for {name!r}, whose weights are {size:.1f} GiB in {model.dtype}; end other programs on the "
+            "GPU, or use a smaller dtype, a smaller model, or device='cpu'"
+        ) from error
 
 
 def _explained(name: str, place: Path | str, error: Exception) -> ModelError:

@@ -34,12 +34,17 @@ class Reading:
 
     def probabilities(self, tokens: Tensor, chunk: int = 8192) -> Tensor:
         """p of the chosen tokens [N] after each position -> [B, T, N]; the vocabulary is normalised whole."""
-        flat = self.logits.flatten(0, 1)
-        parts = []
-        for piece in torch.split(flat, chunk):
-            logits = piece.float()
-            parts.append((logits[:, tokens] - logits.logsumexp(-1, keepdim=True)).exp())
+        of = _compiled_among if self.logits.is_cuda else _among
+        parts = [of(piece, tokens) for piece in torch.split(self.logits.flatten(0, 1), chunk)]
         return torch.cat(parts).reshape(*self.logits.shape[:-1], len(tokens))
+
+
+def _among(logits: Tensor, tokens: Tensor) -> Tensor:
+    whole = logits.float().logsumexp(-1, keepdim=True)
+    return (logits[:, tokens].float() - whole).exp()
+
+
+_compiled_among = torch.compile(_among)  # on a GPU: no copy of the vocabulary in float32
 
 
 class Teacher:

@@ -74,4 +74,6 @@ def load(folder: Path, target: HuggingFaceModel) -> TrimmedModel:
     kind = AutoModelForSeq2SeqLM if target.encoder_decoder else AutoModelForCausalLM
     inner = kind.from_pretrained(folder, dtype=target.dtype, use_safetensors=True).to(target.device)
     tokens = torch.tensor(json.loads((folder / "tokens.json").read_text(encoding="utf-8")))
-    return TrimmedModel(HuggingFaceModel(inner), tokens, target.vocab_size)
+    model = HuggingFaceModel(inner)
+    model.fuse()  # where the device and the family allow; else it runs through its own layers
+    return TrimmedModel(model, tokens, target.vocab_size)

@@ -1,4 +1,4 @@
-"""Text to train on: the user's files, or what the target writes itself; kept on disk so that a run can resume."""
+"""Text to train on, in blocks of tokens; kept on disk so that a run can resume."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from torch import Tensor
 
 from outrider.errors import BadOption, ModelNotFound, TokenizerMismatch, require
 from outrider.models.loading import Loaded
-from outrider.models.writing import user_turn_opener, write
 
 Progress = Callable[[str, float], None]
 """(what is being done, share done)."""
 
+
+Pair = tuple[Sequence[int], Sequence[int]]
+"""A prompt, and what the target answered."""
 
 PADDING = -1
 """Behind the end of a text that is shorter than its row; not a token of any target."""
@@ -29,10 +31,15 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Corpus:
-    """Blocks of tokens [M, T]; with sources [M, S] for an encoder-decoder target. A row is one training example."""
+    """Blocks of tokens [M, T]; with sources [M, S] for an encoder-decoder target. A row is one training example.
+
+    ``written`` [M, T] says which tokens the target wrote: a draft is asked for nothing else, so nothing else is
+    learnt from or counted. None: all of them are.
+    """
 
     tokens: Tensor
     sources: Tensor | None = None
+    written: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -45,10 +52,19 @@ class Corpus:
     def take(self, rows: slice | Sequence[int]) -> Corpus:
         """Some rows, no wider than they need be."""
         sources = None if self.sources is None else _narrowed(self.sources[rows])
-        return Corpus(_narrowed(self.tokens[rows]), sources)
+        tokens = _narrowed(self.tokens[rows])
+        written = None if self.written is None else self.written[rows][:, : tokens.shape[1]]
+        return Corpus(tokens, sources, written)
 
     def to(self, device: torch.device) -> Corpus:
-        return Corpus(self.tokens.to(device), None if self.sources is None else self.sources.to(device))
+        parts = (self.tokens, self.sources, self.written)
+        return Corpus(*(None if part is None else part.to(device) for part in parts))  # type: ignore[arg-type]
+
+    @property
+    def counts(self) -> Tensor:
+        """[M, T]: the tokens a draft is judged by."""
+        text = self.tokens >= 0
+        return text if self.written is None else text & self.written
 
     def split(self, held_out: int) -> tuple[Corpus, Corpus]:
         """The last rows are kept for measuring."""
@@ -60,6 +76,8 @@ class Corpus:
         tensors = {"tokens": self.tokens.to(torch.int32)}
         if self.sources is not None:
             tensors["sources"] = self.sources.to(torch.int32)
+        if self.written is not None:
+            tensors["written"] = self.written
         save_file(tensors, str(path), {"target": target})
 
     @staticmethod
@@ -67,8 +85,9 @@ class Corpus:
         try:
             with safe_open(str(path), "pt") as file:
                 made_for = (file.metadata() or {}).get("target")
-                tensors = {name: file.get_tensor(name).long() for name in file.keys()}  # noqa: SIM118
-            corpus = Corpus(tensors["tokens"], tensors.get("sources"))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            sources = tensors["sources"].long() if "sources" in tensors else None
+            corpus = Corpus(tensors["tokens"].long(), sources, tensors.get("written"))
         except (SafetensorError, OSError, KeyError) as error:
             raise BadOption(f"{path} is not text gathered by `outrider distill` ({error}); gather it again") from error
         if made_for != target:
@@ -130,88 +149,36 @@ def _paragraphs(file: IO[str]) -> Iterator[str]:
 def from_texts(texts: Iterable[str], loaded: Loaded, block: int, most_tokens: int) -> Corpus:
     """The user's own text, cut into blocks."""
     end = loaded.tokenizer.eos_token_id
-    return pack((loaded.tokenizer.encode(t) + ([end] if end is not None else []) for t in texts), block, most_tokens)
+    ends = [end] if end is not None else []
+    return Corpus(pack((loaded.tokenizer.encode(t) + ends for t in texts), block, most_tokens))
 
 
-def pack(sequences: Iterable[Sequence[int]], block: int, most_tokens: int) -> Corpus:
-    """Sequences one after another, cut into blocks of equal length."""
+def from_answers(pairs: Sequence[Pair], block: int) -> Corpus:
+    """Prompts with the target's answers, cut into blocks; which tokens are answers is kept beside them."""
+    total = sum(len(prompt) + len(answer) for prompt, answer in pairs)
+    tokens = pack(([*prompt, *answer] for prompt, answer in pairs), block, total)
+    written = pack(([0] * len(prompt) + [1] * len(answer) for prompt, answer in pairs), block, total)
+    return Corpus(tokens, written=written.bool())
+
+
+def pack(sequences: Iterable[Sequence[int]], block: int, most: int) -> Tensor:
+    """Sequences one after another, cut into blocks of equal length [M, block]."""
     stream: list[int] = []
     for sequence in sequences:
         stream.extend(sequence)
-        if len(stream) >= most_tokens:
+        if len(stream) >= most:
             break
     rows = len(stream) // block
     if rows == 0:
         raise BadOption(f"the data has {len(stream)} tokens, less than one block of {block}; give more text")
-    return Corpus(torch.tensor(stream[: rows * block]).reshape(rows, block))
-
-
-@dataclass(frozen=True)
-class SelfText:
-    """How a target writes its own training text."""
-
-    tokens: int  # to write, about
-    temperatures: tuple[float, ...] = (0.0, 1.0)  # of the answers, in turn
-    new_tokens: int = 256
-    batch: int = 64
-    block: int = 512
-    seed: int = 0
-
-
-def self_written(loaded: Loaded, plan: SelfText, prompts: Sequence[str], progress: Progress) -> Corpus:
-    """Answers of the target to prompts that are given, and to prompts it made up itself from an empty user turn."""
-    per_round = plan.batch * max(1, plan.tokens // (plan.new_tokens * plan.batch * 8))
-    sequences: list[list[int]] = []
-    total, rounds = 0, 0
-    while total < plan.tokens:
-        asked = _asked(loaded, plan, prompts, rounds, per_round)
-        temperature = plan.temperatures[rounds % len(plan.temperatures)]
-        for prompt, answer in write(
-            loaded.model, loaded.tokenizer, asked, new_tokens=plan.new_tokens, temperature=temperature,
-            batch=plan.batch, seed=plan.seed + rounds,
-        ):  # fmt: skip
-            sequences.append([*prompt, *answer])
-            total += len(prompt) + len(answer)
-            progress("the target writes its own text", min(1.0, total / plan.tokens))
-        rounds += 1
-    order = torch.randperm(len(sequences), generator=torch.Generator().manual_seed(plan.seed)).tolist()
-    return pack((sequences[i] for i in order), plan.block, total)
-
-
-def _asked(loaded: Loaded, plan: SelfText, prompts: Sequence[str], rounds: int, count: int) -> list[list[int]]:
-    """Prompts for a round: the next of those given, as a user's message where there is a chat template.
-
-    Every third round the target makes up its own, so that given prompts do not narrow what it writes.
-    """
-    if prompts and rounds % 3 != 2:
-        first = rounds * count
-        chosen = [prompts[(first + i) % len(prompts)] for i in range(count)]
-        return [_as_message(loaded, text) for text in chosen]
-    opener = loaded.tokenizer.encode(user_turn_opener(loaded.tokenizer), add_special_tokens=False) or [0]
-    written = write(
-        loaded.model, loaded.tokenizer, [opener] * count, new_tokens=96, temperature=1.0, batch=plan.batch,
-        seed=plan.seed + 500_000 + rounds,
-    )  # fmt: skip
-    if not getattr(loaded.tokenizer, "chat_template", None):
-        return [[*opener, *words] for _, words in written]
-    texts = (loaded.tokenizer.decode(words, skip_special_tokens=True).strip() for _, words in written)
-    return [_as_message(loaded, text) for text in texts if text]
-
-
-def _as_message(loaded: Loaded, text: str, longest: int = 1024) -> list[int]:
-    if getattr(loaded.tokenizer, "chat_template", None):
-        text = loaded.tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-        )
-        return list(loaded.tokenizer.encode(text, add_special_tokens=False))[-longest:]
-    return list(loaded.tokenizer.encode(text))[-longest:]
+    return torch.tensor(stream[: rows * block]).reshape(rows, block)
 
 
 def frequent_tokens(corpus: Corpus, vocab_size: int, most: int | None, always: Sequence[int] = ()) -> Tensor:
-    """The N most frequent tokens of a corpus, in ascending order [N], ``always`` among them; all where N is None."""
+    """The N most frequent tokens that count, in ascending order [N], ``always`` among them; all where N is None."""
     if most is None or most >= vocab_size:
         return torch.arange(vocab_size)
-    seen = [t[t >= 0] for t in (corpus.tokens, corpus.sources) if t is not None]
+    seen = [corpus.tokens[corpus.counts]] + ([] if corpus.sources is None else [corpus.sources[corpus.sources >= 0]])
     counts = torch.bincount(torch.cat(seen), minlength=vocab_size)
     counts[list(always)] = counts.sum() + 1
     return counts.topk(most).indices.sort().values

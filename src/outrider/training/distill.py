@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ from outrider.models import small, trimmed
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.loading import Loaded
 from outrider.models.teacher import Teacher, fingerprint
-from outrider.training.data import Corpus, SelfText, documents, frequent_tokens, from_texts, self_written
+from outrider.training.answers import SelfText, self_written
+from outrider.training.data import Corpus, documents, frequent_tokens, from_texts
 from outrider.training.loop import Budget, Report, train
 from outrider.training.sources import examples, from_examples
 from outrider.training.students import HeadStudent, ModelStudent, Student, Vocabulary
@@ -124,10 +126,11 @@ def _budget(target: Loaded, plan: Plan, tokens: torch.Tensor, corpus: Corpus, wo
     if not kept.is_file():
         student, _ = make_student(target, plan, tokens)
         step = int(plan.budget.batch * corpus.row_tokens)
-        train(student, corpus, corpus.split(1)[1], replace(plan.budget, tokens=2 * step), every=1000)  # warm-up
-        began = time.perf_counter()
-        train(student, corpus, corpus.split(1)[1], replace(plan.budget, tokens=4 * step), every=1000)
-        rate = 4 * step / (time.perf_counter() - began)
+        few = corpus.split(1)[1]
+        for steps in (3, 6):  # the first three prepare whatever either half of the training needs, and do not count
+            began = time.perf_counter()
+            train(student, corpus, few, replace(plan.budget, tokens=steps * step), every=1000)
+            rate = steps * step / (time.perf_counter() - began)
         kept.write_text(json.dumps({"tokens": max(step, int(rate * plan.seconds))}), encoding="utf-8")
     return replace(plan.budget, tokens=int(json.loads(kept.read_text(encoding="utf-8"))["tokens"]))
 
@@ -151,20 +154,23 @@ def _corpus(target: Loaded, plan: Plan, work: Path, progress: Callable[[str, flo
     """Gathered once, then kept: a resumed run must see the same text."""
     path, name = work / "text.safetensors", fingerprint(target.model)
     if not path.is_file():
-        corpus = Corpus.load(Path(plan.text), name) if plan.text is not None else _gathered(target, plan, progress)
+        corpus = (
+            Corpus.load(Path(plan.text), name) if plan.text is not None else _gathered(target, plan, work, progress)
+        )
         temporary = path.with_suffix(".tmp")
         corpus.save(temporary, name)
         os.replace(temporary, path)
+        shutil.rmtree(work / "rounds", ignore_errors=True)
     return Corpus.load(path, name)
 
 
-def _gathered(target: Loaded, plan: Plan, progress: Callable[[str, float], None]) -> Corpus:
+def _gathered(target: Loaded, plan: Plan, work: Path, progress: Callable[[str, float], None]) -> Corpus:
     how = SelfText(plan.text_tokens, batch=plan.generate_batch, block=plan.block, seed=plan.budget.seed)
     if target.model.encoder_decoder:
         return from_examples(target, list(examples(map(Path, (*plan.data, *plan.prompts)))), how, progress)
     if plan.data:
         return from_texts(documents(map(Path, plan.data)), target, plan.block, plan.text_tokens)
-    return self_written(target, how, list(documents(map(Path, plan.prompts))), progress)
+    return self_written(target, how, list(documents(map(Path, plan.prompts))), progress, work / "rounds")
 
 
 def make_student(target: Loaded, plan: Plan, tokens: torch.Tensor) -> tuple[Student, Callable[[Path], None]]:

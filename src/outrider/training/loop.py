@@ -14,7 +14,7 @@ import torch
 
 from outrider.errors import BadOption, require
 from outrider.training.data import Corpus
-from outrider.training.objectives import OBJECTIVES, known, objective_at
+from outrider.training.objectives import OBJECTIVES, fused, known, objective_at
 from outrider.training.students import Measured, Student
 
 
@@ -86,7 +86,8 @@ def train(
             group["lr"] = budget.rate_at(step, steps)
         with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
             batch = mixed(student, batch_at(corpus, step, budget), budget, step)
-            loss = student.loss(batch, objective_at(budget.objective, step / steps))
+            objective = objective_at(budget.objective, step / steps)
+            loss = student.loss(batch, fused(objective) if cuda else objective)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(student.module.parameters(), budget.clip)
@@ -119,7 +120,7 @@ def mixed(student: Student, batch: Corpus, budget: Budget, step: int) -> Corpus:
     random = torch.Generator().manual_seed(budget.seed * 1_000_003 + step)
     guesses = student.draw(batch, random)
     chosen = (torch.rand(guesses.shape, generator=random) < budget.on_policy) & (guesses >= 0)
-    return Corpus(torch.where(chosen, guesses, batch.tokens), batch.sources)
+    return Corpus(torch.where(chosen, guesses, batch.tokens), batch.sources, batch.written)
 
 
 _orders: dict[tuple[int, int, int], torch.Tensor] = {}

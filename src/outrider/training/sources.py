@@ -14,7 +14,8 @@ from outrider.errors import BadOption, require
 from outrider.models import generation
 from outrider.models.loading import Loaded
 from outrider.models.writing import write
-from outrider.training.data import PADDING, Corpus, Progress, SelfText, open_text
+from outrider.training.answers import SelfText
+from outrider.training.data import PADDING, Corpus, Progress, open_text
 
 Example = tuple[str, str | None]
 """What the encoder reads, and what should be said about it if that is given."""

@@ -63,21 +63,21 @@ class Guesses:
     p: Tensor  # [B, L, N] of the target
     labels: Tensor  # [B, L]: the text's own token as an index into N, -1 if outside
     choice: Tensor  # [B, L]: the target's likeliest token, likewise
-    counts: Tensor  # [B, L]: 1 where there is text, 0 where there is padding
+    counts: Tensor  # [B, L]: 1 where the text counts, 0 where it was given, and for padding
     first: int  # the place in the text of the token that the first of them is about
 
     def loss(self, objective: Objective) -> Tensor:
         return self._mean(objective(self.logits, self.p, self.labels))
 
     def overlap(self) -> float:
-        return float(self._mean(torch.minimum(self.p, self.logits.softmax(-1)).sum(-1)))
+        return float(self._mean(torch.minimum(self.p, self.logits.float().softmax(-1)).sum(-1)))
 
     def agreement(self) -> float:
         return float(self._mean((self.logits.argmax(-1) == self.choice).float()))
 
     def draw(self, tokens: Tensor, like: Tensor, random: torch.Generator) -> Tensor:
         """A token [of N ``tokens``] from each q, put where it stands in the text ``like`` [B, T]; padding elsewhere."""
-        q = self.logits.softmax(-1).cpu()
+        q = self.logits.float().softmax(-1).cpu()
         chosen = torch.multinomial(q.flatten(0, 1), 1, generator=random).reshape(q.shape[:2])
         drawn = torch.full_like(like, PADDING)
         known = min(drawn.shape[1] - self.first, chosen.shape[1])
@@ -124,8 +124,10 @@ class HeadStudent:
         """For each depth k, at all positions."""
         batch = batch.to(self.teacher.device)
         tokens = batch.tokens  # [B, T]
+        judged = batch.counts  # [B, T]
         if batch.sources is not None:  # short texts: their last positions count as well, with padding behind them
             tokens = nn.functional.pad(tokens, (0, self.depth), value=PADDING)
+            judged = nn.functional.pad(judged, (0, self.depth))
         told = self.teacher.read(tokens, batch.sources, self.head.config.layers)
         assert told.hidden is not None and told.states is not None
         p = told.probabilities(self.vocabulary.tokens)  # [B, T, N]
@@ -140,8 +142,8 @@ class HeadStudent:
         guesses = []
         for k, state in enumerate(states, 1):
             here, next_one = slice(k, k + length), slice(k + 1, k + 1 + length)
-            counts = (tokens[:, next_one] >= 0).float()
-            logits = (state @ output).float()
+            counts = judged[:, next_one].float()
+            logits = state @ output
             guesses.append(Guesses(logits, p[:, here], labels[:, next_one], choice[:, here], counts, k + 1))
         return guesses
 
@@ -213,7 +215,7 @@ class ModelStudent:
                 "input_ids": index[batch.sources.clamp(min=0)], "attention_mask": (batch.sources >= 0).long(),
                 "decoder_input_ids": given["input_ids"],
             }  # fmt: skip
-        logits = self.model(**given).logits[..., : len(self.vocabulary)].float()
+        logits = self.model(**given).logits[..., : len(self.vocabulary)]
         labels = self.vocabulary.labels(tokens.clamp(min=0))[:, 1:]
         choice = self.vocabulary.labels(told.likeliest())[:, :-1]
-        return Guesses(logits, p, labels, choice, (tokens[:, 1:] >= 0).float(), 1)
+        return Guesses(logits, p, labels, choice, batch.counts[:, 1:].float(), 1)
