@@ -20,11 +20,11 @@ from outrider.types import Shape
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
-from exactness.test_bits import Recording  # noqa: E402
-from models.test_lean import TEXT, scored  # noqa: E402
-from outrider.models.any_width import bits_do_not_depend_on_width  # noqa: E402
-from outrider.models.onnx_files import prepare  # noqa: E402
-from outrider.models.onnx_model import OnnxModel, OnnxSession  # noqa: E402
+from exactness.test_bits import Recording
+from models.test_lean import TEXT, scored
+from outrider.models.any_width import bits_do_not_depend_on_width
+from outrider.models.onnx_files import prepare
+from outrider.models.onnx_model import OnnxModel, OnnxSession
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

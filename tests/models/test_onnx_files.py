@@ -20,8 +20,8 @@ from outrider.models.engines import Kernels, chosen_engine
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
-from outrider.models.onnx_files import RECORD, prepare  # noqa: E402
-from outrider.models.onnx_graph import WEIGHTS  # noqa: E402
+from outrider.models.onnx_files import RECORD, prepare
+from outrider.models.onnx_graph import WEIGHTS
 
 
 @pytest.fixture(autouse=True)
