@@ -118,7 +118,11 @@ def run(engines: dict[str, Any], tasks: dict[str, Any], settings: Any, command: 
 
 def repeated_command(context: typer.Context) -> str:
     """The command line that gives these numbers again: every option that was given, but not where they go."""
-    words = ["outrider", "measure", str(context.params["target"])]
+    names: list[str] = []  # of the command and the groups it is in; the outermost context is the program
+    here: Any = context
+    while here.parent is not None:
+        names, here = [str(here.info_name), *names], here.parent
+    words = ["outrider", *names, str(context.params["target"])]
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if (

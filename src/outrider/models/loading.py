@@ -34,6 +34,7 @@ from outrider.models.engines import Kernels, chosen_engine
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.lean import make_lean
 from outrider.packing import pack
+from outrider.threads import limit_threads
 
 DTYPES = {
     "float32": torch.float32,
@@ -62,6 +63,8 @@ def load(
 ) -> Loaded:
     """Load by short name, directory, .gguf file or hub id; safetensors weights only."""
     where = torch.device(choose_device(device))
+    if where.type == "cpu":
+        limit_threads()
     place = hub.resolve(name)
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
