@@ -40,6 +40,8 @@ def measure(
     width: common.Width = 9,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
+    engine: common.Engine = "auto",
+    weights: common.Weights = "full",
     graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers here, as JSON.")] = None,
@@ -70,7 +72,7 @@ def measure(
     with notes.status(f"loading {target}"):
         first = outrider.load(
             target, drafts[0], device, dtype, width=width, slots=1, graphs=common.graphs_option(graphs),
-            trust_remote_code=trust_remote_code,
+            engine=engine, weights=weights, trust_remote_code=trust_remote_code,
         )  # fmt: skip
         engines = {drafts[0]: first, **{name: first.with_draft(name, trust_remote_code) for name in drafts[1:]}}
     tasks = given or read(None, per_task, sources=first.target.model.encoder_decoder)
