@@ -10,7 +10,7 @@ import pytest
 HEAVY = {
     "import outrider": ("torch", "transformers", "numpy", "rich", "typer"),
     "import outrider.cli.main": ("torch", "transformers", "numpy", "matplotlib"),
-    "import outrider; outrider.load": ("torch._inductor.compile_fx", "onnx", "matplotlib", "triton", "outrider.training"),
+    "import outrider; outrider.load": ("torch._inductor.compile_fx", "onnx", "matplotlib", "outrider.training"),
 }
 
 
