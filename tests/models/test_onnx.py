@@ -24,7 +24,7 @@ from exactness.test_bits import Recording
 from models.test_lean import TEXT, scored
 from outrider.models.any_width import bits_do_not_depend_on_width
 from outrider.models.onnx_files import prepare
-from outrider.models.onnx_model import OnnxModel, OnnxSession
+from outrider.models.onnx_model import OnnxModel, OnnxSession, Outline
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -65,9 +65,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def by_onnxruntime(model: Any, folder: Path, int8: bool = False) -> OnnxModel:
     model.save_pretrained(folder)
     config = tf.AutoConfig.from_pretrained(folder)
-    with torch.device("meta"):
-        skeleton = tf.AutoModelForCausalLM.from_config(config)
-    return OnnxModel(skeleton, prepare(folder, config, int8))
+    return OnnxModel(Outline(config, tf.GenerationConfig.from_model_config(config)), prepare(folder, config, int8))
 
 
 @pytest.mark.parametrize("name", BUILT)

@@ -21,7 +21,7 @@ from outrider.bench.timing import spread
 from outrider.errors import OutriderError, require
 from outrider.models import hub
 
-STAGES = ("python", "torch", "transformers", "loaded", "first token", "end")
+STAGES = ("python", "torch", "imports", "loaded", "first token", "end")
 
 CHILD = """
 import json, sys, time
@@ -41,8 +41,8 @@ stage("python")
 import outrider
 import torch
 stage("torch")
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-stage("transformers")
+import outrider.llm
+stage("imports")
 llm = outrider.load(target, draft, "cpu", dtype)
 model = llm.target.model
 stage("loaded")
@@ -72,7 +72,7 @@ def start(
         progress("warming up" if number == 0 else f"start {number} of {repeats}", number / (repeats + 1))
         runs.append(_once(target, draft, dtype, tokens))
     stages = [_summary(runs[1:], name) for name in STAGES]
-    bare = stages[STAGES.index("transformers")].get("resident", 0)  # what a process has before it has a model
+    bare = stages[STAGES.index("imports")].get("resident", 0)  # what a process has before it has a model
     for stage in stages:
         if "peak" in stage:
             stage["beyond_libraries"] = max(0, stage["peak"] - bare)

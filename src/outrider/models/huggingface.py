@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from outrider.errors import BadOption, ModelError, require
@@ -17,6 +16,9 @@ from outrider.models import families, fused, selfcheck
 from outrider.models.cache import RaggedCache, contents, fresh_dynamic, layer_shapes, with_cross_attention
 from outrider.models.session import BufferedSession
 from outrider.types import Shape, Source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _run = threading.local()
 """What the output layer read in the run this thread is in: two threads may run one model at the same time."""

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from outrider.errors import (
     BadOption,
@@ -35,6 +26,9 @@ from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.lean import make_lean
 from outrider.packing import pack
 from outrider.threads import limit_threads
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DTYPES = {
     "float32": torch.float32,
@@ -68,8 +62,8 @@ def load(
     place = hub.resolve(name)
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
-        config = AutoConfig.from_pretrained(place, **common)
-        tokenizer = AutoTokenizer.from_pretrained(place, **common)
+        config = settings(place, **common)
+        tokenizer = AutoTokenizer.from_pretrained(place, config=config, **common)
         kind = choose_dtype(dtype, config, where)
         if chosen_engine(kernels, config, where, kind, _size(place)) == "onnxruntime":
             return Loaded(name, _prepared(place, config, kernels), tokenizer, kernels)
@@ -88,28 +82,54 @@ def load(
     return Loaded(name, wrapped, tokenizer, kernels)
 
 
+_LLAMA = frozenset(
+    {
+        "attention_bias", "head_dim", "hidden_act", "hidden_size", "max_position_embeddings", "mlp_bias",
+        "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters",
+        "tie_word_embeddings", "vocab_size",
+    }
+)  # fmt: skip
+"""What is asked of a Llama's config. Where all of it is written down, no default of transformers' class counts."""
+
+
+def settings(place: Path | str, **common: Any) -> Any:
+    """A model's config.
+
+    transformers' class for Llama's brings the compiler and distributed tensors along, two seconds of imports. A
+    directory that was converted here leaves nothing to that class, so it is read without it.
+    """
+    if isinstance(place, Path) and (place / hub.MANIFEST).is_file():
+        written, _ = PreTrainedConfig.get_config_dict(place)
+        if written.get("model_type") == "llama" and written.keys() >= _LLAMA:
+            return PreTrainedConfig.from_dict(written)
+    return AutoConfig.from_pretrained(place, **common)
+
+
 def _size(place: Path | str) -> float:
     """Bytes of weights; unknown, and so taken as many, where they are yet to be fetched."""
     return sum(file.stat().st_size for file in place.glob("*.safetensors")) if isinstance(place, Path) else math.inf
 
 
 def _class(config: Any) -> Any:
+    # Imported when needed: it brings torch's compiler along, which takes longer to import than a small model to load.
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
 def _prepared(place: Path | str, config: Any, kernels: Kernels) -> HuggingFaceModel:
     """A model run by onnxruntime from files in the cache, which are written the first time."""
     from outrider.models.onnx_files import prepare
-    from outrider.models.onnx_model import OnnxModel
+    from outrider.models.onnx_model import OnnxModel, Outline
 
     if isinstance(place, str):
         place = Path(snapshot_download(place, allow_patterns=["*.safetensors", "*.json"]))
     prepared = prepare(place, config, kernels.weights == "int8")
-    with torch.device("meta"):
-        skeleton = _class(config).from_config(config)
-    with contextlib.suppress(OSError):  # a checkpoint need not have one: then what the config says counts
-        skeleton.generation_config = GenerationConfig.from_pretrained(place)
-    return OnnxModel(skeleton.eval().requires_grad_(False), prepared)
+    try:
+        asked = GenerationConfig.from_pretrained(place)
+    except OSError:  # a checkpoint need not have one: then what the config says counts
+        asked = GenerationConfig.from_model_config(config)
+    return OnnxModel(Outline(config, asked), prepared)
 
 
 def _moved(name: str, model: PreTrainedModel, where: torch.device) -> PreTrainedModel:

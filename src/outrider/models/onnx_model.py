@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,23 +16,47 @@ from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession
 from outrider.models.onnx_engine import Engine, Run
 from outrider.models.onnx_files import Prepared
 from outrider.models.onnx_llama import Sizes
+from outrider.models.rotary import frequencies
 from outrider.types import Shape
 
 
-class OnnxModel(HuggingFaceModel):
-    """``skeleton`` is the transformers model without weights: its settings count, its forward is never run.
+@dataclass(frozen=True)
+class Outline:
+    """What a model that transformers does not run is still asked for: its settings.
 
-    Where a row's bits were found not to depend on how many rows run beside it, ``any_width`` is true: then runs are
-    as narrow as they can be, and plain and speculative decoding still agree to the bit.
+    transformers' own classes are not used: importing them takes longer than everything else here.
     """
 
-    def __init__(self, skeleton: Any, prepared: Prepared) -> None:
-        self._sizes = Sizes.of(skeleton.config)
-        super().__init__(skeleton)
-        self.device, self.dtype = torch.device("cpu"), torch.float32
+    config: Any
+    generation_config: Any
+    device = torch.device("cpu")
+    dtype = torch.float32
+
+    def eval(self) -> Outline:
+        return self
+
+    def modules(self) -> Iterator[Any]:
+        return iter(())
+
+    def get_output_embeddings(self) -> None:
+        return None
+
+    def forward(self) -> None:
+        raise NotImplementedError("this model is run by its engine")
+
+
+class OnnxModel(HuggingFaceModel):
+    """Where a row's bits were found not to depend on how many rows run beside it, ``any_width`` is true.
+
+    Then runs are as narrow as they can be, and plain and speculative decoding still agree to the bit.
+    """
+
+    def __init__(self, outline: Outline, prepared: Prepared) -> None:
+        self._sizes = Sizes.of(outline.config)
+        super().__init__(outline)
         self.prepared = prepared
         self.engine = Engine(prepared.folder, self.vocab_size)
-        self._rotary = type(skeleton.model.rotary_emb)(self.config)
+        self._frequencies, self._scale = frequencies(self.config)
         self._embedding, self._unembedding = prepared.tensor("embedding"), prepared.tensor("unembedding")
         self.engine_name = f"onnxruntime {self.engine.version}, {prepared.weights} weights"
         conditions = f"onnxruntime {self.engine.version}, {self.engine.threads} threads, CPU {cpu_identity()}"
@@ -62,9 +86,8 @@ class OnnxModel(HuggingFaceModel):
         """cos and sin [N, depth / 2] of positions [B, W], as transformers computes them."""
         limit = self.positions_limit
         seen = positions if limit is None else positions.clamp(max=limit - 1)
-        half = self._sizes.depth // 2
-        cos, sin = (turn[..., :half].flatten(0, 1) for turn in self._rotary(self._embedding, seen))
-        return cos, sin
+        angles = seen.flatten()[:, None].float() * self._frequencies
+        return angles.cos() * self._scale, angles.sin() * self._scale
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from outrider.errors import BadOption
 from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession
@@ -71,6 +70,8 @@ def save(model: Any, tokens: Tensor, folder: Path, config: dict[str, Any]) -> No
 
 def load(folder: Path, target: HuggingFaceModel) -> TrimmedModel:
     """A trimmed model beside its target: same device and dtype."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
     kind = AutoModelForSeq2SeqLM if target.encoder_decoder else AutoModelForCausalLM
     inner = kind.from_pretrained(folder, dtype=target.dtype, use_safetensors=True).to(target.device)
     tokens = torch.tensor(json.loads((folder / "tokens.json").read_text(encoding="utf-8")))
