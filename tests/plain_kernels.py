@@ -51,3 +51,40 @@ def attend(
     score = queries.transpose(1, 2).float() @ key.transpose(2, 3) * scale
     share = score.masked_fill(~visible, -torch.inf).softmax(-1)
     return (share @ value).transpose(1, 2).reshape(rows, width, q_heads * size).to(queries.dtype)
+
+
+HEAD = ("norms_side_by_side", "turned", "look_back")
+
+
+def norms_side_by_side(a: Tensor, b: Tensor, gains: tuple[Tensor, Tensor], eps: float) -> Tensor:
+    normed = [torch.nn.functional.rms_norm(x, x.shape[-1:], gain, eps) for x, gain in zip((a, b), gains, strict=True)]
+    return torch.cat(normed, -1)
+
+
+def turned(qkv: Tensor, speed: Tensor, positions: Tensor, heads: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    rows, width, _ = qkv.shape
+    q_heads, k_heads = heads
+    split = qkv.reshape(rows, width, q_heads + 2 * k_heads, -1).transpose(1, 2)  # [B, H + 2 Hk, T, D]
+    angle = positions[:, None, :, None].float() * speed
+    low, high = split[:, : q_heads + k_heads].float().chunk(2, -1)
+    both = torch.cat([low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()], -1)
+    both = both.to(qkv.dtype)
+    return both[:, :q_heads], both[:, q_heads:], split[:, q_heads + k_heads :]
+
+
+def look_back(
+    query: Tensor, text: tuple[Tensor, Tensor], own: list[tuple[Tensor, Tensor]], positions: Tensor, window: int
+) -> Tensor:
+    rows, heads, _, size = query.shape
+    groups = heads // text[0].shape[1]
+    found = []
+    for row in range(rows):
+        last = int(positions[row]) - len(own)
+        seen = slice(max(0, last - window + 1), last + 1)
+        keys, values = (
+            torch.cat([part[row, :, seen], *(pair[i][row] for pair in own)], 1).repeat_interleave(groups, 0).float()
+            for i, part in enumerate(text)
+        )
+        weights = (query[row].float() @ keys.transpose(-1, -2) * size**-0.5).softmax(-1)
+        found.append((weights @ values).reshape(1, heads * size))
+    return torch.stack(found).to(query.dtype)

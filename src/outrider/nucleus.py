@@ -26,10 +26,20 @@ def nucleus(logits: Tensor, top_p: float) -> Tensor:
 
     Of equal logits the earlier token comes first.
     """
-    if kernels.run_on(logits.device) and logits.dtype == torch.float32:
+    device = logits.device
+    if (
+        kernels.run_on(device)
+        and logits.dtype == torch.float32
+        and kernels.proven("top-p", device, lambda: _try(device))
+    ):
         from outrider.kernels.nucleus import cut
 
         return cut(logits, top_p)
+    return in_order(logits, top_p)
+
+
+def in_order(logits: Tensor, top_p: float) -> Tensor:
+    """The same without a kernel: the likeliest tokens are put in order, a few at first where that can be asked."""
     may_ask = asks and logits.device.type == "cpu"
     weights = ((logits - logits.amax(-1, keepdim=True)).exp() * UNIT).to(torch.int64)  # [..., V]
     need = needed(weights.sum(-1, keepdim=True), top_p)  # [..., 1]
@@ -53,3 +63,10 @@ def nucleus(logits: Tensor, top_p: float) -> Tensor:
 def needed(total: Tensor, top_p: float) -> Tensor:
     """The weight that reaches ``top_p`` of the total: whole numbers below 2**53, so float64 holds them."""
     return (total.to(torch.float64) * top_p).ceil().to(torch.int64)
+
+
+def _try(device: torch.device) -> bool:
+    from outrider.kernels.nucleus import cut
+
+    logits = torch.linspace(-9, 9, 3001, device=device).sin().round(decimals=2).mul(9).reshape(1, -1)  # with ties
+    return torch.equal(cut(logits, 0.8), in_order(logits, 0.8))

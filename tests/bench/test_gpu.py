@@ -104,6 +104,20 @@ def test_bars_are_held_for_the_large_models() -> None:
     assert [(line.measured, line.met) for line in faster] == [("4.45", False), ("11.01", True)]
 
 
+@pytest.mark.parametrize(
+    ("alpha", "speedup", "met", "bar"),
+    [(0.78, 3.5, True, "at least 3.4"), (0.78, 2.8, False, "at least 3.4"), (0.7, 2.8, None, "where alpha is 0.75")],
+)
+def test_the_papers_speed_up_is_a_bar_for_drafts_as_good(alpha: float, speedup: float, met: bool, bar: str) -> None:
+    shares = {"tokens_a_run": 1.0, "ends_of_texts": 1.0, "time_of_a_run": 0.95}
+    part = {
+        "alpha": alpha, "c": 0.04, "gamma": 5, "speedup": speedup, "predicted_speedup": 3.0,
+        "realised_over_predicted": 0.96, "of_which": shares, "exposed_host_ms": 0.1,
+    }  # fmt: skip
+    (line,) = [line for line in lines({"size": "8b", "pair_temperature_0": part}) if line.what == "  speed-up"]
+    assert line.met is met and bar in line.bar
+
+
 def test_without_a_gpu_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="--device cpu --size tiny"):

@@ -7,6 +7,8 @@ import torch
 
 import plain_kernels
 from outrider import kernels
+from outrider import nucleus as nucleus_module
+from outrider.drafters import head_fused
 from outrider.noise import Noise
 from outrider.nucleus import nucleus
 
@@ -21,6 +23,14 @@ CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
+
+
+@pytest.fixture(autouse=True)
+def what_the_interpreter_can_do(request: pytest.FixtureRequest) -> None:
+    """It multiplies matrices of bfloat16 as if they were whole numbers."""
+    multiplies = request.node.originalname in ("test_attention", "test_a_head_looks_back")
+    if DEVICE.type == "cpu" and multiplies and request.getfixturevalue("dtype") == torch.bfloat16:
+        pytest.skip("Triton's interpreter has no products of bfloat16")
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -94,6 +104,46 @@ def test_attention_does_not_depend_on_neighbours_or_capacity() -> None:
     assert torch.equal(alone[0], beside[0]) and torch.equal(alone, short)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [64, 576])
+def test_a_heads_norms(size: int, dtype: torch.dtype) -> None:
+    from outrider.kernels.head import norms_side_by_side
+
+    a, b, gains = randn(3, 2, size, dtype=dtype), randn(3, 2, size, dtype=dtype), randn(2, size, dtype=dtype)
+    expected = plain_kernels.norms_side_by_side(a, b, (gains[0], gains[1]), 1e-5)
+    assert_close(norms_side_by_side(a, b, (gains[0], gains[1]), 1e-5), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "shared", "size"), [(9, 3, 64), (4, 2, 8)])
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_heads_rotary_positions(heads: int, shared: int, size: int, alike: bool, dtype: torch.dtype) -> None:
+    from outrider.kernels.head import turned
+
+    qkv = randn(2, 5, (heads + 2 * shared) * size, dtype=dtype)
+    speed = 10_000.0 ** -(torch.arange(size // 2, device=DEVICE) / (size // 2))
+    starts = torch.tensor([[3], [700]], device=DEVICE)[: 1 if alike else 2]
+    positions = starts + torch.arange(5, device=DEVICE)
+    expected = plain_kernels.turned(qkv, speed, positions, (heads, shared))
+    for ours, theirs in zip(turned(qkv, speed, positions, (heads, shared)), expected, strict=True):
+        assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "shared", "size"), [(9, 3, 64), (4, 2, 8)])
+@pytest.mark.parametrize("guesses", [0, 1, 7, 17])
+def test_a_head_looks_back(heads: int, shared: int, size: int, guesses: int, dtype: torch.dtype) -> None:
+    """Rows at very different lengths, within the window and beyond it."""
+    from outrider.kernels.head import look_back
+
+    keys, values = randn(2, 3, shared, 512, size, dtype=dtype)
+    own = [tuple(randn(2, 3, shared, 1, size, dtype=dtype) + k) for k in range(guesses)]
+    query = randn(3, heads, 1, size, dtype=dtype)
+    positions = torch.tensor([[0], [126], [400]], device=DEVICE) + guesses
+    expected = plain_kernels.look_back(query, (keys, values), own, positions, 200)  # type: ignore[arg-type]
+    assert_close(look_back(query, (keys, values), own, positions, 200), expected)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("size", [7, 1000, 50000])
 @pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 0.999])
 def test_top_p(size: int, top_p: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +166,18 @@ def test_top_p_of_numbers_that_are_none_ends() -> None:
     logits[0, 0, 5] = torch.nan
     found = nucleus(logits, 0.9)
     assert torch.equal(found[1:], nucleus(logits[1:], 0.9))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_heads_kernels_prove_themselves(dtype: torch.dtype) -> None:
+    """Where this fails a head drafts without them, with a warning: slower, and nobody would look."""
+    if DEVICE.type == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter has no products of bfloat16")
+    assert head_fused._try(DEVICE, dtype)
+
+
+def test_top_p_proves_itself() -> None:
+    assert nucleus_module._try(DEVICE)
 
 
 def test_noise_has_the_bits_it_has_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,10 @@ class Line:
     met: bool | None = None
 
 
+_PAPER = {0: (0.75, 3.4), 1: (0.62, 2.6)}
+"""Leviathan et al. 2023, Table 2, the translation of T5-XXL with T5-small: alpha and speed-up by temperature."""
+
+
 def lines(results: Results) -> list[Line]:
     """Only what was measured; a section that failed or was skipped gives a line that says so."""
     found = [*_latency(results), *_decoder(results), *_pair(results)]
@@ -88,8 +92,13 @@ def _pair(results: Results) -> Iterator[Line]:
         values = results.get(f"pair_temperature_{temperature}", {})
         if "speedup" not in values:
             continue
-        yield Line(f"inflated pair, temperature {temperature}: alpha, c", f"{values['alpha']:.3f}, {values['c']:.4f}")
-        yield Line("  speed-up, predicted (Theorem 3.8)", f"{values['speedup']:.2f}, {values['predicted_speedup']:.2f}")
+        found = f"{values['alpha']:.3f}, {values['c']:.4f}, {values['gamma']}"
+        yield Line(f"inflated pair, temperature {temperature}: alpha, c, gamma", found)
+        yield Line("  predicted speed-up (Theorem 3.8)", f"{values['predicted_speedup']:.2f}")
+        least, bar = _PAPER[temperature]
+        applies = values["alpha"] >= least  # the paper's speed-up is a bar for a draft as good as the paper's
+        reached = _held("  speed-up", values["speedup"], bar, _at_least)
+        yield reached if applies else replace(reached, bar=f"{reached.bar} where alpha is {least:g}", met=None)
         yield _held("  reached over predicted", values["realised_over_predicted"], 0.95, _at_least)
         parts = values["of_which"]
         shares = (parts["tokens_a_run"], parts["ends_of_texts"], parts["time_of_a_run"])

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from outrider.drafters import head_fused
 from outrider.drafters.base import ContextSession, Reach
 from outrider.drafters.head_layers import Head, HeadConfig, Memory
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
@@ -98,6 +99,7 @@ class _HeadSession(ContextSession):
         self.floor = drafter.floor if drafter.plans else 0.0
         # A copy: the drafter is shared, and another session may run in another dtype.
         self.head = deepcopy(drafter.head).to(device=target.device, dtype=target.unembedding.dtype)
+        head_fused.fuse(self.head, target.device)
         self.tokens = drafter.tokens.to(target.device)  # [N]
         self.embedding = target.embedding
         self.output = target.unembedding[self.tokens]  # [N, size]

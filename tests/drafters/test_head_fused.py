@@ -1,0 +1,103 @@
+"""A head fused for a GPU guesses as it does without: plain functions stand in for the kernels, as in test_fused.py."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import plain_kernels
+import tiny
+from helpers import wrapped
+from outrider import kernels
+from outrider.drafters import head_fused
+from outrider.drafters.head_layers import Head, HeadConfig
+from outrider.drafters.heads import HeadDrafter
+from outrider.noise import Noise
+from outrider.sampling import Sampling
+from outrider.types import Shape
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = SimpleNamespace(**{n: getattr(plain_kernels, n) for n in plain_kernels.ROWS})
+    head = SimpleNamespace(**{n: getattr(plain_kernels, n) for n in plain_kernels.HEAD})
+    monkeypatch.setitem(sys.modules, "outrider.kernels.rows", rows)
+    monkeypatch.setitem(sys.modules, "outrider.kernels.head", head)
+    proven = kernels.proven
+    monkeypatch.setattr(head_fused, "kernels", SimpleNamespace(run_on=lambda device: True, proven=proven))
+    monkeypatch.setattr(kernels, "_proven", {})
+
+
+def drafter(heads: tuple[int, int], window: int) -> HeadDrafter:
+    torch.manual_seed(3)
+    config = HeadConfig("feature", 32, 64, 2, layers=(1, -1), heads=heads, window=window, gamma=4)
+    made = Head(config)
+    for weight in made.parameters():
+        torch.nn.init.normal_(weight, std=0.3)  # new heads add nothing: their outputs start at zero
+    return HeadDrafter(made, torch.arange(0, tiny.VOCAB, 2), floor=0.0)
+
+
+def guesses(made: HeadDrafter) -> list[Tensor]:
+    """Ragged rows, some steps with rejections, a step without guesses, and a fork."""
+    target = wrapped("llama").start(2, Shape(128, 6, chunk=8))
+    session = made.start(2, Shape(128, 6, chunk=8), target)
+    for row, prompt in enumerate((list(range(3, 40)), [9])):
+        target.admit(row, prompt)
+        session.admit(row, prompt)
+    noise = Noise(torch.arange(2))
+    found = []
+    for gamma, count in ((4, (2, 5)), (0, (1, 1)), (5, (1, 3)), (3, (4, 1))):
+        at = target.context.positions(gamma + 1)
+        draft = session.propose(gamma, Sampling(1.0), noise, at)
+        found += [draft.tokens] + ([] if draft.probs is None else [draft.probs])
+        target.score(draft.tokens)
+        tokens = torch.nn.functional.pad(draft.tokens, (0, 1), value=7)
+        for part in (target, session):
+            part.commit(tokens, torch.tensor(count).clamp(max=gamma + 1))
+    fork = session.fork(torch.tensor([1, 0]))
+    fork.commit(torch.tensor([[5, 6], [7, 8]]), torch.tensor([2, 1]))
+    return [*found, fork.propose(2, Sampling(), noise, target.context.positions(3)).tokens]
+
+
+@pytest.mark.parametrize(("heads", "window"), [((4, 2), 512), ((4, 2), 8), ((4, 4), 512), ((0, 0), 512)])
+def test_a_fused_head_guesses_as_before(heads: tuple[int, int], window: int, request: pytest.FixtureRequest) -> None:
+    expected = guesses(drafter(heads, window))
+    request.getfixturevalue("on_a_gpu")
+    found = guesses(drafter(heads, window))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
+
+
+def test_a_head_to_be_trained_stays_as_it_is(on_a_gpu: None) -> None:
+    """Only the copy that a session runs is fused; the drafter's own head can still be trained and saved."""
+    made = drafter((4, 2), 512)
+    guesses(made)
+    assert "forward" not in vars(made.head.blocks[0]) and "read" not in vars(made.head)
+
+
+@pytest.mark.parametrize("fault", ["raises", "differs"])
+def test_kernels_that_do_not_work_here_are_not_used(
+    fault: str, on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler that refuses, or one that gets it wrong: one warning, and the head drafts as ever."""
+    right = plain_kernels.look_back
+
+    def wrong(*arguments: Any) -> Tensor:
+        if fault == "raises":
+            raise RuntimeError("no such instruction")
+        return right(*arguments) + 1
+
+    monkeypatch.setattr(sys.modules["outrider.kernels.head"], "look_back", wrong)
+    said = "no such instruction" if fault == "raises" else "differ"
+    with pytest.warns(UserWarning, match=f"kernels for heads in torch.float32 are not used on cpu: .*{said}"):
+        found = guesses(drafter((4, 2), 512))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = guesses(drafter((4, 2), 512))
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
