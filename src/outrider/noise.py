@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider import kernels
-from outrider.host import largest
+from outrider.host import largest, whole
 
 _MASK32 = 0xFFFFFFFF
 
@@ -170,13 +170,13 @@ class Noise:
             return largest(weights / self._race(stream, at, counter))
         keys, known = self._key(stream, at).flatten().tolist(), counter.numpy()
         rows = weights.numpy().reshape(len(keys), -1)
-        return torch.tensor([_first(*each) for each in zip(rows, repeat(known), keys)]).view(at.shape)
+        return whole(np.array([_first(*each) for each in zip(rows, repeat(known), keys)])).view(at.shape)
 
     def _key(self, stream: str, at: Tensor) -> Tensor:
         name, step = _name_key(f"{self.path}:{stream}"), _signed(0x9E3779B97F4A7C15, 64)
         if at.device.type == "cpu":
             rows = _mix64(self.seeds.numpy() ^ name)
-            return torch.from_numpy(_mix64(rows[:, None] + at.numpy() * step))
+            return whole(_mix64(rows[:, None] + at.numpy() * step))
         key: Tensor = _mix64(_mix64(self.seeds ^ name)[:, None] + at * step)
         return key
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.drafters.base import ContextSession
 from outrider.errors import require
+from outrider.host import whole
 from outrider.noise import Noise
 from outrider.sampling import Sampling
 from outrider.types import Draft, DraftSession, Session, Shape, Source
@@ -84,22 +85,22 @@ class _CopyingSession(ContextSession):
     def _propose_on_host(self, gamma: int) -> Draft:
         """The same, row by row, where looking at a few places costs less than comparing all of them."""
         tokens = np.zeros((self.context.rows, gamma), dtype=np.int64)
-        matched, found = [0] * len(tokens), [0] * len(tokens)
+        matched, found = np.zeros((2, len(tokens)), dtype=np.int64)
         texts, sources = self.context.tokens.numpy(), self.sources.numpy()
         for row, (length, active) in enumerate(
             zip(self.context.lengths.tolist(), self.context.active.tolist(), strict=True)
         ):
             text = texts[row, :length]
-            whole = np.concatenate([sources[row], [-1], text]) if sources.shape[1] else text
-            matched[row], place = _last_match(whole, text[: -self.drafter.longest - 1 : -1])
+            searched = np.concatenate([sources[row], [-1], text]) if sources.shape[1] else text
+            matched[row], place = _last_match(searched, text[: -self.drafter.longest - 1 : -1])
             if not active or matched[row] < self.drafter.shortest:
                 matched[row] = 0
                 continue
-            after = whole[place + 1 : place + 1 + gamma]
+            after = searched[place + 1 : place + 1 + gamma]
             found[row] = int((after >= 0).cumprod().sum())
             tokens[row, : found[row]] = after[: found[row]].clip(max=self.vocab_size - 1)
-        self.matched = torch.tensor(matched)
-        return Draft(torch.from_numpy(tokens), None, torch.arange(gamma) < torch.tensor(found)[:, None])
+        self.matched = whole(matched)
+        return Draft(whole(tokens), None, torch.arange(gamma) < whole(found)[:, None])
 
     def _searchable(self) -> Tensor:
         """Source, a wall, then the committed text; -1 beyond its end -> [B, T]."""

@@ -179,6 +179,10 @@ class FeatureSession(_HeadSession):
 
     supposed: Tensor | None = None  # of a fork: [B, 1, size], what it reads behind the newest token
 
+    @property
+    def recordable(self) -> bool:  # type: ignore[override]
+        return self.alone is None
+
     def __init__(self, ready: Prepared, floor: float, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(ready, floor, rows, shape, target)
         target.keep_states(ready.config.layers)
