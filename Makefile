@@ -47,7 +47,7 @@ $(VENV)/.created:
 # torch goes in by itself, in the version the constraints name: the largest download, and nothing else repeats it.
 $(VENV)/.outrider: $(VENV)/.created $(SETUP)
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --editable .
+	$(PIP) --editable '.[cpu]'
 	@touch $@
 
 $(VENV)/.outrider-dev: $(VENV)/.outrider $(SETUP)

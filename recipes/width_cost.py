@@ -1,10 +1,11 @@
-"""What constant shapes cost, in one run: a target run at width 9 against width 1, for 1, 4, 8 and 16 slots.
+"""What the rows of a run cost, in one run: a target run at width 9 against width 1, for 1, 4, 8 and 16 slots.
 
 python recipes/width_cost.py smollm2-135m --device cpu --dtype float32
 
-The shapes take turns, so that whatever else the machine does falls on all of them. "width ratio" is fixed width
-against the unpadded path (what ``exact=False`` runs) with the same slots; "slots ratio" is a run of all slots against
-a run of one, both at fixed width; "per row" is that ratio divided by the slots.
+The shapes take turns, so that whatever else the machine does falls on all of them. "width ratio" is a run of the whole
+width against one of a single token, with the same slots: what constant width costs where it is needed, and what eight
+guesses cost where it is not; "slots ratio" is a run of all slots against a run of one, both at the whole width; "per
+row" is that ratio divided by the slots.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 
 from outrider.models import loading
+from outrider.models.engines import Kernels
 from outrider.types import Session, Shape
 
 SLOTS = (1, 4, 8, 16)
@@ -31,14 +33,14 @@ def started(model: loading.HuggingFaceModel, slots: int, width: int, capacity: i
     return session
 
 
-def run_ms(session: Session) -> float:
-    """Milliseconds of a run that scores nothing but the last token of each row."""
-    nothing = torch.zeros((session.context.rows, 0), dtype=torch.int64, device=session.device)
+def run_ms(session: Session, width: int) -> float:
+    """Milliseconds of a run of so many tokens in each row."""
+    guesses = torch.zeros((session.context.rows, width - 1), dtype=torch.int64, device=session.device)
     cuda = session.device.type == "cuda"
     if cuda:
         torch.cuda.synchronize()
     began = time.perf_counter()
-    session.score(nothing)
+    session.score(guesses)
     if cuda:
         torch.cuda.synchronize()
     return (time.perf_counter() - began) * 1e3
@@ -52,7 +54,7 @@ def measure(
     times: dict[tuple[int, int], list[float]] = {shape: [] for shape in sessions}
     for turn in range(repeats + 2):
         for shape, session in sessions.items():
-            taken = run_ms(session)
+            taken = run_ms(session, shape[1])
             if turn >= 2:
                 times[shape].append(taken)
     return times
@@ -79,13 +81,16 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--engine", default="auto", help="torch, onnxruntime or auto")
+    parser.add_argument("--weights", default="full", help="full or int8")
     parser.add_argument("--width", type=int, default=9)
     parser.add_argument("--capacity", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path, help="also write the table here, as JSON")
     options = parser.parse_args()
-    model = loading.load(options.target, options.device, options.dtype).model
-    where = f"{options.target} {model.dtype} {model.device}, {torch.get_num_threads()} threads"
+    kernels = Kernels(options.engine, options.weights, rows=options.width, release=True)
+    model = loading.load(options.target, options.device, options.dtype, kernels=kernels).model
+    where = f"{options.target} {model.dtype} {model.device}, {model.engine_name}, {torch.get_num_threads()} threads"
     rows = table(measure(model, options.width, options.capacity, options.repeats), options.width)
     sys.stdout.write(f"{where}, capacity {options.capacity}, medians of {options.repeats} (least-most)\n")
     for r in rows:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from outrider.threads import wait_considerately
+
 if TYPE_CHECKING:
     from outrider.decoding.decoder import Decoder
     from outrider.decoding.planner import Auto, Fixed, Gradient
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from outrider.types import Draft, Drafter, DraftSession
 
 __version__ = "0.1.0"
+
+wait_considerately()  # here, because the OpenMP runtime reads it when torch is imported
 
 # Names are imported when first used: `import outrider` loads neither torch nor transformers.
 _HOMES = {

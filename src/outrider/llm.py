@@ -16,6 +16,7 @@ from outrider.decoding.stopping import Row, Stopping
 from outrider.drafters import Standardised
 from outrider.errors import BadOption, NumericalError, PromptError, require
 from outrider.models import generation, loading
+from outrider.models.engines import Kernels
 from outrider.naming import Beside, drafter_named
 from outrider.options import Options
 from outrider.output import Chunk, Output
@@ -36,6 +37,8 @@ def load(
     slots: int | None = None,
     exact: bool = True,
     graphs: bool | str = "auto",
+    engine: str = "auto",
+    weights: str = "full",
     trust_remote_code: bool = False,
 ) -> LLM:
     """Load a target and a drafter.
@@ -48,9 +51,13 @@ def load(
     slots: rows that run together; None means as many as there are prompts, at most 8.
     exact: constant shapes, so that speculation on or off gives the same text to the bit.
     graphs: replay whole steps as CUDA graphs; "auto" does so on a GPU. The text is the same.
+    engine: what runs the model: "torch", "onnxruntime" (on a CPU, in float32; families of Llama's kind), or "auto":
+        onnxruntime where it is installed and can.
+    weights: "full", as ``dtype`` says, or "int8": matrices in eight bits, run by onnxruntime.
     """
     require(isinstance(target, str), f"target must be a model's name, got {target!r}")
-    loaded = loading.load(target, device, dtype, trust_remote_code)
+    kernels = Kernels(engine, weights, rows=width, release=True)
+    loaded = loading.load(target, device, dtype, trust_remote_code, kernels)
     drafter = drafter_named(draft, Beside(loaded, dtype, trust_remote_code))
     return LLM(loaded, drafter, width=width, slots=slots, exact=exact, graphs=graphs)
 

@@ -11,6 +11,7 @@ from outrider.drafters import Cascade, Copying, Mixture, ModelDrafter, built_in
 from outrider.drafters.heads import CONFIG, HeadDrafter
 from outrider.errors import BadOption, require
 from outrider.models import loading, pairs, trimmed
+from outrider.models.engines import Kernels
 from outrider.models.teacher import fingerprint
 from outrider.types import Drafter
 
@@ -73,7 +74,8 @@ def _chain(draft: str, beside: Beside) -> Drafter:
 def _model(name: str, beside: Beside) -> tuple[ModelDrafter, loading.Loaded]:
     partner = pairs.draft_of(name)  # as a draft, the name of a pair means the draft in it
     found, shown = (name, name) if partner is None else (str(partner), f"{Path(name).name} draft")
-    loaded = loading.load(found, str(beside.target.model.device), beside.dtype, beside.trust)
+    kernels = Kernels(beside.target.kernels.engine, rows=1, release=True)  # a guess is a run of one row
+    loaded = loading.load(found, str(beside.target.model.device), beside.dtype, beside.trust, kernels)
     loading.check_same_tokens(beside.target, loaded)
     return ModelDrafter(loaded.model, name=shown), loaded
 

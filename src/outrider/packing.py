@@ -6,6 +6,7 @@ arithmetic. Packed once, nine rows cost little more than one: what makes fixed w
 
 from __future__ import annotations
 
+import platform
 from types import MethodType
 from typing import Any
 
@@ -13,30 +14,62 @@ import torch
 from torch import Tensor, nn
 
 
-def pack(model: nn.Module, rows: int) -> int:
+def pack(model: nn.Module, rows: int, *, release: bool = False) -> int:
     """Pack every linear layer of a CPU model for runs of about ``rows`` rows -> how many were packed.
 
-    For inference only: a packed layer no longer sees changes of its weight. Does nothing where this build of torch
-    has no such kernels.
+    For inference only: a packed layer no longer sees changes of its weight. With ``release`` a weight that was
+    copied in packing is given up, unless another layer shares it: see ``released``. Does nothing where this build of
+    torch has no such kernels or they would be slower.
     """
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return 0
+    linear = [module for module in model.modules() if type(module) is nn.Linear and module.weight.device.type == "cpu"]
+    holders = _holders(model)
     count = 0
-    for module in model.modules():
-        joined = hasattr(module, "outrider_joined")  # see lean.py
-        if type(module) is nn.Linear and module.weight.device.type == "cpu" and not joined:
-            module.outrider_packed = packed(module.weight.detach(), rows)
+    for module in linear:
+        if hasattr(module, "outrider_joined"):  # see lean.py
+            continue
+        laid_out = packed(module.weight.detach(), rows)
+        if laid_out.is_mkldnn:
+            module.outrider_packed = laid_out
             module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
             count += 1
+            if release and holders[module.weight.data_ptr()] == 1:
+                module.weight = released(module.weight)
     return count
 
 
+def _holders(model: nn.Module) -> dict[int, int]:
+    """How many modules use the memory at an address as a parameter: an output layer is often the embedding, too."""
+    count: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            count[parameter.data_ptr()] = count.get(parameter.data_ptr(), 0) + 1
+    return count
+
+
+def released(weight: Tensor) -> nn.Parameter:
+    """What stands for a weight that is kept in another layout: its shape and dtype without its memory."""
+    return nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
+
+
 def packed(weight: Tensor, rows: int) -> Tensor:
-    """A weight [out, in] laid out for products with about ``rows`` rows; as it is where torch has no such layout."""
+    """A weight [out, in] laid out for products with about ``rows`` rows; as it is where that is no faster."""
+    if not worth_packing(rows):
+        return weight
     try:
         return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)  # type: ignore[no-any-return]
     except (RuntimeError, NotImplementedError, AttributeError):
         return weight
+
+
+def worth_packing(rows: int) -> bool:
+    """By what the CPU is, not by a clock: a layout decides bits, and two processes must decide alike.
+
+    On ARM a single row is a product of a matrix and a vector, which reads ordinary weights at the speed of memory and
+    packed ones at half of it; from two rows on packed weights are twice as fast. On x86 packing always pays.
+    """
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return rows > 1 or platform.machine() not in ("aarch64", "arm64")
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -51,7 +84,12 @@ def _forward(self: Any, x: Tensor) -> Tensor:
 
 
 def packed_layers(model: nn.Module) -> tuple[int, int]:
-    """How many linear layers are packed, and how many there are."""
+    """How many linear layers are packed, by themselves or joined with others, and how many there are."""
     linear = [module for module in model.modules() if type(module) is nn.Linear]
-    done = sum(hasattr(module, "outrider_packed") or hasattr(module, "outrider_joined") for module in linear)
-    return done, len(linear)
+    return sum(_is_packed(module) for module in linear), len(linear)
+
+
+def _is_packed(linear: Any) -> bool:
+    if hasattr(linear, "outrider_joined"):
+        return bool(linear.outrider_joined[0].outrider_weight.is_mkldnn)
+    return hasattr(linear, "outrider_packed")

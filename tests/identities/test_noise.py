@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.noise import Noise, Silence, _exponential
+from outrider.noise import Noise, Silence, _exponential, _open_uniform
 from outrider.sampling import draw
 from outrider.testing import assert_same_law
 
@@ -125,7 +125,7 @@ def test_exponential_is_accurate() -> None:
     edges = torch.tensor([0, 1, 2, 2**30 - 1, 2**30, 2**31 - 1, -1, -(2**31), 2**23, 2**24 + 1], dtype=torch.int32)
     random = torch.randint(-(2**31), 2**31 - 1, (1_000_000,), dtype=torch.int32)
     bits = torch.cat([edges, random, torch.arange(4096, dtype=torch.int32), random // 2**12])
-    got = _exponential(bits)
+    got = _exponential(_open_uniform(bits, torch), torch)
     u = ((bits & 0x7FFFFFFF).to(torch.float32) + 0.5) * 2.0**-31
     exact = -torch.log1p(-u.clamp(max=1 - 2.0**-24).double())
     assert bool((got > 0).all()) and bool(got.isfinite().all())

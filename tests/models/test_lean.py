@@ -8,7 +8,7 @@ import torch
 import tiny
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.lean import FAMILIES, make_lean
-from outrider.packing import pack
+from outrider.packing import pack, worth_packing
 from outrider.types import Shape
 
 TEXT = [3, 9, 4, 11, 7, 5, 8, 2, 6, 10, 12, 3, 4]
@@ -57,3 +57,37 @@ def test_another_cache_goes_through_transformers() -> None:
 def test_other_families_are_left_alone() -> None:
     """Catches a layer of another family run as if it were a Llama's."""
     assert make_lean(tiny.build("gemma2"), rows=5) == 0
+
+
+def test_released_weights_are_kept_once_and_still_run() -> None:
+    """Catches a model that keeps every weight twice, and one that can no longer run by its own forward."""
+    ordinary, lean = tiny.build("llama"), tiny.build("llama")
+    wrapped = HuggingFaceModel(lean)
+    make_lean(lean, rows=5, release=True)
+    pack(lean, rows=5, release=True)
+    gone = {name for name, parameter in lean.named_parameters() if parameter.device.type == "meta"}
+    assert {"model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"} <= gone
+    assert "model.embed_tokens.weight" not in gone
+    assert torch.allclose(scored(wrapped), scored(HuggingFaceModel(ordinary)), atol=2e-5)
+    ids = torch.tensor([TEXT])
+    one, two = (m.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0) for m in (ordinary, lean))
+    assert torch.equal(one, two)
+
+
+def test_a_shared_weight_is_not_released() -> None:
+    """Catches an embedding that went with the output layer it is shared with."""
+    config = tiny.build("llama").config
+    config.tie_word_embeddings = True
+    model = type(tiny.build("llama"))(config)
+    pack(model, rows=5, release=True)
+    assert model.model.embed_tokens.weight.device.type == "cpu"
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize(("machine", "one_row"), [("x86_64", True), ("aarch64", False), ("arm64", False)])
+def test_one_row_is_not_packed_on_arm(machine: str, one_row: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix times a vector reads ordinary weights twice as fast there."""
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: True)
+    assert worth_packing(1) is one_row
+    assert worth_packing(9)

@@ -56,12 +56,22 @@ SOURCES: dict[str, tuple[str, ...]] = {
 """Sentences for an encoder to read; SAMPLE asks for answers, which a translator cannot give."""
 
 
-def read(path: Path | None, per_task: int | None = None, sources: bool = False) -> dict[str, tuple[str, ...]]:
+CONVERSATIONS = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+"""Categories that Spec-Bench counts as one of its six tasks."""
+
+
+def read(
+    path: Path | None, per_task: int | None = None, sources: bool = False, spec_bench: bool = False
+) -> dict[str, tuple[str, ...]]:
     """Prompts by task: a sample, or a .jsonl file with prompt (or turns) and task (or category) fields.
 
     sources: the sample for encoder-decoder models.
+    spec_bench: tasks as Spec-Bench has them, its eight categories of conversation as one.
     """
     tasks = (SOURCES if sources else SAMPLE) if path is None else _from_file(path)
+    if spec_bench and set(CONVERSATIONS) <= tasks.keys():
+        joined = tuple(prompt for name in CONVERSATIONS for prompt in tasks[name])
+        tasks = {"multi-turn": joined, **{k: v for k, v in tasks.items() if k not in CONVERSATIONS}}
     if per_task is not None:
         require(per_task >= 1, f"per_task must be at least 1, got {per_task}")
         tasks = {name: _spread(prompts, per_task) for name, prompts in tasks.items()}

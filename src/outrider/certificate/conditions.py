@@ -41,7 +41,10 @@ def _device(device: torch.device) -> str:
 
 def _kernels(llm: LLM) -> dict[str, Any]:
     model = llm.target.model
-    found: dict[str, Any] = {"attention": str(model.config._attn_implementation)}
+    found: dict[str, Any] = {"engine": model.engine_name}
+    if model.engine_name != "torch":
+        return found | {"any_width": model.any_width, "threads": torch.get_num_threads()}
+    found["attention"] = str(model.config._attn_implementation)
     if model.device.type == "cuda":
         found["cuda"] = torch.version.cuda
         found["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(model.device)))

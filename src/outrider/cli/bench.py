@@ -1,4 +1,4 @@
-"""``outrider bench gpu``: what a step costs on this GPU, ours and transformers', and whether the bits are the same."""
+"""``outrider bench``: what this machine gives. On a GPU: what a step costs, and whether the bits are the same."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from outrider.cli import common
+from outrider.cli import bench_cpu, common
 from outrider.cli.common import answers, notes
 from outrider.errors import BadOption
 from outrider.report import plots, terminal
 from outrider.report.gpu import figures
 
 app = typer.Typer(no_args_is_help=True, help="Measurements of the machine at hand.")
+app.command()(bench_cpu.cpu)
+app.command()(bench_cpu.start)
 
 
 @app.callback()

@@ -29,6 +29,8 @@ def demo(
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each, alternating.")] = 3,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
+    engine: common.Engine = "auto",
+    weights: common.Weights = "full",
     as_json: common.Json = False,
 ) -> None:
     """Show what speculation does: same text, fewer target runs."""
@@ -44,18 +46,18 @@ def demo(
     }
     check_options(options, prompt)
     with notes.status(f"loading {target}"):
-        llm = outrider.load(target, draft, device, dtype)
+        llm = outrider.load(target, draft, device, dtype, engine=engine, weights=weights)
         plain = outrider.LLM(llm.target, outrider.Nothing(), width=llm.width, graphs=llm.graphs)
     has_template = bool(getattr(llm.tokenizer, "chat_template", None))
     asked: Any = llm.chat_prompt([{"role": "user", "content": prompt}]) if has_template else prompt
     runs: dict[str, list[Any]] = {"plain": [], "speculative": []}
-    engines = {"plain": plain, "speculative": llm}
-    for engine in engines.values():  # first calls pay for warming up: not what is compared
-        engine.generate(asked, **{**options, "max_new_tokens": 4, "gamma": None})
+    decoders = {"plain": plain, "speculative": llm}
+    for decoder in decoders.values():  # first calls pay for warming up: not what is compared
+        decoder.generate(asked, **{**options, "max_new_tokens": 4, "gamma": None})
     for number in range(repeats):
-        for name, engine in engines.items():
+        for name, decoder in decoders.items():
             with notes.status(f"{name} decoding, run {number + 1} of {repeats}"):
-                runs[name].append(engine.generate(asked, **options))
+                runs[name].append(decoder.generate(asked, **options))
     _report(prompt, runs, llm, as_json)
 
 

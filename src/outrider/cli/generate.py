@@ -51,6 +51,8 @@ def generate(
     exact: Annotated[bool, typer.Option(help="Constant shapes: the same bits with and without speculation.")] = True,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
+    engine: common.Engine = "auto",
+    weights: common.Weights = "full",
     graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
     trace: Annotated[Path | None, typer.Option(help="Write the trace here, as JSON lines.")] = None,
@@ -97,6 +99,8 @@ def generate(
         width=width,
         exact=exact,
         graphs=common.graphs_option(graphs),
+        engine=engine,
+        weights=weights,
         trust_remote_code=trust_remote_code,
     )
     asked: Any = text

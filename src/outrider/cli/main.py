@@ -8,7 +8,7 @@ import sys
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, demo, distill, generate, measure, models, theory, verify
+from outrider.cli import bench, demo, distill, generate, measure, models, theory, verify, warm
 from outrider.cli.common import notes
 from outrider.errors import OutriderError
 
@@ -24,6 +24,7 @@ app.command()(verify.verify)
 app.command()(measure.measure)
 app.command()(distill.distill)
 app.command()(theory.theory)
+app.command()(warm.warm)
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
 

@@ -40,6 +40,8 @@ def measure(
     width: common.Width = 9,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
+    engine: common.Engine = "auto",
+    weights: common.Weights = "full",
     graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers here, as JSON.")] = None,
@@ -70,7 +72,7 @@ def measure(
     with notes.status(f"loading {target}"):
         first = outrider.load(
             target, drafts[0], device, dtype, width=width, slots=1, graphs=common.graphs_option(graphs),
-            trust_remote_code=trust_remote_code,
+            engine=engine, weights=weights, trust_remote_code=trust_remote_code,
         )  # fmt: skip
         engines = {drafts[0]: first, **{name: first.with_draft(name, trust_remote_code) for name in drafts[1:]}}
     tasks = given or read(None, per_task, sources=first.target.model.encoder_decoder)
@@ -116,7 +118,11 @@ def run(engines: dict[str, Any], tasks: dict[str, Any], settings: Any, command: 
 
 def repeated_command(context: typer.Context) -> str:
     """The command line that gives these numbers again: every option that was given, but not where they go."""
-    words = ["outrider", "measure", str(context.params["target"])]
+    names: list[str] = []  # of the command and the groups it is in; the outermost context is the program
+    here: Any = context
+    while here.parent is not None:
+        names, here = [str(here.info_name), *names], here.parent
+    words = ["outrider", *names, str(context.params["target"])]
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if (

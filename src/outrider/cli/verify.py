@@ -46,6 +46,8 @@ def verify(
     chat: Annotated[bool, typer.Option(help="Ask by the chat template where there is one.")] = True,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
+    engine: common.Engine = "auto",
+    weights: common.Weights = "full",
     graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
     out: Annotated[Path | None, typer.Option(help="Also write the certificate here, as JSON.")] = None,
@@ -75,6 +77,8 @@ def verify(
             exact=exact,
             trust_remote_code=trust_remote_code,
             graphs=common.graphs_option(graphs),
+            engine=engine,
+            weights=weights,
         )
     certificate = Certificate(target, llm.drafter.name)
     interrupted = False

@@ -197,7 +197,8 @@ class _Batch:
             self.watch.lap("target")
         seconds = time.perf_counter() - self.began
         # On a GPU the clock sees work being launched, not done; and a run of varying width is not the same run.
-        splits = self.target.device.type == "cpu" and self.decoder.exact
+        varying = not self.decoder.exact or getattr(self.decoder.target, "any_width", False)
+        splits = self.target.device.type == "cpu" and not varying
         undrafted = seconds - (self.trace.seconds["draft"] - self.drafted) if splits else None
         if self.stepper.recorded == self.recorded:  # a recording takes long, once
             self.planner.timed(max(self.asked), seconds, undrafted)

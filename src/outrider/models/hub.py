@@ -156,6 +156,20 @@ def _build(name: str, final: Path, fetch: Callable[[Path], Path], needed: int, f
 
 
 @contextlib.contextmanager
+def making(name: str, final: Path, needed: int, console: Console) -> Iterator[Path]:
+    """A directory to make ``final`` in, while no other process does; whatever goes wrong says what to do."""
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(final, console), _stage(final) as stage:
+            _require_space(name, final.parent, needed)
+            yield stage
+    except ModelError:
+        raise
+    except Exception as error:
+        raise _explained(error, name, final.parent, needed) from error
+
+
+@contextlib.contextmanager
 def _locked(final: Path, console: Console) -> Iterator[None]:
     lock = FileLock(final.parent / f".{final.name}.lock")  # freed by the system if its holder dies
     try:

@@ -29,6 +29,9 @@ def _remember(module: Any, inputs: tuple[Tensor, ...]) -> None:
 class HuggingFaceModel:
     """A transformers model, unchanged, with the facts sessions need about it."""
 
+    engine_name = "torch"
+    any_width = False  # True: a row's bits do not depend on how many rows a run has, see any_width.py
+
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.eval()
         self.config = model.config.get_text_config(decoder=True)

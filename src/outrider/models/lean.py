@@ -16,13 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models.cache import RaggedCache
-from outrider.packing import packed, product
+from outrider.packing import packed, product, released
 
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}
 
 
-def make_lean(model: Any, rows: int) -> int:
-    """Every layer of a model of a known family, packed for runs of about ``rows`` rows -> how many."""
+def make_lean(model: Any, rows: int, *, release: bool = False) -> int:
+    """Every layer of a model of a known family, packed for runs of about ``rows`` rows -> how many.
+
+    With ``release`` the weights that were joined are kept once, joined, and not a second time as they were.
+    """
     config = model.config.get_text_config(decoder=True)
     prefix = FAMILIES.get(config.model_type)
     layers = [m for m in model.modules() if type(m).__name__ == f"{prefix}DecoderLayer"]
@@ -33,7 +36,7 @@ def make_lean(model: Any, rows: int) -> int:
         return 0
     for layer in layers:
         for part, names in _parts(layer):
-            _join(part, names, rows)
+            _join(part, names, rows, release)
         layer.forward = MethodType(_layer, layer)
     return len(layers)
 
@@ -43,14 +46,25 @@ def _parts(layer: Any) -> tuple[tuple[Any, tuple[str, ...]], ...]:
     return (layer.self_attn, ("q_proj", "k_proj", "v_proj")), (layer.mlp, ("gate_proj", "up_proj"))
 
 
-def _join(module: Any, names: tuple[str, ...], rows: int) -> None:
+def _join(module: Any, names: tuple[str, ...], rows: int, release: bool) -> None:
     """Linear layers that read the same input, as one."""
     parts = [getattr(module, name) for name in names]
-    module.outrider_joined = packed(torch.cat([part.weight.detach() for part in parts]), rows)
+    module.outrider_weight = packed(torch.cat([part.weight.detach() for part in parts]), rows)
     biased = parts[0].bias is not None
     module.outrider_bias = torch.cat([part.bias.detach() for part in parts]) if biased else None
+    begin = 0
     for part in parts:
-        part.outrider_joined = True  # ``pack`` need not lay it out a second time
+        part.outrider_joined = (module, begin)  # ``pack`` need not lay it out a second time
+        begin += part.out_features
+        if release:
+            part.weight = released(part.weight)
+            part.forward = MethodType(_slice, part)
+
+
+def _slice(self: Any, x: Tensor) -> Tensor:
+    """A layer whose weight was released, run by itself: its columns of the joined product."""
+    module, begin = self.outrider_joined
+    return product(x, module.outrider_weight, module.outrider_bias)[..., begin : begin + self.out_features]
 
 
 def _layer(
@@ -74,7 +88,7 @@ def _layer(
     )
     x = x + mixed
     read = _norm(self.post_attention_layernorm, x)
-    gate, up = product(read, self.mlp.outrider_joined, self.mlp.outrider_bias).chunk(2, -1)
+    gate, up = product(read, self.mlp.outrider_weight, self.mlp.outrider_bias).chunk(2, -1)
     return x + self.mlp.down_proj(nn.functional.silu(gate) * up)  # type: ignore[no-any-return]
 
 
@@ -89,7 +103,7 @@ def _attention(self: Any, x: Tensor, cache: RaggedCache, turns: tuple[Tensor, Te
     layer = cache.layers[self.layer_idx]
     shared = layer.keys.shape[1]
     heads = shared * groups
-    both = product(x, self.outrider_joined, self.outrider_bias).view(rows, width, heads + 2 * shared, depth)
+    both = product(x, self.outrider_weight, self.outrider_bias).view(rows, width, heads + 2 * shared, depth)
     turned = _rotate(both[:, :, : heads + shared], *turns)  # [B, W, H + Hk, D]
     place = cache.place
     layer.keys[place.rows, :, place.positions] = turned[:, :, heads:]

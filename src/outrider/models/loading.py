@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -26,11 +30,11 @@ from outrider.errors import (
     TokenizerMismatch,
 )
 from outrider.models import hub
+from outrider.models.engines import Kernels, chosen_engine
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.lean import make_lean
 from outrider.packing import pack
-
-_PACKED_ROWS = 9  # the default width: what packed weights are laid out for
+from outrider.threads import limit_threads
 
 DTYPES = {
     "float32": torch.float32,
@@ -42,25 +46,34 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with its tokenizer, and the name it was asked for by."""
+    """A model with its tokenizer, the name it was asked for by, and the kernels."""
 
     name: str
     model: HuggingFaceModel
     tokenizer: PreTrainedTokenizerBase
+    kernels: Kernels = Kernels()
 
 
-def load(name: str, device: str = "auto", dtype: str = "auto", trust_remote_code: bool = False) -> Loaded:
+def load(
+    name: str,
+    device: str = "auto",
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+    kernels: Kernels = Kernels(),
+) -> Loaded:
     """Load by short name, directory, .gguf file or hub id; safetensors weights only."""
     where = torch.device(choose_device(device))
+    if where.type == "cpu":
+        limit_threads()
     place = hub.resolve(name)
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(place, **common)
         tokenizer = AutoTokenizer.from_pretrained(place, **common)
-        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        model: PreTrainedModel = kind.from_pretrained(
-            place, dtype=choose_dtype(dtype, config, where), use_safetensors=True, **common
-        )
+        kind = choose_dtype(dtype, config, where)
+        if chosen_engine(kernels, config, where, kind, _size(place)) == "onnxruntime":
+            return Loaded(name, _prepared(place, config, kernels), tokenizer, kernels)
+        model: PreTrainedModel = _class(config).from_pretrained(place, dtype=kind, use_safetensors=True, **common)
     except OutriderError:
         raise
     except Exception as error:
@@ -68,11 +81,35 @@ def load(name: str, device: str = "auto", dtype: str = "auto", trust_remote_code
     wrapped = HuggingFaceModel(_moved(name, model, where).requires_grad_(False))
     narrow = model.dtype == torch.bfloat16 and cpu_is_fast_at_bfloat16()
     if where.type == "cpu" and (model.dtype == torch.float32 or narrow):  # what the packed kernels were measured for
-        make_lean(model, rows=_PACKED_ROWS)
-        pack(model, rows=_PACKED_ROWS)
+        make_lean(model, kernels.rows, release=kernels.release)
+        pack(model, kernels.rows, release=kernels.release)
     if where.type == "cuda":
         wrapped.fuse()  # no: the family has no fused layers, and runs through its own
-    return Loaded(name, wrapped, tokenizer)
+    return Loaded(name, wrapped, tokenizer, kernels)
+
+
+def _size(place: Path | str) -> float:
+    """Bytes of weights; unknown, and so taken as many, where they are yet to be fetched."""
+    return sum(file.stat().st_size for file in place.glob("*.safetensors")) if isinstance(place, Path) else math.inf
+
+
+def _class(config: Any) -> Any:
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+
+
+def _prepared(place: Path | str, config: Any, kernels: Kernels) -> HuggingFaceModel:
+    """A model run by onnxruntime from files in the cache, which are written the first time."""
+    from outrider.models.onnx_files import prepare
+    from outrider.models.onnx_model import OnnxModel
+
+    if isinstance(place, str):
+        place = Path(snapshot_download(place, allow_patterns=["*.safetensors", "*.json"]))
+    prepared = prepare(place, config, kernels.weights == "int8")
+    with torch.device("meta"):
+        skeleton = _class(config).from_config(config)
+    with contextlib.suppress(OSError):  # a checkpoint need not have one: then what the config says counts
+        skeleton.generation_config = GenerationConfig.from_pretrained(place)
+    return OnnxModel(skeleton.eval().requires_grad_(False), prepared)
 
 
 def _moved(name: str, model: PreTrainedModel, where: torch.device) -> PreTrainedModel:
@@ -123,12 +160,12 @@ def choose_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
 
 
 def cpu_is_fast_at_bfloat16() -> bool:
-    """AMX or AVX512-BF16; elsewhere bfloat16 on a CPU is emulated."""
+    """AMX or AVX512-BF16, or ARM's own instructions; elsewhere bfloat16 on a CPU is emulated."""
     try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     except OSError:
         return False
-    return "amx_bf16" in flags or "avx512_bf16" in flags
+    return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
 
 
 def check_same_tokens(target: Loaded, draft: Loaded) -> None:

@@ -40,7 +40,8 @@ def describe(target: str, out: Path, plan: Plan, last: Report, command: str) -> 
     ]
     if last.measured is not None:
         lines += ["", "## Held-out text", ""]
-        lines += ["Acceptance on text kept back from training, over all its positions, by place of the guess:", ""]
+        where = "over all of it" if plan.data else "over what the target wrote of it"
+        lines += [f"Acceptance on text kept back from training, {where}, by place of the guess:", ""]
         lines += ["| guess | alpha at t=1 | alpha at t=0 |", "| --- | --- | --- |"]
         both = zip(last.measured.overlap, last.measured.agreement, strict=True)
         lines += [f"| {k} | {one:.3f} | {zero:.3f} |" for k, (one, zero) in enumerate(both, 1)]

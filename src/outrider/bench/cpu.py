@@ -1,0 +1,236 @@
+"""Engines on the same CPU, weights, prompts and token counts, in one run and in turn: tokens per second and texts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from outrider.bench.cpu_rows import Cell, Results, rows
+from outrider.bench.machine import Neighbours, available_bytes, cpu_name, read_bandwidth
+from outrider.bench.peers import MODULES, SEPARATE, Peer, PeerFailed, Seat, engine_and_dtype, process_seconds
+from outrider.drafters import built_in
+from outrider.drafters.heads import CONFIG
+from outrider.errors import require
+from outrider.models import hub, pairs
+from outrider.models.checkpoint import Checkpoint
+from outrider.threads import available_cores
+
+SIZES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
+LOADING, DECODING = 900.0, 900.0  # seconds after which an engine is given up
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured, on what, how often."""
+
+    target: str
+    engines: tuple[str, ...]  # each an engine, or engine:dtype
+    tokens: int = 128
+    temperatures: tuple[float, ...] = (0.0,)
+    repeats: int = 1
+    draft: str = "auto"
+    dtype: str = "auto"
+    threads: int | None = None  # None: as many as there are cores at hand
+    pythons: Mapping[str, str] = field(default_factory=dict)  # of engines that live elsewhere
+    models: Mapping[str, str] = field(default_factory=dict)  # of engines that read another format
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        require(self.tokens >= 2, f"tokens must be at least 2 (the first belongs to the prompt), got {self.tokens}")
+        require(self.repeats >= 1, f"repeats must be at least 1, got {self.repeats}")
+        require(self.threads is None or self.threads >= 1, f"threads must be at least 1, got {self.threads}")
+        require(len(self.temperatures) > 0, "temperatures is empty; name at least one")
+        for t in self.temperatures:
+            require(t >= 0, f"temperature must be at least 0, got {t:g}")
+        require(len(self.engines) > 0, f"engines is empty; known: {', '.join(MODULES)}")
+        require(len(set(self.engines)) == len(self.engines), f"engines name one twice: {', '.join(self.engines)}")
+        for text in self.engines:
+            engine_and_dtype(text)
+
+    @property
+    def cores(self) -> int:
+        return self.threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or available_cores()
+
+
+def draft_place(target: str, draft: str) -> str | None:
+    """The directory of a draft model that other engines can use, too; None where the draft is of another kind."""
+    if draft == "auto":
+        partner = pairs.draft_of(target)
+        return None if partner is None else str(partner)
+    if draft in built_in() or ">" in draft or (Path(draft) / CONFIG).is_file():
+        return None
+    partner = pairs.draft_of(draft)
+    return str(hub.resolve(draft) if partner is None else partner)
+
+
+def seats(plan: Plan, checkpoint: Checkpoint) -> list[Seat]:
+    """Who takes part. Engines that fix their way of decoding when they are loaded get a process for each way."""
+    draft, found = draft_place(plan.target, plan.draft), []
+    several = [engine_and_dtype(text)[0] for text in plan.engines]
+    for text in plan.engines:
+        engine, asked = engine_and_dtype(text)
+        dtype = asked or plan.dtype
+        common = {"shown": text if several.count(engine) > 1 else engine}
+        if engine in plan.pythons:
+            common["python"] = plan.pythons[engine]
+        if engine == "outrider":
+            found.append(Seat(engine, dtype, plan.target, ("plain", "speculative"), plan.draft, **common))
+            continue
+        ways = ["plain", "lookup"] + (["assisted"] if draft is not None and engine != "openvino" else [])
+        place = plan.models.get(engine, checkpoint.place)
+        dtype = checkpoint.dtype if dtype == "auto" else dtype
+        groups = [(way,) for way in ways] if engine in SEPARATE else [tuple(ways)]
+        found += [Seat(engine, dtype, place, group, draft, **common) for group in groups]
+    return found
+
+
+class Bench:
+    """A run: its engines, and what they have given so far."""
+
+    def __init__(
+        self, plan: Plan, checkpoint: Checkpoint, tasks: Mapping[str, Sequence[str]], command: str = ""
+    ) -> None:
+        self.plan, self.checkpoint = plan, checkpoint
+        encoded = [(task, checkpoint.encode(text)) for task, texts in tasks.items() for text in texts]
+        self.prompts = [(task, ids) for task, ids in encoded if len(ids) + plan.tokens <= checkpoint.longest]
+        require(
+            len(self.prompts) > 0,
+            f"no prompt of {len(encoded)} fits: with {plan.tokens} tokens each is longer than the {checkpoint.longest} "
+            f"that {plan.target!r} reads; give shorter ones with --prompts",
+        )
+        self.numbers = checkpoint.numbers_read()
+        self.peers: list[Peer] = []
+        self.results = Results()
+        self.report: dict[str, Any] = {
+            "target": plan.target, "command": command, "cpu": cpu_name(), "threads": plan.cores,
+            "prompts": len(self.prompts), "tokens": plan.tokens, "repeats": plan.repeats, "weights": self.numbers,
+            "left_out": len(encoded) - len(self.prompts),
+            "engines": {}, "failed": {}, "interrupted": False,
+        }  # fmt: skip
+
+    def run(self, progress: Progress = lambda what, share: None) -> dict[str, Any]:
+        """Everything that was asked for -> the report. Ctrl-C ends it early and keeps what was measured."""
+        try:
+            progress("reading memory", 0.0)
+            self.report["bytes_per_second"] = read_bandwidth(self.plan.cores)
+            self._load(progress)
+            watch = Neighbours(self._own_seconds)
+            for done, total, what in self._rounds():
+                self.report["other_cores"] = watch.cores()
+                self.save()
+                progress(what, done / total)
+        except KeyboardInterrupt:
+            self.report["interrupted"] = True
+        finally:
+            for peer in self.peers:
+                peer.end()
+            self.save()
+        return self.report
+
+    def save(self) -> None:
+        self.report["rows"] = [asdict(row) for row in rows(self.results, self._floor)]
+        self.report["samples"] = self.results.samples()
+        if self.plan.out is not None:  # whole or not at all, whenever it is interrupted
+            partial = self.plan.out.with_name(f".{self.plan.out.name}.partial")
+            partial.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
+            partial.replace(self.plan.out)
+
+    def _own_seconds(self) -> float:
+        return process_seconds(os.getpid()) + sum(peer.cpu_seconds() for peer in self.peers)
+
+    def _floor(self, name: str) -> float | None:
+        """Tokens per second if a token took the reading of its weights and nothing else."""
+        size = SIZES.get(self.report["engines"][name]["dtype"])
+        return None if size is None else self.report["bytes_per_second"]["median"] / (self.numbers * size)
+
+    def _load(self, progress: Progress) -> None:
+        """Every engine and a short text from each of its ways, outside the clock."""
+        found = seats(self.plan, self.checkpoint)
+        longest = max(len(ids) for _, ids in self.prompts)
+        for number, seat in enumerate(found):
+            progress(f"loading {seat.name} {' '.join(seat.ways)}", number / len(found))
+            if self._has_room(seat):
+                self._start(seat, longest)
+
+    def _has_room(self, seat: Seat) -> bool:
+        """Whether there is memory for an engine; if not, that is its failure."""
+        needed = 2.5 * self.numbers * SIZES.get(seat.dtype, 4.0) + 2**29
+        free = available_bytes()
+        if free < needed:
+            gib = f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
+            self._failed(seat, f"needs about {gib}; name fewer with --engines")
+        return free >= needed
+
+    def _failed(self, seat: Seat, reason: str, way: str | None = None) -> None:
+        for each in seat.ways if way is None else (way,):
+            self.report["failed"][f"{seat.name} {each}"] = " ".join(reason.split())[:500]
+
+    def _start(self, seat: Seat, longest: int) -> None:
+        peer = Peer(seat, self.plan.cores)
+        request = {
+            "do": "load", "engine": seat.engine, "target": seat.target, "dtype": seat.dtype, "ways": seat.ways,
+            "draft": seat.draft, "threads": self.plan.cores, "length": longest + self.plan.tokens + 64,
+        }  # fmt: skip
+        try:
+            about = peer.ask(request, LOADING)
+        except (PeerFailed, KeyboardInterrupt) as error:
+            peer.end()
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            self._failed(seat, str(error))
+            return
+        self.peers.append(peer)
+        working = []
+        for way in seat.ways:
+            try:
+                peer.ask(self._request(way, self.prompts[0][1], min(16, self.plan.tokens), 0.0), DECODING)
+                working.append(way)
+            except PeerFailed as error:
+                self._failed(seat, str(error), way)
+        peer.seat = replace(seat, ways=tuple(working))
+        for way in working:
+            self.report["engines"][f"{seat.name} {way}"] = {
+                "engine": seat.engine, "version": about["version"], "dtype": about["dtype"],
+                "note": about["notes"].get(way, ""), "own_python": seat.python == sys.executable,
+            }  # fmt: skip
+
+    @staticmethod
+    def _request(way: str, prompt: Sequence[int], tokens: int, temperature: float) -> dict[str, Any]:
+        settings = {"tokens": tokens, "temperature": temperature, "seed": 0}
+        return {"do": "generate", "way": way, "prompt": list(prompt), **settings}
+
+    def _rounds(self) -> Iterator[tuple[int, int, str]]:
+        """Prompt by prompt, every engine in turn, a different one first each time."""
+        total, done = len(self.prompts) * len(self.plan.temperatures), 0
+        for temperature in self.plan.temperatures:
+            for number, (task, prompt) in enumerate(self.prompts):
+                for repeat in range(self.plan.repeats):
+                    turns = [(peer, way) for peer in self.peers for way in peer.seat.ways]
+                    first = (done + repeat) % max(1, len(turns))
+                    for peer, way in turns[first:] + turns[:first]:
+                        self._decode(peer, way, temperature, (task, number, prompt))
+                done += 1
+                yield done, total, f"{task}, temperature {temperature:g}"
+
+    def _decode(self, peer: Peer, way: str, temperature: float, asked: tuple[str, int, list[int]]) -> None:
+        """One text. An engine that fails does so once; the others go on."""
+        (task, number, prompt), name = asked, f"{peer.seat.name} {way}"
+        if name in self.report["failed"]:
+            return
+        try:
+            got = peer.ask(self._request(way, prompt, self.plan.tokens, temperature), DECODING)
+            require(
+                len(got["tokens"]) == self.plan.tokens,
+                f"gave {len(got['tokens'])} tokens where {self.plan.tokens} were asked for",
+                PeerFailed,
+            )
+            self.results.add(temperature, task, number, name, Cell.of(got))
+        except PeerFailed as error:
+            self._failed(peer.seat, f"{task}, temperature {temperature:g}: {error}", way)

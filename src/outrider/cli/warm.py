@@ -1,0 +1,40 @@
+"""``outrider warm``: do now what the first load of a model on a CPU would do."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated
+
+import typer
+
+from outrider.cli import common
+from outrider.cli.common import answers, notes
+from outrider.models.gguf import MB
+
+
+def warm(
+    target: Annotated[str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")],
+    weights: common.Weights = "full",
+    as_json: common.Json = False,
+) -> None:
+    """Prepare a model for onnxruntime on this CPU: weights as it reads them, and whether runs may be narrow."""
+    from outrider.models import loading
+    from outrider.models.engines import Kernels
+    from outrider.models.onnx_model import OnnxModel
+
+    began = time.perf_counter()
+    with notes.status(f"preparing {target}"):
+        model = loading.load(target, "cpu", "float32", kernels=Kernels("onnxruntime", weights)).model
+    assert isinstance(model, OnnxModel)
+    taken, folder, size = time.perf_counter() - began, model.prepared.folder, model.prepared.bytes
+    if as_json:
+        found = {
+            "target": target, "engine": model.engine_name, "any_width": model.any_width, "path": str(folder),
+            "bytes": size, "seconds": taken,
+        }  # fmt: skip
+        answers.out(json.dumps(found), highlight=False)
+        return
+    runs = "as narrow as they can be" if model.any_width else "of constant width"
+    answers.print(f"{target}: ready for {model.engine_name} in {folder}", markup=False)
+    notes.print(f"{size // MB} MB, runs {runs}, {taken:.1f} s", markup=False)

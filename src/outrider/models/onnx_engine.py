@@ -1,0 +1,93 @@
+"""Runs of prepared graphs by onnxruntime, on the memory of torch's tensors: nothing is copied in or out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor
+
+from outrider.models.cache import RaggedCache
+from outrider.models.onnx_llama import LAYERS, OUTPUT
+
+_KINDS = {torch.float32: np.float32, torch.int64: np.int64}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of the layers reads, for B rows of W tokens; N = B * W."""
+
+    x: Tensor  # [N, size]: embedded tokens
+    start: Tensor  # [B]: where keys and values of each row go
+    cos: Tensor  # [N, depth / 2]
+    sin: Tensor
+    masks: Mapping[str, Tensor]  # [B, 1, heads that share keys * W, C] each
+
+
+class Engine:
+    """A model's graphs, open. Threads may share it; each run belongs to one cache."""
+
+    version: str = onnxruntime.__version__
+
+    def __init__(self, folder: Path, vocabulary: int) -> None:
+        self.threads = torch.get_num_threads()
+        self.vocabulary = vocabulary
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        # Threads wait busily between the operations of a run, which are short, and not between runs.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        self._layers, self._output = (
+            onnxruntime.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"])
+            for name in (LAYERS, OUTPUT)
+        )
+        self._bound: WeakKeyDictionary[RaggedCache, Any] = WeakKeyDictionary()
+
+    def run(self, cache: RaggedCache, given: Run, keep: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """-> hidden [N, size], and the inputs [N, size] of the layers to keep (from 1 on)."""
+        binding = self._binding(cache)
+        rows = given.start.shape[0]
+        tokens = given.x.shape[0]
+        places = torch.arange(tokens).view(rows, -1)
+        inputs = {"x": given.x, "places": places, "cos": given.cos, "sin": given.sin, "start": given.start}
+        inputs = {name: tensor.contiguous() for name, tensor in (inputs | dict(given.masks)).items()}
+        hidden = torch.empty_like(given.x)
+        states = {layer: torch.empty_like(given.x) for layer in keep}
+        for name, tensor in inputs.items():
+            _bind(binding.bind_input, name, tensor)
+        _bind(binding.bind_output, "hidden", hidden)
+        for layer, state in states.items():
+            _bind(binding.bind_output, f"state_{layer}", state)
+        self._layers.run_with_iobinding(binding)
+        return hidden, states
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, size] -> [N, vocabulary]."""
+        found = torch.empty((hidden.shape[0], self.vocabulary))
+        binding = self._output.io_binding()
+        hidden = hidden.contiguous()  # under a name: bound memory must outlive the run
+        _bind(binding.bind_input, "hidden", hidden)
+        _bind(binding.bind_output, "logits", found)
+        self._output.run_with_iobinding(binding)
+        return found
+
+    def _binding(self, cache: RaggedCache) -> Any:
+        """Buffers stay where they are from run to run: they are bound once, as what goes in and what comes out."""
+        binding = self._bound.get(cache)
+        if binding is None:
+            binding = self._bound[cache] = self._layers.io_binding()
+            for layer, pair in enumerate(cache.buffers()):
+                for kind, buffer in zip(("keys", "values"), pair, strict=True):
+                    _bind(binding.bind_input, f"{kind}_{layer}", buffer)
+                    _bind(binding.bind_output, f"{kind}_{layer}_after", buffer)
+        return binding
+
+
+def _bind(bind: Any, name: str, tensor: Tensor) -> None:
+    assert tensor.is_contiguous(), name
+    bind(name, "cpu", 0, _KINDS[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())

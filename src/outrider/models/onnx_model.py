@@ -1,0 +1,117 @@
+"""A Llama-like model run by onnxruntime on a CPU, behind the same sessions as any other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.models.any_width import bits_do_not_depend_on_width
+from outrider.models.cache import RaggedCache
+from outrider.models.engines import cpu_identity
+from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession
+from outrider.models.onnx_engine import Engine, Run
+from outrider.models.onnx_files import Prepared
+from outrider.models.onnx_llama import Sizes
+from outrider.types import Shape
+
+
+class OnnxModel(HuggingFaceModel):
+    """``skeleton`` is the transformers model without weights: its settings count, its forward is never run.
+
+    Where a row's bits were found not to depend on how many rows run beside it, ``any_width`` is true: then runs are
+    as narrow as they can be, and plain and speculative decoding still agree to the bit.
+    """
+
+    def __init__(self, skeleton: Any, prepared: Prepared) -> None:
+        self._sizes = Sizes.of(skeleton.config)
+        super().__init__(skeleton)
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.prepared = prepared
+        self.engine = Engine(prepared.folder, self.vocab_size)
+        self._rotary = type(skeleton.model.rotary_emb)(self.config)
+        self._embedding, self._unembedding = prepared.tensor("embedding"), prepared.tensor("unembedding")
+        self.engine_name = f"onnxruntime {self.engine.version}, {prepared.weights} weights"
+        conditions = f"onnxruntime {self.engine.version}, {self.engine.threads} threads, CPU {cpu_identity()}"
+        self.any_width = prepared.known("any_width", conditions, lambda: bits_do_not_depend_on_width(self))
+
+    def _probe(self) -> tuple[list[Any], list[Any]]:
+        sizes = self._sizes
+        self.hidden_size = sizes.hidden
+        return [(sizes.shared, sizes.depth, sizes.depth)] * sizes.layers, []
+
+    @property
+    def embedding(self) -> Tensor:
+        return self._embedding
+
+    @property
+    def unembedding(self) -> Tensor:
+        return self._unembedding
+
+    @property
+    def groups(self) -> int:
+        return self._sizes.groups
+
+    def start(self, rows: int, shape: Shape) -> OnnxSession:
+        return OnnxSession(self, rows, shape)
+
+    def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [N, depth / 2] of positions [B, W], as transformers computes them."""
+        limit = self.positions_limit
+        seen = positions if limit is None else positions.clamp(max=limit - 1)
+        half = self._sizes.depth // 2
+        cos, sin = (turn[..., :half].flatten(0, 1) for turn in self._rotary(self._embedding, seen))
+        return cos, sin
+
+
+@dataclass(frozen=True)
+class _States:
+    hidden_states: dict[int, Tensor]
+
+
+class OnnxSession(HuggingFaceSession):
+    """Rows whose keys and values are torch's, written and read by onnxruntime."""
+
+    model: OnnxModel
+
+    def __init__(self, model: OnnxModel, rows: int, shape: Shape) -> None:
+        super().__init__(model, rows, replace(shape, fixed=shape.fixed and not model.any_width))
+
+    @torch.no_grad()
+    def _feed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        hidden = self._layers(self.cache, tokens, positions, torch.arange(len(tokens)))
+        logits = self.model.engine.logits(hidden.flatten(0, 1))
+        return logits.view(*tokens.shape, -1), hidden
+
+    @torch.no_grad()
+    def _prefill(self, row: int, tokens: Tensor, positions: Tensor, last: int) -> Tensor | None:
+        if not self.shape.fixed:
+            tokens, positions = tokens[:, : last + 1], positions[:, : last + 1]
+        return self._layers(self.cache.row(row), tokens, positions, torch.tensor([row]))[0, last]
+
+    def _layers(self, cache: RaggedCache, tokens: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        """Run tokens [B, W] -> hidden [B, W, size]; states are kept under ``rows`` where a drafter asked for them."""
+        width = tokens.shape[1]
+        if width * self.model.groups == 1:
+            # A single row of attention weights meets other kernels than several: a second one, of no consequence.
+            tokens, positions = tokens.expand(-1, 2), torch.cat([positions, positions + 1], 1)
+        x = torch.nn.functional.embedding(tokens.clamp(max=self.model.vocab_size - 1), self.model.embedding)
+        run = Run(x.flatten(0, 1), positions[:, 0], *self.model.turns(positions), dict(self._masks(positions)))
+        layers = self.model.config.num_hidden_layers
+        last = {-1, layers}
+        keep = [layer for layer in self._kept if layer not in last | {0}]
+        hidden, states = self.model.engine.run(cache, run, keep)
+        states |= dict.fromkeys(last, hidden) | {0: run.x}
+        shaped = {layer: state.view_as(x)[:, :width] for layer, state in states.items()}
+        self._keep(rows, positions[:, :width], _States(shaped))
+        return shaped[-1]
+
+    def _masks(self, positions: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """By name [B, 1, G * W, C]: heads that share keys are rows of one attention."""
+        masks = self._mask(positions)
+        named = {f"mask_{kind}": mask for kind, mask in masks.items()} if isinstance(masks, dict) else {"mask": masks}
+        for name, mask in named.items():
+            yield name, mask[:, :, None].expand(-1, -1, self.model.groups, -1, -1).flatten(2, 3)

@@ -1,0 +1,161 @@
+"""What is prepared for onnxruntime: once, again when the checkpoint changes, and refused where it cannot be right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as tf
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import library
+import outrider
+from outrider.cli.main import app
+from outrider.errors import BadOption, ModelCorrupt, ModelError
+from outrider.models.engines import Kernels, chosen_engine
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+
+from outrider.models.onnx_files import RECORD, prepare
+from outrider.models.onnx_graph import WEIGHTS
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return library.save_llama(tmp_path / "target")
+
+
+def test_the_text_of_torch(folder: Path) -> None:
+    """Catches any part of the way from a directory to a text that differs by engine."""
+    texts = {
+        engine: outrider.load(str(folder), engine=engine).generate("the cat", max_new_tokens=24, eos=[]).tokens
+        for engine in ("torch", "onnxruntime")
+    }
+    assert texts["onnxruntime"] == texts["torch"]
+
+
+@pytest.mark.parametrize("weights", ["full", "int8"])
+@pytest.mark.parametrize("draft", ["copy", "ngram", "uniform", "MODEL"])
+def test_one_text_with_every_draft(folder: Path, tmp_path: Path, draft: str, weights: str) -> None:
+    """Catches a draft loaded for another engine, and speculation that shows in the text."""
+    if draft == "MODEL":
+        draft = str(library.save_llama(tmp_path / "draft", seed=0))
+    llm = outrider.load(str(folder), draft, engine="onnxruntime", weights=weights)
+    for options in ({}, {"temperature": 1.0, "seed": 3, "coupling": "gumbel"}):
+        plain = llm.with_draft(None).generate(["the cat", "a"], max_new_tokens=32, **options)
+        for gamma in (1, 4, 8):
+            found = llm.generate(["the cat", "a"], max_new_tokens=32, gamma=gamma, **options)
+            assert [out.tokens for out in found] == [out.tokens for out in plain]
+
+
+def test_written_once(folder: Path, cache: Path) -> None:
+    config = tf.AutoConfig.from_pretrained(folder)
+    first = prepare(folder, config, int8=False)
+    written = (first.folder / WEIGHTS).stat().st_mtime_ns
+    again = prepare(folder, config, int8=False)
+    assert again.folder == first.folder
+    assert (again.folder / WEIGHTS).stat().st_mtime_ns == written
+    assert first.known("any", "here", lambda: True)
+    assert prepare(folder, config, int8=False).known("any", "here", lambda: False), "a fact is found out once"
+    assert not prepare(folder, config, int8=False).known("any", "elsewhere", lambda: False)
+
+
+def test_written_again_for_another_checkpoint(folder: Path, cache: Path) -> None:
+    """Catches old weights run under a new model's name, and old files that nobody ever removes."""
+    config = tf.AutoConfig.from_pretrained(folder)
+    old = prepare(folder, config, int8=False)
+    kept = prepare(folder, config, int8=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"] += 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    new = prepare(folder, config, int8=False)
+    assert torch.equal(new.tensor("embedding"), tensors["model.embed_tokens.weight"])
+    assert not old.folder.exists()
+    assert kept.folder.exists()
+
+
+def test_a_tensor_nobody_reads(folder: Path) -> None:
+    """Catches a model run without a part of it."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_norm.weight"] = torch.ones(8)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"q_norm.*engine='torch'"):
+        outrider.load(str(folder), engine="onnxruntime")
+    assert not list((folder.parent / "cache").glob("onnx-*")), "nothing half made is left"
+
+
+def test_a_file_cut_short(folder: Path) -> None:
+    prepared = prepare(folder, tf.AutoConfig.from_pretrained(folder), int8=False)
+    (prepared.folder / WEIGHTS).write_bytes(b"")
+    with pytest.raises(ModelCorrupt, match="too short; remove"):
+        prepared.tensor("embedding")
+
+
+def test_no_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("usage", (), {"free": 10})())
+    with pytest.raises(ModelError, match="OUTRIDER_CACHE"):
+        outrider.load(str(folder), engine="onnxruntime")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "jax"}, "engine must be one of auto, torch, onnxruntime"),
+        ({"weights": "int3"}, "weights must be one of full, int8"),
+        ({"weights": "int8", "engine": "torch"}, "leave engine='torch' out"),
+        ({"engine": "onnxruntime", "dtype": "bfloat16"}, "use dtype='float32'"),
+    ],
+)
+def test_refused(folder: Path, options: dict[str, str], message: str) -> None:
+    with pytest.raises(BadOption, match=message):
+        outrider.load(str(folder), **options)
+
+
+@pytest.mark.parametrize("options", [{"engine": "onnxruntime"}, {"weights": "int8"}])
+def test_families_without_a_graph(tmp_path: Path, options: dict[str, str]) -> None:
+    """Catches an option that is dropped because the model cannot have it."""
+    folder = library.save_t5(tmp_path / "t5")
+    with pytest.raises(BadOption, match="'t5' have no graph here"):
+        outrider.load(str(folder), **options)
+
+
+def test_what_auto_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime for a model of some size on a CPU in float32, torch for all others and where it is not installed."""
+    config, cpu, large = tf.AutoConfig.from_pretrained(folder), torch.device("cpu"), 1e9
+    auto = Kernels("auto")
+    assert chosen_engine(auto, config, cpu, torch.float32, large) == "onnxruntime"
+    assert chosen_engine(auto, config, cpu, torch.float32, size=1e6) == "torch"
+    assert chosen_engine(auto, config, cpu, torch.bfloat16, large) == "torch"
+    assert chosen_engine(auto, config, torch.device("cuda"), torch.float32, large) == "torch"
+    monkeypatch.setattr("outrider.models.engines.find_spec", lambda name: None)
+    assert chosen_engine(auto, config, cpu, torch.float32, large) == "torch"
+    with pytest.raises(BadOption, match=r"pip install 'outrider\[cpu\]'"):
+        chosen_engine(Kernels("auto", "int8"), config, cpu, torch.float32, large)
+
+
+def test_warm(folder: Path, cache: Path) -> None:
+    result = CliRunner().invoke(app, ["warm", str(folder), "--weights", "int8", "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert Path(told["path"]).parent == cache
+    assert "int8" in told["engine"]
+    assert json.loads((Path(told["path"]) / RECORD).read_text())["any_width"]
+
+
+def test_the_certificate_names_the_engine(folder: Path) -> None:
+    from outrider.certificate.conditions import conditions
+
+    told = conditions(outrider.load(str(folder), engine="onnxruntime", weights="int8"), slots=1)
+    assert "onnxruntime" in told["engine"] and "int8" in told["engine"]
+    assert told["any_width"] in (True, False)
+    assert conditions(outrider.load(str(folder)), slots=1)["engine"] == "torch"

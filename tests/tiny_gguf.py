@@ -1,0 +1,79 @@
+"""A real GGUF file, four thousand weights small, under the name of the default model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+NAME = "smollm2-135m"
+TEMPLATE = "{% for m in messages %}{{'<|im_start|>' + m['content'] + '<|im_end|>'}}{% endfor %}"
+
+
+def byte_alphabet() -> list[str]:
+    """GPT-2's printable stand-ins for the 256 bytes."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return sorted(ByteLevel.alphabet())
+
+
+def write_gguf(path: Path) -> Path:
+    """A random two-layer Llama with a byte-level tokenizer of the smollm kind and tied output."""
+    from gguf import GGUFWriter
+
+    hidden, heads, inner = 8, 2, 16
+    merges = ["Ġ Ġ", "h e", "l l"]
+    words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_alphabet(), "ĠĠ", "he", "ll"]
+    writer = GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_license("mit")
+    writer.add_context_length(64)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(words))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(words)
+    writer.add_token_types([3] * 3 + [1] * (len(words) - 3))
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(0)
+    writer.add_pad_token_id(2)
+    writer.add_add_bos_token(False)
+    writer.add_add_space_prefix(False)
+    writer.add_chat_template(TEMPLATE)
+    random = np.random.default_rng(0)
+
+    def tensor(name: str, *shape: int) -> None:
+        writer.add_tensor(name, random.normal(size=shape).astype(np.float32))
+
+    tensor("token_embd.weight", len(words), hidden)
+    tensor("output_norm.weight", hidden)
+    for layer in range(2):
+        for name, shape in {
+            "attn_norm": (hidden,),
+            "ffn_norm": (hidden,),
+            "attn_q": (hidden, hidden),
+            "attn_k": (hidden // heads, hidden),
+            "attn_v": (hidden // heads, hidden),
+            "attn_output": (hidden, hidden),
+            "ffn_gate": (inner, hidden),
+            "ffn_up": (inner, hidden),
+            "ffn_down": (hidden, inner),
+        }.items():
+            tensor(f"blk.{layer}.{name}.weight", *shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def leftovers(cache: Path) -> list[str]:
+    """Whatever is in the cache but the lock files."""
+    return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock")
