@@ -19,8 +19,9 @@ import sys
 from pathlib import Path
 
 POLICIES = {
-    "libgomp's own": {"GOMP_SPINCOUNT": "300000"},  # what an unset policy means there, about 3 ms
-    "spin 10000": {"GOMP_SPINCOUNT": "10000"},
+    # What the libraries do by themselves: libgomp spins for about 3 ms, onnxruntime while a run lasts.
+    "their own": {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "300000"},
+    "spin 10000": {"GOMP_SPINCOUNT": "10000"},  # libgomp; onnxruntime sleeps here and below
     "spin 1000": {"GOMP_SPINCOUNT": "1000"},
     "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
 }
@@ -28,7 +29,7 @@ WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 CHILD = """
 import sys, time, outrider
-llm = outrider.load(sys.argv[1], draft="none", slots=1)
+llm = outrider.load(sys.argv[1], draft="none", slots=1, engine=sys.argv[3])
 options = {"eos": (), "max_new_tokens": int(sys.argv[2])}
 llm.generate("Once upon a time", eos=(), max_new_tokens=4)
 print("ready", flush=True)
@@ -44,7 +45,7 @@ class Team:
 
     def __init__(self, size: int, settings: dict[str, str], options: argparse.Namespace) -> None:
         kept = {name: value for name, value in os.environ.items() if name not in WAITING}
-        command = [sys.executable, "-c", CHILD, options.target, str(options.tokens)]
+        command = [sys.executable, "-c", CHILD, options.target, str(options.tokens), options.engine]
         self.members = [
             subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=kept | settings
@@ -96,6 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="how many decode at once")
+    parser.add_argument("--engine", default="auto", help="torch, onnxruntime or auto")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="also write every value here, as JSON")

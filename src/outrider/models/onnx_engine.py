@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.models.cache import RaggedCache
 from outrider.models.onnx_llama import LAYERS, OUTPUT
+from outrider.threads import spins
 
 _KINDS = {torch.float32: np.float32, torch.int64: np.int64}
 
@@ -40,7 +41,8 @@ class Engine:
         self.vocabulary = vocabulary
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
-        # Threads wait busily between the operations of a run, which are short, and not between runs.
+        # Where threads may spin they do so between the operations of a run, which are short, and not between runs.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins() else "0")
         options.add_session_config_entry("session.force_spinning_stop", "1")
         self._layers, self._output = (
             onnxruntime.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"])

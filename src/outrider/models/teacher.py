@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class Reading:
 
     def probabilities(self, tokens: Tensor, chunk: int = 8192) -> Tensor:
         """p of the chosen tokens [N] after each position -> [B, T, N]; the vocabulary is normalised whole."""
-        of = _compiled_among if self.logits.is_cuda else _among
+        of = _compiled_among() if self.logits.is_cuda else _among
         parts = [of(piece, tokens) for piece in torch.split(self.logits.flatten(0, 1), chunk)]
         return torch.cat(parts).reshape(*self.logits.shape[:-1], len(tokens))
 
@@ -44,7 +45,10 @@ def _among(logits: Tensor, tokens: Tensor) -> Tensor:
     return (logits[:, tokens].float() - whole).exp()
 
 
-_compiled_among = torch.compile(_among)  # on a GPU: no copy of the vocabulary in float32
+@cache
+def _compiled_among() -> Callable[[Tensor, Tensor], Tensor]:
+    """On a GPU: no copy of the vocabulary in float32. When first asked for, since the compiler takes long to import."""
+    return torch.compile(_among)
 
 
 class Teacher:
