@@ -100,13 +100,16 @@ class BufferedSession(ABC):
 
     def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None:
         width = tokens.shape[1]
+        # A guess that stands where a committed token goes, and equals it, need not be run again.
+        same = self.context.read(self.context.lengths, width) == tokens
+        place = torch.arange(width, device=tokens.device)
+        same &= (place < count[:, None]) & (place < self.guessed)
+        agree = same.to(torch.int64).cumprod(-1).sum(-1)  # [B]
         ran = self.guessed if self._scored else -1  # -1: nothing was run, all pending tokens still are
-        # Where all but the last are known to have been run, there is nothing to compare.
-        known = None if follows and width <= ran + 1 else self.context.lengths + self._agreeing(tokens, count)
+        known = self.context.lengths + agree
         self.context.append(tokens, count)
         if ran >= 0:
-            cached = self.context.lengths - 1
-            self.cached.copy_(cached if known is None else torch.minimum(known, cached))
+            self.cached.copy_(torch.minimum(known, self.context.lengths - 1))
             self._keep_hidden()
         if not follows:
             self.behind = int((self.context.lengths - self.cached).max())
@@ -115,13 +118,6 @@ class BufferedSession(ABC):
         else:
             self.behind += width
         self.guessed, self._scored = 0, False
-
-    def _agreeing(self, tokens: Tensor, count: Tensor) -> Tensor:
-        """A guess that stands where a committed token goes, and equals it, need not be run again: how many -> [B]."""
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        same = self.context.read(self.context.lengths, tokens.shape[1]) == tokens
-        same &= (place < count[:, None]) & (place < self.guessed)
-        return same.to(torch.int64).cumprod(-1).sum(-1)
 
     def fork(self, rows: Tensor) -> Self:
         """A session of its own whose row i is a copy of row rows[i] here; what it runs and commits stays there."""
