@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.noise import Noise
-from outrider.sampling import Sampling, draw, standardise
+from outrider.sampling import Sampling, standardise
 from outrider.trace import Stopwatch
 from outrider.types import Draft, DraftSession, Session, Verdict, Verifier
 
@@ -49,7 +49,8 @@ def speculative_step(
     p = standardise(logits, verify.sees(sampling), target.context, draft.tokens)
     verdict = verify(p, draft, noise, at)  # n accepted, t from the adjusted distribution
     emitted, count = splice(draft.tokens, verdict)
-    step = Step(emitted, count, draft, draft.overlap(verify.ceiling(p)), _healthy(logits, p), p)
+    healthy = _healthy(p, logits if sampling.processors else p)
+    step = Step(emitted, count, draft, draft.overlap(verify.ceiling(p)), healthy, p)
     target.commit(emitted, count)
     drafter.commit(emitted, count)
     watch.lap("accept")
@@ -67,12 +68,17 @@ def autoregressive_step(target: Session, sampling: Sampling, noise: Noise) -> Te
     at = target.context.positions(1)
     nothing = at[:, :0]
     p = standardise(target.score(nothing), sampling, target.context, nothing)
-    token = draw(p, noise.race("token", at, p.shape[-1]))  # [B, 1]
+    token = noise.winner("token", at, p)  # [B, 1]
     target.commit(token, torch.ones_like(token[:, 0]))
     return token[:, 0]
 
 
-def _healthy(logits: Tensor, p: Tensor) -> Tensor:
-    """amax carries a NaN through: finds NaN, +inf, rows of only -inf, and processors that left no token -> [B]."""
-    good = logits.amax(-1).isfinite() & p.amax(-1).isfinite()  # [B, G+1]
+def _healthy(p: Tensor, raw: Tensor) -> Tensor:
+    """How many leading rows are numbers, in p and in what it was made of -> [B].
+
+    amax carries a NaN through, and standardise makes one of NaN, of +inf and of a row of only -inf. A processor may
+    have made numbers of them again: there the logits are looked at, too.
+    """
+    good = p.amax(-1).isfinite()  # [B, G+1]
+    good = good if raw is p else good & raw.amax(-1).isfinite()
     return good.to(torch.int64).cumprod(-1).sum(-1)

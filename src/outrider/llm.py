@@ -53,7 +53,7 @@ def load(
     graphs: replay whole steps as CUDA graphs; "auto" does so on a GPU. The text is the same.
     engine: what runs the model: "torch", "onnxruntime" (on a CPU, in float32; families of Llama's kind), or "auto":
         onnxruntime where it is installed and can.
-    weights: "full", as ``dtype`` says, or "int8": matrices in eight bits, run by onnxruntime.
+    weights: "full", as ``dtype`` says, or "int8": matrices in eight bits, by onnxruntime on a CPU, torchao on a GPU.
     """
     require(isinstance(target, str), f"target must be a model's name, got {target!r}")
     kernels = Kernels(engine, weights, rows=width, release=True)

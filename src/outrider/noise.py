@@ -2,7 +2,8 @@
 
 Nothing depends on call order, batch layout or who asks. Rerun, replay, and "the same text whatever the
 drafter" all follow from that. Only integer hashing and exactly rounded float operations are used, so the
-same bits come out on every device.
+same bits come out on every device. Formulas that take Any take tensors of torch and arrays of numpy alike: on a CPU
+numpy's small operations take a fraction of the time.
 """
 
 from __future__ import annotations
@@ -11,13 +12,23 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import repeat
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider import kernels
+from outrider.host import largest, whole
 
 _MASK32 = 0xFFFFFFFF
+
+_MANY = 1024
+"""Tokens from which on it pays, on a CPU, to find the winner of a race without running all of it."""
+
+Array = NDArray[Any]
 
 
 def _signed(value: int, bits: int) -> int:
@@ -25,11 +36,25 @@ def _signed(value: int, bits: int) -> int:
     return value - (1 << bits) if value >= 1 << (bits - 1) else value
 
 
-def _mix64(x: Tensor) -> Tensor:
+def _mix64(x: Any) -> Any:
     """A full-avalanche mixing of int64 (the finaliser of splitmix64); products wrap around."""
     x = (x ^ ((x >> 30) & (_MASK32 << 2 | 3))) * _signed(0xBF58476D1CE4E5B9, 64)
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB, 64)
     return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def _mix32(counter: Any, low: Any, high: Any) -> Any:
+    """Tokens' counters [V], and the two halves of a key, all int32 -> random bits, int32 [..., V]."""
+    x = counter ^ low
+    x ^= (x >> 16) & 0xFFFF
+    x *= 0x21F0AAAD
+    x ^= (x >> 15) & 0x1FFFF
+    x += high
+    x *= _signed(0xD35A2D97, 32)
+    x ^= (x >> 15) & 0x1FFFF
+    x *= 0x2C1B3C6D
+    x ^= (x >> 16) & 0xFFFF
+    return x
 
 
 @lru_cache(maxsize=4096)
@@ -39,8 +64,12 @@ def _name_key(path: str) -> int:
 
 @lru_cache(maxsize=16)
 def _vocabulary_counter(size: int, device: torch.device) -> Tensor:
-    counter = torch.arange(size, dtype=torch.int64, device=device) * 0x9E3779B1
-    return _low32(counter)
+    return counter_of(torch.arange(size, dtype=torch.int64, device=device))
+
+
+def counter_of(tokens: Tensor) -> Tensor:
+    """What races know tokens by: ids [N] -> int32 [N]."""
+    return _low32(tokens * 0x9E3779B1)
 
 
 def _low32(x: Tensor) -> Tensor:
@@ -49,24 +78,47 @@ def _low32(x: Tensor) -> Tensor:
     return (x - ((x >> 31) << 32)).to(torch.int32)
 
 
-def _exponential(bits: Tensor) -> Tensor:
-    """int32 random bits -> standard exponentials, accurate where it matters: near zero, where races are won.
+def _open_uniform(bits: Any, xp: Any) -> Any:
+    """int32 random bits -> float32 in (0, 1), fine where races are won: near zero. ``xp`` is torch or numpy."""
+    u = (xp.asarray(bits & 0x7FFFFFFF, dtype=xp.float32) + 0.5) * 2.0**-31
+    return xp.clip(u, None, 1 - 2.0**-24)
 
-    Computes -log(1 - u) from 31 bits through the series of 2 atanh(s). Multiplication, addition, division
-    and frexp are exactly rounded everywhere, library logarithms are not.
+
+def _exponential(u: Any, xp: Any) -> Any:
+    """Uniforms -> standard exponentials -log(1 - u), through the series of 2 atanh(s).
+
+    Multiplication, addition, division and frexp are exactly rounded everywhere, library logarithms are not.
     """
-    u = ((bits & 0x7FFFFFFF).to(torch.float32) + 0.5) * 2.0**-31
-    u = u.clamp(max=1 - 2.0**-24)
-    mantissa, exponent = torch.frexp(1 - u)
+    mantissa, exponent = xp.frexp(1 - u)
     small = u < 0.5
-    top = torch.where(small, u, 1 - mantissa)
-    s = top / torch.where(small, 2 - u, 1 + mantissa)
+    top = xp.where(small, u, 1 - mantissa)
+    s = top / xp.where(small, 2 - u, 1 + mantissa)
     s2 = s * s
-    series = torch.full_like(s2, 1 / 13)
+    series = xp.full_like(s2, 1 / 13)
     for k in (11, 9, 7, 5, 3, 1):
         series = series * s2 + 1 / k
-    shift = torch.where(small, torch.zeros_like(u), exponent.to(torch.float32) * -math.log(2))
+    shift = xp.where(small, xp.zeros_like(u), xp.asarray(exponent, dtype=xp.float32) * -math.log(2))
     return shift + 2 * s * series
+
+
+def _first(weights: Array, counter: Array, key: int) -> int:
+    """Who wins a race: the first x with the largest weights[x] / arrival[x], for weights [V] of one position.
+
+    An arrival -log(1 - u) lies between u and u / (1 - u). So weights / u is a bound that nobody passes, and the token
+    with the highest reaches at least (1 - u) of it: whose bound is lower has lost. That leaves a handful of arrivals
+    to be worked out.
+    """
+    low, high = (np.int32(_signed(half, 32)) for half in (key & _MASK32, (key >> 32) & _MASK32))
+    bits = _mix32(counter, low, high)
+    u = (bits & 0x7FFFFFFF).astype(np.float32)
+    u += 0.5  # times 2**31
+    bound = weights / u
+    best = bound.argmax()
+    reached = bound[best] * (1 - u[best] * 2.0**-31) * (1 - 1e-5)  # arrivals are rounded by far less than that
+    rivals = np.flatnonzero(bound >= reached)
+    if len(rivals) < 2:  # none at all: the weights are no numbers
+        return int(best)
+    return int(rivals[(weights[rivals] / _exponential(_open_uniform(bits[rivals], np), np)).argmax()])
 
 
 @dataclass(frozen=True)
@@ -96,23 +148,37 @@ class Noise:
 
     def race(self, stream: str, at: Tensor, size: int) -> Tensor:
         """Exponential arrival times for positions ``at`` [B, K] and every token -> [B, K, size]."""
+        return self._race(stream, at, _vocabulary_counter(size, at.device))
+
+    def _race(self, stream: str, at: Tensor, counter: Tensor) -> Tensor:
         key = self._key(stream, at)[..., None]  # [B, K, 1]
         low, high = _low32(key), _low32(key >> 32)
-        counter = _vocabulary_counter(size, key.device)
         if kernels.run_on(key.device):
             from outrider.kernels.race import race
 
             return race(low[..., 0], high[..., 0], counter)
-        x = counter ^ low
-        x = (x ^ ((x >> 16) & 0xFFFF)) * 0x21F0AAAD
-        x = (x ^ ((x >> 15) & 0x1FFFF)) + high
-        x = x * _signed(0xD35A2D97, 32)
-        x = (x ^ ((x >> 15) & 0x1FFFF)) * 0x2C1B3C6D
-        return _exponential(x ^ ((x >> 16) & 0xFFFF))
+        return _exponential(_open_uniform(_mix32(counter, low, high), torch), torch)  # type: ignore[no-any-return]
+
+    def winner(self, stream: str, at: Tensor, weights: Tensor, counter: Tensor | None = None) -> Tensor:
+        """``draw(weights, race)``, to the bit, for weights [B, K, V] at positions [B, K] -> indices [B, K].
+
+        With ``counter_of(tokens)`` the weights [B, K, N] are of those tokens, which race as they do among all.
+        """
+        size = weights.shape[-1]
+        counter = _vocabulary_counter(size, at.device) if counter is None else counter
+        if at.device.type != "cpu" or weights.dtype != torch.float32 or size < _MANY:
+            return largest(weights / self._race(stream, at, counter))
+        keys, known = self._key(stream, at).flatten().tolist(), counter.numpy()
+        rows = weights.numpy().reshape(len(keys), -1)
+        return whole(np.array([_first(*each) for each in zip(rows, repeat(known), keys)])).view(at.shape)
 
     def _key(self, stream: str, at: Tensor) -> Tensor:
-        rows = _mix64(self.seeds ^ _name_key(f"{self.path}:{stream}"))  # [B]
-        return _mix64(rows[:, None] + at * _signed(0x9E3779B97F4A7C15, 64))
+        name, step = _name_key(f"{self.path}:{stream}"), _signed(0x9E3779B97F4A7C15, 64)
+        if at.device.type == "cpu":
+            rows = _mix64(self.seeds.numpy() ^ name)
+            return whole(_mix64(rows[:, None] + at.numpy() * step))
+        key: Tensor = _mix64(_mix64(self.seeds ^ name)[:, None] + at * step)
+        return key
 
 
 @dataclass(frozen=True)
@@ -133,3 +199,6 @@ class Silence(Noise):
 
     def race(self, stream: str, at: Tensor, size: int) -> Tensor:
         return torch.ones((*at.shape, 1), dtype=torch.float32, device=at.device)
+
+    def winner(self, stream: str, at: Tensor, weights: Tensor, counter: Tensor | None = None) -> Tensor:
+        return largest(weights)

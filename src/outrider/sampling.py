@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.context import Context
 from outrider.errors import BadOption, require
+from outrider.host import largest
 from outrider.nucleus import nucleus
 
 Processor = Callable[[Any, Any], Any]
@@ -83,11 +84,12 @@ def standardise(logits: Tensor, sampling: Sampling, context: Context, tail: Tens
     """
     logits = _adjust(logits.to(torch.promote_types(logits.dtype, torch.float32)), sampling, context, tail)
     if sampling.greedy:
-        best = logits.max(-1, keepdim=True)
+        best = largest(logits)[..., None]
         # Logits that leave no choice must not pass for one: NaN is found where tokens are emitted.
-        certain = torch.where(best.values.isfinite(), 1.0, torch.nan).to(logits.dtype)
-        return torch.zeros_like(logits).scatter_(-1, best.indices, certain)
-    return _filter(logits / sampling.temperature, sampling).softmax(-1)
+        certain = torch.where(logits.gather(-1, best).isfinite(), 1.0, torch.nan).to(logits.dtype)
+        return torch.zeros_like(logits).scatter_(-1, best, certain)
+    logits = logits if sampling.temperature == 1 else logits / sampling.temperature
+    return _filter(logits, sampling).softmax(-1)
 
 
 def log_standardise(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:
@@ -105,7 +107,7 @@ def draw(weights: Tensor, race: Tensor) -> Tensor:
     distributions that overlap by s, raced with the same noise, agree with probability s / (2 - s) at least and
     s at most: that is Gumbel coupling.
     """
-    return (weights / race).argmax(-1)
+    return largest(weights / race)
 
 
 def _adjust(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:

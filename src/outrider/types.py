@@ -29,9 +29,10 @@ class Draft:
     """Guesses x_1..x_G from M_q with the distributions they were really drawn from."""
 
     tokens: Tensor  # [B, G] int64
-    probs: Tensor | None  # [B, G, V]; None means point masses on the tokens
+    probs: Tensor | None  # [B, G, V], or [B, G, N] with ``support``; None means point masses on the tokens
     proposed: Tensor  # [B, G] bool: True for a prefix of each row, False where nothing was proposed
     by_law: bool = False  # tokens follow probs without being draw(probs, race): they were verified, not drawn
+    support: Tensor | None = None  # [N] ascending: the tokens that probs are about, zero elsewhere; None: all
 
     @staticmethod
     def empty(rows: int, device: torch.device) -> Draft:
@@ -55,8 +56,18 @@ class Draft:
         """q_i(x_i) -> [B, G]; one where nothing was proposed (it is never looked at)."""
         if self.probs is None:
             return torch.ones_like(self.tokens, dtype=torch.float32)
-        q = self.probs.gather(-1, self.tokens[..., None])[..., 0]
+        place = self.tokens
+        if self.support is not None:
+            place = torch.searchsorted(self.support, place).clamp(max=len(self.support) - 1)
+        q = self.probs.gather(-1, place[..., None])[..., 0]
         return torch.where(self.proposed, q, torch.ones_like(q))
+
+    def dense(self, vocab_size: int) -> Draft:
+        """The same with probs over the whole vocabulary; point masses stay what they are."""
+        if self.probs is None or self.support is None:
+            return self
+        whole = self.probs.new_zeros((*self.tokens.shape, vocab_size))
+        return replace(self, probs=whole.index_copy_(-1, self.support, self.probs), support=None)
 
     def at(self, n: Tensor, like: Tensor) -> Tensor:
         """q at index n [B] of each row -> [B, V] shaped as ``like``; zero where nothing was proposed.
@@ -73,6 +84,8 @@ class Draft:
             q = torch.zeros_like(like).scatter_(1, token, 1.0)
         else:
             q = self.probs[torch.arange(rows, device=n.device), index[:, 0]].to(like.dtype)
+            if self.support is not None:
+                q = torch.zeros_like(like).index_copy_(1, self.support, q)
         return q * real[:, None]
 
     def padded(self, like: Tensor) -> Tensor:
@@ -82,7 +95,7 @@ class Draft:
         if self.probs is None:
             q[:, :guesses].scatter_(-1, self.tokens[..., None], 1.0)
         else:
-            q[:, :guesses] = self.probs
+            q[:, :guesses] = cast(Tensor, self.dense(like.shape[-1]).probs)
         return q * torch.nn.functional.pad(self.proposed, (0, 1))[..., None]
 
     def overlap(self, p: Tensor) -> Tensor:
@@ -91,6 +104,7 @@ class Draft:
         if self.probs is None:
             shared = p.gather(-1, self.tokens[..., None])[..., 0].clamp(max=1)  # p/l may be above q's one
         else:
+            p = p if self.support is None else p[..., self.support]
             shared = torch.minimum(p, self.probs.to(p.dtype)).sum(-1)
         return shared * self.proposed
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from helpers import run
 from outrider.decoding.decoder import Request
@@ -94,3 +96,18 @@ def test_settings_out_of_range(options: dict[str, int]) -> None:
     """Catches settings that would match everything or nothing."""
     with pytest.raises(BadOption, match="must be at least"):
         Copying(**options)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=24), min_size=1, max_size=3), st.booleans())
+def test_host_and_device_find_the_same(texts: list[list[int]], sourced: bool) -> None:
+    """Catches the search on a CPU and the one on a GPU drifting apart."""
+    shape = Shape(capacity=32, width=5, source_capacity=8 if sourced else 0)
+    session = Copying().start(len(texts), shape, TARGET.start(len(texts), shape))
+    for row, text in enumerate(texts):
+        session.admit(row, text, text[:6] if sourced else None)
+    at, seeds = torch.zeros((len(texts), 5), dtype=torch.int64), torch.zeros(len(texts), dtype=torch.int64)
+    here = session.propose(4, Sampling(), Silence(seeds), at)
+    matched = session.matched  # type: ignore[attr-defined]
+    there = session._propose_on_device(4)  # type: ignore[attr-defined]
+    assert torch.equal(here.proposed, there.proposed) and torch.equal(matched, session.matched)  # type: ignore[attr-defined]
+    assert torch.equal(here.tokens[here.proposed], there.tokens[there.proposed])

@@ -151,3 +151,33 @@ def test_the_second_drafter_is_asked_for_as_much_as_pays() -> None:
 def test_bad_cost() -> None:
     with pytest.raises(BadOption, match="cost"):
         Mixture(Copying(), Uniform(), cost=-1)
+
+
+def test_host_and_device_choose_and_learn_alike() -> None:
+    """Catches the two ways of weighing drifting apart: a GPU weighs with tensors, a CPU row by row."""
+    random = torch.Generator().manual_seed(0)
+    for stops in (False, True):
+        for temperature in (0.0, 0.7, 1.0):
+            pair = Pair(LONG, SHORT, NONE)
+            session = pair.session
+            session.stops = stops
+            session.tried.copy_(torch.rand(session.tried.shape, generator=random) * 20)
+            session.kept.copy_(session.tried * torch.rand(session.tried.shape, generator=random))
+            draft = pair.propose(temperature)
+            copied = session.first.propose(4, Sampling(temperature), Noise(torch.arange(3)), torch.zeros((3, 5)))
+            worth, wanted, kind = session._weigh(copied, 4, Sampling(temperature))
+            use_first = worth >= wanted.amax(1)
+            assert torch.equal(session.kind, torch.where(use_first, kind, session.tried.shape[1] - 1))
+            chosen = [guesses for _, guesses in session._choose(copied, 4, Sampling(temperature))]
+            assert chosen == torch.where(use_first, 0, wanted.argmax(1)).tolist()
+            tokens = torch.nn.functional.pad(draft.tokens, (0, 1))
+            tokens[1, :1] += 1
+            before = [seen.clone() for seen in session.learned]
+            session._learn(tokens, torch.tensor([2, 1, 3]))
+            on_host = [seen.clone() for seen in session.learned]
+            for seen, old in zip(session.learned, before, strict=True):
+                seen.copy_(old)
+            session.on_cpu = False
+            session._learn(tokens, torch.tensor([2, 1, 3]))
+            for one, two in zip(session.learned, on_host, strict=True):
+                torch.testing.assert_close(one, two)

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.noise import Noise
-from outrider.sampling import draw
 from outrider.types import Draft, Verdict
-from outrider.verification import coupling
 from outrider.verification.block import block_coupling
 
 SIZE = 3
@@ -104,9 +102,9 @@ def outcomes(
             continue
         r = [a * (1 - 1e-9) if b else a * (1 + 1e-9) + 1e-12 for a, b in zip(h, below, strict=True)]
         noise = Chosen(torch.tensor([[*r, *[0.5] * (world.gamma - len(x))]], dtype=torch.float64))
-        with mock.patch.object(coupling, "draw", wraps=draw) as drawn:
+        with mock.patch.object(Noise, "winner", autospec=True, side_effect=Noise.winner) as drawn:
             verdict = rule(p, draft, noise, at)
-        rest = drawn.call_args.args[0][0]
+        rest = drawn.call_args.args[3][0, 0]
         found.append((chance, int(verdict.accepted), rest / rest.sum()))
     return found
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from outrider.noise import Noise
 from outrider.sampling import draw
 from outrider.types import Draft, Verdict
-from outrider.verification import coupling
 from outrider.verification.coupling import accepted_prefix, maximal_coupling
 from outrider.verification.matching import gumbel_coupling
 
@@ -42,9 +41,9 @@ class Chosen(Noise):
 def judge(p: Tensor, draft: Draft, r: Tensor) -> tuple[Verdict, Tensor]:
     """The rule's verdict with these uniforms, and the weights it draws its own token from."""
     at = torch.arange(p.shape[1]).expand(p.shape[0], -1)
-    with mock.patch.object(coupling, "draw", wraps=draw) as drawn:
+    with mock.patch.object(Noise, "winner", autospec=True, side_effect=Noise.winner) as drawn:
         verdict = maximal_coupling(p, draft, Chosen(r), at)
-    return verdict, drawn.call_args.args[0]
+    return verdict, drawn.call_args.args[3][:, 0]
 
 
 def every_guess(p: Tensor, q: Tensor | None, after: Tensor, token: int = 0) -> tuple[Tensor, Draft]:

@@ -20,7 +20,6 @@ from outrider.noise import Noise, Silence
 from outrider.sampling import Sampling, draw
 from outrider.testing import check_verifier, sample
 from outrider.types import Draft, Verdict, Verifier
-from outrider.verification import coupling
 from outrider.verification.coupling import corrected, kept, maximal_coupling
 from outrider.verification.lenient import lenient, lenient_greedy
 from outrider.verification.matching import gumbel_coupling
@@ -31,16 +30,16 @@ LENIENCES = st.sampled_from([1.0, 0.9, 0.5, 0.3, 0.1, 0.01])
 def judge(verifier: Verifier, p: Tensor, draft: Draft, r: Tensor) -> tuple[Verdict, Tensor]:
     """The verdict with these uniforms, and the weights the target's own token is drawn from."""
     at = torch.arange(p.shape[1]).expand(p.shape[0], -1)
-    with mock.patch.object(coupling, "draw", wraps=draw) as drawn:
+    with mock.patch.object(Noise, "winner", autospec=True, side_effect=Noise.winner) as drawn:
         verdict = verifier(p, draft, Chosen(r[:, None]), at)
-    return verdict, drawn.call_args.args[0]
+    return verdict, drawn.call_args.args[3][:, 0]
 
 
 def step_law(verifier: Verifier, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """The law of one step's first token, and the probability of keeping each guess, both asked of the rule itself.
 
     The uniform at which the rule changes its mind is found by halving; what is drawn after a rejection is the
-    weights it hands to ``draw``.
+    weights it hands to ``winner``.
     """
     both, draft = every_guess(p, q, p)
     low, high = torch.zeros(SIZE, dtype=torch.float64), torch.ones(SIZE, dtype=torch.float64)

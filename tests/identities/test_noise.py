@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.noise import Noise, Silence, _exponential
+from outrider.noise import Noise, Silence, _exponential, _open_uniform, counter_of
 from outrider.sampling import draw
 from outrider.testing import assert_same_law
 
@@ -125,7 +125,7 @@ def test_exponential_is_accurate() -> None:
     edges = torch.tensor([0, 1, 2, 2**30 - 1, 2**30, 2**31 - 1, -1, -(2**31), 2**23, 2**24 + 1], dtype=torch.int32)
     random = torch.randint(-(2**31), 2**31 - 1, (1_000_000,), dtype=torch.int32)
     bits = torch.cat([edges, random, torch.arange(4096, dtype=torch.int32), random // 2**12])
-    got = _exponential(bits)
+    got = _exponential(_open_uniform(bits, torch), torch)
     u = ((bits & 0x7FFFFFFF).to(torch.float32) + 0.5) * 2.0**-31
     exact = -torch.log1p(-u.clamp(max=1 - 2.0**-24).double())
     assert bool((got > 0).all()) and bool(got.isfinite().all())
@@ -138,3 +138,25 @@ def test_silence_ties_every_race() -> None:
     assert silence.child("draft") is silence
     weights = torch.tensor([[[0.0, 0.0, 1.0]], [[1.0, 0.0, 0.0]]])
     assert draw(weights, silence.race("token", torch.zeros((2, 1)), 3)).tolist() == [[2], [0]]
+
+
+@given(st.integers(0, 10_000), st.sampled_from([3, 1500, 5000]), st.sampled_from([0.5, 4.0, 14.0]), st.booleans())
+def test_the_winner_is_the_draw_to_the_bit(first: int, size: int, sharpness: float, cut: bool) -> None:
+    """Catches a race decided without its winner: bounds that are none, other noise, ties that end differently."""
+    random = torch.Generator().manual_seed(first)
+    weights = (torch.randn((2, 2, size), generator=random) * sharpness).softmax(-1)
+    weights = torch.where(weights < 0.1 * weights.amax(-1, keepdim=True), 0.0, weights) if cut else weights
+    at = torch.arange(first, first + 2).expand(2, -1)
+    drawn = draw(weights, noise(2).race("token", at, size))
+    assert torch.equal(noise(2).winner("token", at, weights), drawn)
+    known = (torch.arange(size) % 3 != 1).nonzero()[:, 0]
+    trimmed = torch.zeros_like(weights).index_copy_(-1, known, weights[..., known])
+    if bool((trimmed.amax(-1) > 0).all()):
+        among = noise(2).winner("token", at, weights[..., known].contiguous(), counter_of(known))
+        assert torch.equal(known[among], draw(trimmed, noise(2).race("token", at, size)))
+
+
+def test_weights_that_are_no_numbers_still_have_an_index() -> None:
+    """Catches an index out of range where a model returned NaN: the row is ended by whoever emits tokens."""
+    weights = torch.full((1, 1, 2000), torch.nan)
+    assert noise(1).winner("token", torch.zeros((1, 1), dtype=torch.int64), weights).tolist() == [[0]]

@@ -158,4 +158,5 @@ def test_the_certificate_names_the_engine(folder: Path) -> None:
     told = conditions(outrider.load(str(folder), engine="onnxruntime", weights="int8"), slots=1)
     assert "onnxruntime" in told["engine"] and "int8" in told["engine"]
     assert told["any_width"] in (True, False)
+    assert told["weights"] == "int8"
     assert conditions(outrider.load(str(folder)), slots=1)["engine"] == "torch"

@@ -110,48 +110,59 @@ def test_a_trained_head_drafts_by_the_contract(kind: str, target: loading.Loaded
         assert one.tokens == two.tokens and one.stats.drafted > 0 and one.stats.drafter_error is None
 
 
+@pytest.mark.parametrize(("rows", "bits"), [(3, 32), (1, 32), (1, 8)])
 @pytest.mark.parametrize("attention", [True, False])
-def test_drafting_sees_what_training_saw(attention: bool, target: loading.Loaded, tmp_path: Path) -> None:
+def test_drafting_sees_what_training_saw(
+    attention: bool, rows: int, bits: int, target: loading.Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches a head whose keys, places or states differ between training and drafting: it would draft worse, mutely.
 
-    The text grows by uneven steps, with guesses that were wrong, in one of three rows.
+    The text grows by uneven steps, with guesses that were wrong, in one of three rows, or alone (``one_row.py``):
+    there with weights as they are, and rounded as they are for drafting on this CPU.
     """
+    if bits == 32:
+        monkeypatch.setattr("outrider.drafters.one_row.product_with", lambda w: lambda x: x @ w.detach().t())
     distill(target, tmp_path / "draft", replace(PLAN, attention=attention))
     drafter = HeadDrafter.load(tmp_path / "draft")
     drafter.floor = 0.0  # draft on, however sure it is
     shape = Shape(capacity=96, width=5, chunk=4)
-    session = target.model.start(3, shape)
-    head = drafter.start(3, shape, session)
-    text = [3, 9, 4, 11, 7, 5]
-    session.admit(1, text)
-    head.admit(1, text)
+    session = target.model.start(rows, shape)
+    head = drafter.start(rows, shape, session)
+    text, row = [3, 9, 4, 11, 7, 5], rows // 2
+    session.admit(row, text)
+    head.admit(row, text)
     vocabulary = Vocabulary(drafter.tokens, session.vocab_size, session.device)
     student = HeadStudent(Teacher(target.model), drafter.head, vocabulary, 3)
-    at = torch.zeros((3, 4), dtype=torch.int64)
+    at = torch.zeros((rows, 4), dtype=torch.int64)
     for kept, new in ((0, 8), (2, 1), (1, 6), (3, 2), (0, 5)):
         for _ in range(7):  # a stretch in which it is not asked: its keys must be made all the same
             text = _one_more(text, session, head)
-        draft = head.propose(3, Sampling(temperature=1.0), Noise(torch.zeros(3, dtype=torch.int64)), at)
-        guesses = draft.tokens[1].tolist()
+        draft = head.propose(3, Sampling(temperature=1.0), Noise(torch.zeros(rows, dtype=torch.int64)), at)
+        draft = draft.dense(session.vocab_size)
+        guesses = draft.tokens[row].tolist()
         whole = torch.tensor([text + guesses + [0] * 8])
         seen = student._guesses(Corpus(whole[:, : len(text) + 2 + 3]))  # every place with three guesses behind it
         for k, guess in enumerate(seen):
             known = guess.logits[0, len(text) - 2].softmax(-1)
             q = torch.zeros(target.model.vocab_size).index_put_((drafter.tokens,), known)
-            assert torch.allclose(draft.probs[1, k], q, atol=1e-5)
+            assert torch.allclose(draft.probs[row, k], q, atol=1e-5 if bits == 32 else 0.03)
         session.score(draft.tokens)
-        emitted = torch.tensor([[*guesses[:kept], new, 0, 0, 0][:4]]).expand(3, -1)
+        emitted = torch.tensor([[*guesses[:kept], new, 0, 0, 0][:4]]).expand(rows, -1)
         for part in (session, head):
-            part.commit(emitted, torch.tensor([0, kept + 1, 0]))
-        text = text + emitted[1, : kept + 1].tolist()
+            part.commit(emitted, _only(row, rows) * (kept + 1))
+        text = text + emitted[row, : kept + 1].tolist()
 
 
 def _one_more(text: list[int], session: Any, head: Any) -> list[int]:
-    token = (text[-1] * 7 + 3) % 60
-    session.score(torch.zeros((3, 0), dtype=torch.int64))
+    token, rows = (text[-1] * 7 + 3) % 60, session.context.rows
+    session.score(torch.zeros((rows, 0), dtype=torch.int64))
     for part in (session, head):
-        part.commit(torch.full((3, 1), token), torch.tensor([0, 1, 0]))
+        part.commit(torch.full((rows, 1), token), _only(rows // 2, rows))
     return [*text, token]
+
+
+def _only(row: int, rows: int) -> torch.Tensor:
+    return (torch.arange(rows) == row).to(torch.int64)
 
 
 def test_nothing_is_overwritten(target: loading.Loaded, tmp_path: Path) -> None:

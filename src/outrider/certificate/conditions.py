@@ -41,7 +41,7 @@ def _device(device: torch.device) -> str:
 
 def _kernels(llm: LLM) -> dict[str, Any]:
     model = llm.target.model
-    found: dict[str, Any] = {"engine": model.engine_name}
+    found: dict[str, Any] = {"engine": model.engine_name, "weights": llm.target.kernels.weights}
     if model.engine_name != "torch":
         return found | {"any_width": model.any_width, "threads": torch.get_num_threads()}
     found["attention"] = str(model.config._attn_implementation)

@@ -55,7 +55,7 @@ Graphs = Annotated[
 Engine = Annotated[
     str, typer.Option(help="What runs the target: torch, onnxruntime (on a CPU), or auto: onnxruntime where it can.")
 ]
-Weights = Annotated[str, typer.Option(help="full (as --dtype says), or int8: matrices in eight bits, on a CPU.")]
+Weights = Annotated[str, typer.Option(help="full (as --dtype says), or int8: matrices in eight bits.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate at most.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

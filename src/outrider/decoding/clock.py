@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider.fading import FADE
 from outrider.theory import Costs
 
 
@@ -57,17 +58,13 @@ class Clock:
         return self.plain.mean if gamma == 0 else self.line.at(gamma, self.nominal * self.plain.mean)
 
 
-_FADE = 0.97
-"""Weight of an observation when the next one comes in: about thirty steps are remembered."""
-
-
 @dataclass
 class _Average:
     weight: float = 0.0
     mean: float = 0.0
 
     def add(self, value: float) -> None:
-        self.weight = self.weight * _FADE + 1
+        self.weight = self.weight * FADE + 1
         self.mean += (value - self.mean) / self.weight
 
 
@@ -82,12 +79,12 @@ class _Line:
     xy: float = 0.0
 
     def add(self, x: float, y: float) -> None:
-        self.weight = self.weight * _FADE + 1
+        self.weight = self.weight * FADE + 1
         dx = x - self.x
         self.x += dx / self.weight
         self.y += (y - self.y) / self.weight
-        self.xx = self.xx * _FADE + dx * (x - self.x)
-        self.xy = self.xy * _FADE + dx * (y - self.y)
+        self.xx = self.xx * FADE + dx * (x - self.x)
+        self.xy = self.xy * FADE + dx * (y - self.y)
 
     def at(self, x: float, slope: float) -> float:
         pull = 10.0  # as of ten squared deviations of one guess

@@ -132,9 +132,10 @@ def _check_form(draft: Any, shape: tuple[int, int, int]) -> None:
         raise TypeError("propose must return a Draft with int64 tokens [rows, guesses]")
     form = (rows, draft.tokens.shape[1])
     shaped = draft.tokens.shape == form == draft.proposed.shape and form[1] <= gamma
-    if not shaped or (draft.probs is not None and draft.probs.shape != (*form, vocab_size)):
+    about = vocab_size if draft.support is None else len(draft.support)
+    if not shaped or (draft.probs is not None and draft.probs.shape != (*form, about)):
         probs = None if draft.probs is None else tuple(draft.probs.shape)
         raise ValueError(
-            f"a draft must be [{rows}, <= {gamma}] with probs [..., {vocab_size}] or None, got tokens "
+            f"a draft must be [{rows}, <= {gamma}] with probs [..., {about}] or None, got tokens "
             f"{tuple(draft.tokens.shape)}, proposed {tuple(draft.proposed.shape)}, probs {probs}"
         )

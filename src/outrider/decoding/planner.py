@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from outrider.decoding.clock import Clock
 from outrider.errors import require
+from outrider.fading import FADE, PRIOR_WEIGHT
 from outrider.options import GAMMAS
 from outrider.theory import Costs, speedup
 from outrider.types import Drafter
@@ -163,14 +164,11 @@ class Pause:
         return True
 
 
-_PRIOR, _PRIOR_WEIGHT = 0.6, 4.0
-"""Acceptance before anything is known: a fair drafter's, counted as four guesses."""
+_PRIOR = 0.6
+"""Acceptance before anything is known: a fair drafter's."""
 
 _DEPTH_WEIGHT = 4.0
 """How many guesses at one depth weigh as much as the acceptance over all depths."""
-
-_FADE = 0.95
-"""Weight of a run when the next one is counted: about twenty runs are remembered."""
 
 
 @dataclass
@@ -192,12 +190,12 @@ class Acceptance:
         if asked == 0:
             return
         for depth in range(self.limit):
-            self.tried[depth] = self.tried[depth] * _FADE + (depth < min(accepted + 1, asked))
-            self.kept[depth] = self.kept[depth] * _FADE + (depth < accepted)
+            self.tried[depth] = self.tried[depth] * FADE + (depth < min(accepted + 1, asked))
+            self.kept[depth] = self.kept[depth] * FADE + (depth < accepted)
 
     @property
     def alpha(self) -> float:
-        return (sum(self.kept) + _PRIOR * _PRIOR_WEIGHT) / (sum(self.tried) + _PRIOR_WEIGHT)
+        return (sum(self.kept) + _PRIOR * PRIOR_WEIGHT) / (sum(self.tried) + PRIOR_WEIGHT)
 
     def chances(self) -> list[float]:
         """Of guess 1, 2, ... to be kept if those before it were."""

@@ -32,6 +32,19 @@ class HostStep:
 
     rows: list[list[float]]
 
+    @staticmethod
+    def of(step: Step) -> HostStep:
+        """Of a step on a CPU: nothing has to travel, and what ``table`` would hold is read as it is."""
+        parts = (step.count, step.draft.proposed.sum(-1), step.healthy)
+        heads = zip(*(part.tolist() for part in parts), strict=True)
+        rest = zip(*(part.tolist() for part in (step.emitted, step.draft.tokens, step.overlap)), strict=True)
+        return HostStep(
+            [
+                [*head, *emitted, *drafted, *overlap]
+                for head, (emitted, drafted, overlap) in zip(heads, rest, strict=True)
+            ]
+        )
+
     def row(self, slot: int) -> tuple[list[int], list[int], list[float], int]:
         """Tokens emitted, guesses drafted, their overlaps, and how many of the emitted rest on numbers."""
         values = self.rows[slot]
@@ -43,10 +56,16 @@ class HostStep:
 
 
 class Ticket:
-    """A table being copied to the host. The device's own memory may be overwritten as soon as this exists."""
+    """A step's result on its way to the host. The device's own memory may be overwritten as soon as this exists."""
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, result: Tensor | Step) -> None:
+        """Of a table, or of a step itself."""
         self._event: torch.cuda.Event | None = None
+        self._read: HostStep | None = None
+        if isinstance(result, Step) and result.count.device.type == "cpu":
+            self._read = HostStep.of(result)
+            return
+        values = table(result) if isinstance(result, Step) else result
         if values.device.type != "cuda":
             self._host = values.clone()
             return
@@ -57,6 +76,8 @@ class Ticket:
 
     def read(self) -> HostStep:
         """Waits for the step, but not for ever."""
+        if self._read is not None:
+            return self._read
         if self._event is not None:
             give_up = time.monotonic() + PATIENCE
             while not self._event.query():  # type: ignore[no-untyped-call]

@@ -74,7 +74,7 @@ class Stepper:
             watch.lap("target")
             return Ticket(replayed)
         step = speculative_step(self.target, self.drafter, rule.verifier, rule.sampling, noise, gamma, watch)
-        return Ticket(table(step))
+        return Ticket(step)
 
     @property
     def ahead(self) -> bool:

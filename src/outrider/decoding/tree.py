@@ -103,10 +103,13 @@ def _best(draft: Draft, rows: Tensor, growth: Growth) -> tuple[Tensor, list[list
         known = known & ~torch.isin(tokens, torch.tensor(growth.ends, dtype=torch.int64, device=rows.device))
         log_q = torch.zeros_like(tokens, dtype=torch.float32)
     else:
-        q = draft.probs[rows, 0].to(torch.float32)  # [F, V]
-        q[:, torch.tensor(growth.ends, dtype=torch.int64, device=rows.device)] = 0
-        best = q.topk(min(growth.width, q.shape[1]), -1)
-        log_q, tokens = best.values.log(), best.indices
+        q, ends = (
+            draft.probs[rows, 0].to(torch.float32),
+            torch.tensor(growth.ends, dtype=torch.int64, device=rows.device),
+        )
+        known_by = torch.arange(q.shape[1], device=q.device) if draft.support is None else draft.support  # [V or N]
+        best = q.masked_fill(torch.isin(known_by, ends), 0).topk(min(growth.width, q.shape[1]), -1)
+        log_q, tokens = best.values.log(), known_by[best.indices]
     return log_q.masked_fill(~known, -torch.inf).cpu(), tokens.tolist()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.context import Context
 from outrider.noise import Noise
-from outrider.sampling import Sampling, draw, standardise
+from outrider.sampling import Sampling, standardise
 from outrider.types import Draft, Session, Shape, Source
 
 
@@ -77,7 +77,7 @@ def _confidence(q: Tensor | None, logits: Tensor, sampling: Sampling) -> Tensor:
     How likely the very token drawn was tells less: a token sampled against the odds is often kept all the same.
     """
     if q is None or sampling.greedy:
-        return (logits.amax(-1) - logits.logsumexp(-1)).exp().to(torch.float32)
+        return 1 / (logits - logits.amax(-1, keepdim=True)).float().exp().sum(-1)
     return q.amax(-1).to(torch.float32)
 
 
@@ -107,8 +107,7 @@ class TableSession(ContextSession):
             # Where nothing is known any distribution will do: it is marked as not proposed.
             logits = torch.where(going[:, None], weights.log(), torch.zeros_like(weights))
             q = standardise(logits[:, None], sampling, self.context.ahead(tokens), tokens[:, :0])[:, 0]
-            x = draw(q, noise.race("token", at[:, k : k + 1], q.shape[-1])[:, 0])
-            tokens = torch.cat([tokens, x[:, None]], 1)
+            tokens = torch.cat([tokens, noise.winner("token", at[:, k : k + 1], q[:, None])], 1)
             probs.append(q)
             proposed.append(going)
         return Draft(tokens, torch.stack(probs, 1), torch.stack(proposed, 1))

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.drafters.base import ContextSession
 from outrider.errors import require
+from outrider.host import whole
 from outrider.noise import Noise
 from outrider.sampling import Sampling
 from outrider.types import Draft, DraftSession, Session, Shape, Source
@@ -62,6 +65,11 @@ class _CopyingSession(ContextSession):
         self.sources = self.sources.index_select(0, rows)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        if self.context.device.type == "cpu":
+            return self._propose_on_host(gamma)
+        return self._propose_on_device(gamma)
+
+    def _propose_on_device(self, gamma: int) -> Draft:
         text = self._searchable()  # [B, T]
         score = self._match_lengths(text) * (text.shape[1] + 1)
         score = score + torch.arange(text.shape[1], device=text.device) * (score > 0)  # latest among the longest
@@ -73,6 +81,26 @@ class _CopyingSession(ContextSession):
         real = (tokens >= 0) & (place < text.shape[1]) & found[:, None]
         proposed = real.to(torch.int64).cumprod(1).bool()
         return Draft(tokens.clamp(min=0, max=self.vocab_size - 1), None, proposed)
+
+    def _propose_on_host(self, gamma: int) -> Draft:
+        """The same, row by row, where looking at a few places costs less than comparing all of them."""
+        tokens = np.zeros((self.context.rows, gamma), dtype=np.int64)
+        matched, found = np.zeros((2, len(tokens)), dtype=np.int64)
+        texts, sources = self.context.tokens.numpy(), self.sources.numpy()
+        for row, (length, active) in enumerate(
+            zip(self.context.lengths.tolist(), self.context.active.tolist(), strict=True)
+        ):
+            text = texts[row, :length]
+            searched = np.concatenate([sources[row], [-1], text]) if sources.shape[1] else text
+            matched[row], place = _last_match(searched, text[: -self.drafter.longest - 1 : -1])
+            if not active or matched[row] < self.drafter.shortest:
+                matched[row] = 0
+                continue
+            after = searched[place + 1 : place + 1 + gamma]
+            found[row] = int((after >= 0).cumprod().sum())
+            tokens[row, : found[row]] = after[: found[row]].clip(max=self.vocab_size - 1)
+        self.matched = whole(matched)
+        return Draft(whole(tokens), None, torch.arange(gamma) < whole(found)[:, None])
 
     def _searchable(self) -> Tensor:
         """Source, a wall, then the committed text; -1 beyond its end -> [B, T]."""
@@ -98,3 +126,18 @@ class _CopyingSession(ContextSession):
             length = length + running
         followed = torch.nn.functional.pad(text[:, 1:], (0, 1), value=-1) >= 0
         return length * followed
+
+
+def _last_match(text: NDArray[np.int64], suffix: NDArray[np.int64]) -> tuple[int, int]:
+    """The latest of the longest matches of suffix, which is given backwards -> its length, and where it ends.
+
+    Only where something follows: the end of the text itself would match trivially.
+    """
+    ends = np.flatnonzero((text[:-1] == suffix[0]) & (text[1:] >= 0))
+    length = 0
+    for back, token in enumerate(suffix.tolist()):
+        longer = ends[(ends >= back) & (text[ends - back] == token)]
+        if not len(longer):
+            break
+        ends, length = longer, back + 1
+    return length, int(ends[-1]) if len(ends) else -1

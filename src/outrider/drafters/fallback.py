@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -84,15 +85,16 @@ def widened(draft: Draft, gamma: int) -> Draft:
     if missing == 0:
         return draft
     probs = None if draft.probs is None else pad(draft.probs, (0, 0, 0, missing))
-    return Draft(pad(draft.tokens, (0, missing)), probs, pad(draft.proposed, (0, missing)), draft.by_law)
+    tokens, proposed = pad(draft.tokens, (0, missing)), pad(draft.proposed, (0, missing))
+    return replace(draft, tokens=tokens, probs=probs, proposed=proposed)
 
 
 def joined(first: Draft, second: Draft, use_first: Tensor, vocab_size: int) -> Draft:
     """Two drafts of the same width as one: the first's rows where use_first [B, 1] says so, else the second's."""
 
     def dense(draft: Draft) -> Tensor:
-        if draft.probs is not None:
-            return draft.probs
+        if (probs := draft.dense(vocab_size).probs) is not None:
+            return probs
         mass = torch.zeros((*draft.tokens.shape, vocab_size), device=draft.tokens.device)
         return mass.scatter_(-1, draft.tokens[..., None], 1.0)  # one_hot would ask for the largest token
 

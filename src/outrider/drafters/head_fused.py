@@ -51,7 +51,8 @@ def _try(device: torch.device, dtype: torch.dtype) -> bool:
     found = []
     for fused in (False, True):
         drawn = torch.Generator().manual_seed(0)
-        head = Head(HeadConfig("feature", 64, 96, 1, heads=(4, 2), window=40))
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers are the caller's
+            head = Head(HeadConfig("feature", 64, 96, 1, heads=(4, 2), window=40))
         for weight in head.parameters():
             weight.copy_(torch.randn(weight.shape, generator=drawn) / weight.shape[-1] ** 0.5)
         head = head.to(device, dtype)

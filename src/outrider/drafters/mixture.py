@@ -8,8 +8,10 @@ discarded is looked at, nor any other row, since both may share the noise of dra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from copy import copy
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from outrider.drafters.fallback import joined, widened
 from outrider.errors import require
+from outrider.fading import FADE, PRIOR_WEIGHT
 from outrider.noise import Noise
 from outrider.sampling import Sampling
 from outrider.trace import Level
@@ -28,11 +31,8 @@ BUCKETS = (3, 5, 8)
 PRIORS = {0.0: (0.4, 0.55, 0.8, 0.9), 1.0: (0.25, 0.4, 0.5, 0.7)}
 """Acceptance of a copied token by kind of match before a row has shown any, greedy and at temperature 1."""
 
-MODEL_PRIOR, PRIOR_WEIGHT = 0.5, 4.0
-"""Acceptance of the other drafter before anything is known; either prior counts as this many guesses."""
-
-FADE = 0.97
-"""Weight of a run when the next one is counted, used or not: a candidate that failed gets another chance."""
+MODEL_PRIOR = 0.5
+"""Acceptance of the other drafter before anything is known."""
 
 
 class Mixture:
@@ -96,19 +96,56 @@ class _MixtureSession:
         self.last = Draft.empty(len(self.kind), at.device)
         if gamma == 0:
             return self.last
-        copied = widened(self.first.propose(gamma, sampling, noise, at), gamma)
+        copied = self.first.propose(gamma, sampling, noise, at)
+        if self.on_cpu:
+            self.last = self._propose_on_host(copied, gamma, sampling, noise, at)
+            return self.last
+        copied = widened(copied, gamma)
         worth, wanted, kind = self._weigh(copied, gamma, sampling)
         use_first = worth >= wanted.amax(1)  # [B]
         guesses = torch.where(use_first, 0, wanted.argmax(1))  # of the second drafter
         self.kind = torch.where(use_first, kind, self.tried.shape[1] - 1)
-        most = int(guesses.max()) if self.on_cpu else gamma
-        self.last = copied
-        if most > 0:
-            second = widened(self.second.propose(most, sampling, noise, at[:, : most + 1]), gamma)
-            self.last = joined(copied, second.cut(guesses), use_first[:, None], self.vocab_size)
-        if self.on_cpu:  # columns nobody uses would be standardised and verified
-            self.last = self.last.narrow(int(self.last.proposed.sum(1).max()))
+        second = widened(self.second.propose(gamma, sampling, noise, at), gamma)
+        self.last = joined(copied, second.cut(guesses), use_first[:, None], self.vocab_size)
         return self.last
+
+    def _propose_on_host(self, copied: Draft, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        """The same choice where nothing has to wait for an answer, and small tensors cost more than they hold."""
+        kinds, guesses = zip(*self._choose(copied, gamma, sampling), strict=True)
+        self.kind, most = torch.tensor(kinds), max(guesses)
+        draft = copied
+        if most > 0:
+            second = self.second.propose(most, sampling, noise, at[:, : most + 1])
+            alike = min(guesses) == most
+            draft = second if alike else self._mixed(copied, second, guesses)
+        # Columns nobody uses would be standardised and verified.
+        return draft.narrow(int(draft.proposed.sum(1).max())) if draft.tokens.shape[1] else draft
+
+    def _mixed(self, copied: Draft, second: Draft, guesses: Sequence[int]) -> Draft:
+        width = max(copied.tokens.shape[1], second.tokens.shape[1])
+        most = torch.tensor(guesses)
+        return joined(widened(copied, width), widened(second, width).cut(most), (most == 0)[:, None], self.vocab_size)
+
+    def _choose(self, copied: Draft, gamma: int, sampling: Sampling) -> Iterator[tuple[int, int]]:
+        """For every row the kind of what is drafted, and how many guesses the second drafter is asked for: 0, a copy
+        (or nothing, where there is none)."""
+        warmth = min(sampling.temperature, 1.0)
+        priors = [c + warmth * (w - c) for c, w in zip(PRIORS[0.0], PRIORS[1.0], strict=True)] + [MODEL_PRIOR]
+        lengths = copied.proposed.sum(1).tolist()
+        matched = getattr(self.first, "matched", self.kind.new_zeros(len(lengths))).tolist()
+        for row, (length, match) in enumerate(zip(lengths, matched, strict=True)):
+            seen = zip(self.kept[row].tolist(), self.tried[row].tolist(), priors, strict=True)
+            rates = [(kept + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT) for kept, tried, prior in seen]
+            kind = bisect_right(BUCKETS, match)
+            worth = sum(rates[kind] ** k for k in range(length + 1)) if length else 0.0
+            tokens = list(accumulate(rates[-1] ** k for k in range(gamma + 1)))  # 1 + a + a^2 + ...
+            wanted = {k: tokens[k] / (1 + self.cost * (tokens[k] if self.stops else k)) for k in self._lengths(gamma)}
+            best = max(wanted, key=lambda k: wanted[k])
+            yield (kind, 0) if worth >= wanted[best] else (len(rates) - 1, best)
+
+    def _lengths(self, gamma: int) -> Sequence[int]:
+        """One that stops by itself makes about as many guesses as it gives tokens, and asking for few gains nothing."""
+        return (0, gamma) if self.stops else range(gamma + 1)
 
     def _weigh(self, copied: Draft, gamma: int, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens per cost of the copy [B] and of 0..gamma guesses of the second [B, G+1]; the kind of match [B]."""
@@ -122,7 +159,7 @@ class _MixtureSession:
         worth = tokens.gather(1, kind[:, None, None].expand(-1, 1, gamma + 1))[:, 0].gather(1, length[:, None])[:, 0]
         worth = torch.where(length > 0, worth, 0.0)  # nothing to copy: the second drafter decides, be it for none
         second = tokens[:, -1]  # [B, G+1]
-        if self.stops:  # about as many guesses as tokens are made, and asking for few gains nothing
+        if self.stops:  # see _lengths
             return worth, torch.where((place == 0) | (place == gamma), second / (1 + self.cost * second), 0.0), kind
         return worth, second / (1 + self.cost * place), kind
 
@@ -133,6 +170,9 @@ class _MixtureSession:
 
     def _learn(self, tokens: Tensor, count: Tensor) -> None:
         """Count the guesses the text followed, and the first it did not, if the text is that long."""
+        if self.on_cpu:
+            self._learn_on_host(tokens.tolist(), count.tolist())
+            return
         width = min(self.last.tokens.shape[1], tokens.shape[1])
         place = torch.arange(width, device=tokens.device)
         seen = self.last.proposed[:, :width] & (place < count[:, None])  # [B, G]
@@ -141,6 +181,16 @@ class _MixtureSession:
         place_of = torch.arange(self.tried.shape[1], device=tokens.device) == self.kind[:, None]  # [B, kinds]
         self.kept.copy_(self.kept * FADE + place_of * followed[:, None])
         self.tried.copy_(self.tried * FADE + place_of * tried[:, None])
+
+    def _learn_on_host(self, tokens: list[list[int]], count: list[int]) -> None:
+        # Used or not, a kind fades: a candidate that failed gets another chance.
+        kept, tried = (seen.mul_(FADE).numpy() for seen in self.learned)
+        drafted = zip(self.last.tokens.tolist(), self.last.proposed.sum(1).tolist(), self.kind.tolist(), strict=True)
+        for row, (guesses, proposed, kind) in enumerate(drafted):
+            seen = min(proposed, count[row])
+            followed = next((k for k in range(seen) if guesses[k] != tokens[row][k]), seen)
+            kept[row, kind] += followed
+            tried[row, kind] += min(followed + 1, seen)
 
     @property
     def levels(self) -> tuple[Level, ...]:

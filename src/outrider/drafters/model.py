@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.drafters.base import Reach
 from outrider.errors import require
 from outrider.noise import Noise
-from outrider.sampling import Sampling, draw, standardise
+from outrider.sampling import Sampling, standardise
 from outrider.types import Draft, DraftSession, LanguageModel, Session, Shape, Source
 
 
@@ -129,7 +129,7 @@ class _ModelSession:
         probs, proposed, reach = [], [], Reach(self.floor, context.active)
         for k in range(gamma):
             q = standardise(logits, sampling, context.ahead(tokens), tokens[:, :0])[:, 0]
-            x = draw(q, noise.race("token", at[:, k : k + 1], q.shape[-1])[:, 0])[:, None]  # [B, 1]
+            x = noise.winner("token", at[:, k : k + 1], q[:, None])  # [B, 1]
             tokens = torch.cat([tokens, x], 1)
             probs.append(q)
             proposed.append(reach.going)

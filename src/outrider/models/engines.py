@@ -36,10 +36,6 @@ class Kernels:
     def __post_init__(self) -> None:
         require(self.engine in ENGINES, f"engine must be one of {', '.join(ENGINES)}, got {self.engine!r}")
         require(self.weights in WEIGHTS, f"weights must be one of {', '.join(WEIGHTS)}, got {self.weights!r}")
-        require(
-            self.weights == "full" or self.engine != "torch",
-            f"weights={self.weights!r} is run by onnxruntime; leave engine='torch' out",
-        )
 
 
 def cpu_identity() -> str:
@@ -55,6 +51,12 @@ def cpu_identity() -> str:
 
 def chosen_engine(kernels: Kernels, config: Any, device: torch.device, dtype: torch.dtype, size: float) -> str:
     """torch or onnxruntime, for a model of ``size`` bytes; an error where what was asked for cannot be had."""
+    if device.type == "cuda" and kernels.engine != "onnxruntime":
+        return "torch"  # eight bits, too: see eight_bits.py
+    require(
+        kernels.weights == "full" or kernels.engine != "torch",
+        f"weights={kernels.weights!r} on a CPU is run by onnxruntime; leave engine='torch' out",
+    )
     by_itself = kernels.engine == "auto" and kernels.weights == "full"
     if kernels.engine == "torch" or (by_itself and size < _WORTH_FILES):
         return "torch"

@@ -20,7 +20,7 @@ from outrider.errors import (
     OutriderError,
     TokenizerMismatch,
 )
-from outrider.models import hub
+from outrider.models import eight_bits, hub
 from outrider.models.engines import Kernels, chosen_engine
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.lean import make_lean
@@ -79,6 +79,8 @@ def load(
         pack(model, kernels.rows, release=kernels.release)
     if where.type == "cuda":
         wrapped.fuse()  # no: the family has no fused layers, and runs through its own
+        if kernels.weights == "int8":
+            eight_bits.quantise(wrapped)
     return Loaded(name, wrapped, tokenizer, kernels)
 
 

@@ -74,7 +74,7 @@ class _Pair:
         """``shared``: with the noise the target itself draws from, as Gumbel coupling asks for it."""
         noise = Silence(seeds) if sampling.greedy else Noise(seeds) if shared else Noise(seeds).child("draft")
         at = self.target.context.positions(gamma + 1)
-        return self.session.propose(gamma, sampling, noise, at), noise, at
+        return self.session.propose(gamma, sampling, noise, at).dense(self.target.vocab_size), noise, at
 
     def commit(self, guesses: Tensor, emitted: Tensor, count: Tensor) -> None:
         self.target.score(guesses)
@@ -162,7 +162,7 @@ class _Bench:
         except BadOption:  # made of parts, and one of them says that it cannot be forked
             return
         for round_ in range(3):
-            draft = fork.propose(1, sampling, noise, at[order] + round_)
+            draft = fork.propose(1, sampling, noise, at[order] + round_).dense(self.vocab_size)
             _check_form(draft, len(rows), 1, self.vocab_size, "a fork")
             if round_ == 0:
                 _check_same(_rows(straight, order), draft, "fork (row i of the copy is row rows[i])")

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from outrider.noise import Noise
-from outrider.sampling import draw
 from outrider.types import Draft, Verdict, Verifier
 
 
@@ -43,8 +42,8 @@ def corrected(p: Tensor, draft: Draft, n: Tensor, noise: Noise, at: Tensor) -> V
 def draw_rest(rest: Tensor, p: Tensor, noise: Noise, at: Tensor) -> Tensor:
     """t at positions ``at`` [B] from weights ``rest`` [B, V] -> [B]."""
     # Where rounding left nothing (p and q equal to the last bit, yet rejected), p is the right limit.
-    rest = torch.where(rest.amax(-1, keepdim=True) > 0, rest, p)
-    return draw(rest, noise.race("token", at[:, None], p.shape[-1])[:, 0])
+    rest = rest + p * (rest.amax(-1, keepdim=True) <= 0)
+    return noise.winner("token", at[:, None], rest[:, None])[:, 0]
 
 
 maximal_coupling = Verifier("maximal", _maximal, exact=True, shares_noise=False)

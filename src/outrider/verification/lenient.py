@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider.errors import require
 from outrider.noise import Noise
-from outrider.sampling import Sampling, draw
+from outrider.sampling import Sampling
 from outrider.types import Draft, Verdict, Verifier
 from outrider.verification.coupling import accepted_prefix, corrected, kept, take
 from outrider.verification.matching import gumbel_coupling
@@ -53,7 +53,7 @@ def lenient_greedy(lenience: float) -> Verifier:
         guesses = draft.tokens.shape[1]
         good = ceiling(p[:, :guesses]).gather(-1, draft.tokens[..., None])[..., 0] > 0  # [B, G]
         n = accepted_prefix(draft.proposed & good)
-        return Verdict(n, draw(take(p, n), noise.race("token", take(at, n)[:, None], p.shape[-1])[:, 0]))
+        return Verdict(n, noise.winner("token", take(at, n)[:, None], take(p, n)[:, None])[:, 0])
 
     return Verifier(_name(lenience), rule, exact=False, shares_noise=False, sees=_unscaled, ceiling=ceiling)
 

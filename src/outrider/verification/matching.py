@@ -10,13 +10,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from outrider.noise import Noise
-from outrider.sampling import draw
 from outrider.types import Draft, Verdict, Verifier
 from outrider.verification.coupling import accepted_prefix, take
 
 
 def _match(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
-    y = draw(p, noise.race("token", at, p.shape[-1]))  # [B, G+1]: what the target says at every position
+    y = noise.winner("token", at, p)  # [B, G+1]: what the target says at every position
     n = accepted_prefix(draft.proposed & (draft.tokens == y[:, :-1]))
     return Verdict(n, take(y, n))
 

@@ -1,0 +1,49 @@
+"""A draft's matrices for products with a row or a few, in eight bits where this CPU is faster at them than at float32.
+
+A draft may be rounded as one likes: its acceptance hardly notices eight bits, and exactness does not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from outrider import int8
+
+Product = Callable[[Tensor], Tensor]
+"""x [T, in] -> x @ weight.T [T, out], float32."""
+
+
+def product_with(weight: Tensor) -> Product:
+    """The quickest product with weight [out, in] on this CPU. By what it can do, never by a clock: q decides texts."""
+    weight = weight.detach().to(torch.float32).contiguous()
+    if torch.backends.kleidiai.is_available() and weight.shape[1] % 2 == 0:  # type: ignore[no-untyped-call]
+        return _nibbles(weight)
+    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
+        kept = int8.quantised(weight)
+        return lambda x: int8.product(x, kept)
+    return lambda x: torch.nn.functional.linear(x, weight)
+
+
+def _nibbles(weight: Tensor) -> Product:
+    """Eight bits as twice four: KleidiAI, on ARM, multiplies four bits at the speed of memory, and torch has no more.
+
+    A whole number from -119 to 119 is 16 times one of four bits plus another. Both halves are rows of one product.
+    """
+    outputs, size = weight.shape
+    scales = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 119
+    whole = (weight / scales[:, None]).round().to(torch.int32)
+    low = (whole + 8) % 16 - 8  # -8..7
+    halves = torch.cat([(whole - low) // 16, low]) + 8  # as the kernel wants them: 0..15, two in a byte
+    joined = (halves[:, 1::2] << 4 | halves[:, ::2]).to(torch.uint8)
+    packed = torch.ops.aten._dyn_quant_pack_4bit_weight(
+        joined, torch.cat([16 * scales, scales]), None, size, size, 2 * outputs
+    )
+
+    def product(x: Tensor) -> Tensor:
+        both: Tensor = torch.ops.aten._dyn_quant_matmul_4bit(x, packed, size, size, 2 * outputs)
+        return both[:, :outputs] + both[:, outputs:]
+
+    return product

@@ -1,0 +1,27 @@
+"""What numpy does many times faster than torch on a CPU, where a step is made of small operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def whole(array: NDArray[Any]) -> Tensor:
+    """An array of whole numbers as a tensor. Not by ``from_numpy``, which a step under watch takes for a constant."""
+    given = torch.empty(array.shape, dtype=torch.int64)
+    np.copyto(given.numpy(), array)
+    return given
+
+
+def largest(x: Tensor) -> Tensor:
+    """The index of the first largest number (or the first NaN) along the last dimension: argmax.
+
+    Over a vocabulary torch's own takes a dozen times as long on a CPU.
+    """
+    if x.device.type != "cpu" or x.dtype == torch.bfloat16:  # which numpy does not know
+        return x.argmax(-1)
+    return whole(np.asarray(x.numpy().argmax(-1)))
