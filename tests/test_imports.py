@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 
 import tiny_gguf
 from outrider.models import hub, loading
@@ -42,26 +42,21 @@ def test_onnxruntime_decodes_without_transformers_models(tmp_path: Path, monkeyp
     target = hub.pull(str(tiny_gguf.write_gguf(tmp_path / "tiny.gguf")))
     code = f"import outrider; llm = outrider.load({str(target)!r}, 'copy', 'cpu', engine='onnxruntime')"
     code += "; llm.generate('hello', max_new_tokens=4, temperature=1.0, top_p=0.9)"
-    assert not imported(code, ("transformers.modeling_utils", "torch._dynamo", "torch.distributed.tensor", "sympy"))
+    assert not imported(code, ("transformers.models.auto", "transformers.modeling_utils", "torch._dynamo", "sympy"))
 
 
-def test_a_config_without_its_class_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_description_without_its_classes_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a setting that only transformers' class for it knows, and a directory of somebody else's read so."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     target = hub.pull(str(tiny_gguf.write_gguf(tmp_path / "tiny.gguf")))
-    quick, full = loading.settings(target), AutoConfig.from_pretrained(target)
-    assert type(quick) is not type(full)
-    asked = {
-        "model_type",
-        "is_encoder_decoder",
-        "dtype",
-        "layer_types",
-        "sliding_window",
-        "eos_token_id",
-        *loading._LLAMA,
-    }
-    for name in asked:
+    quick, words = loading.description(target)
+    full, theirs = AutoConfig.from_pretrained(target), AutoTokenizer.from_pretrained(target)
+    assert type(quick) is not type(full) and type(words) is type(theirs)
+    asked = {"model_type", "is_encoder_decoder", "dtype", "layer_types", "sliding_window", "eos_token_id"}
+    for name in asked | loading._LLAMA:
         assert getattr(quick, name, None) == getattr(full, name, None), name
     assert quick.get_text_config(decoder=True).hidden_size == full.hidden_size
+    assert words.encode("hello  there") == theirs.encode("hello  there") and words.eos_token_id == theirs.eos_token_id
+    assert words.chat_template == theirs.chat_template and words.all_special_ids == theirs.all_special_ids
     (target / hub.MANIFEST).unlink()
-    assert type(loading.settings(target)) is type(full)
+    assert type(loading.description(target)[0]) is type(full)

@@ -34,10 +34,10 @@ def _nibbles(weight: Tensor) -> Product:
     """
     outputs, size = weight.shape
     scales = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 119
-    whole = (weight / scales[:, None]).round().to(torch.int32)
-    low = (whole + 8) % 16 - 8  # -8..7
-    halves = torch.cat([(whole - low) // 16, low]) + 8  # as the kernel wants them: 0..15, two in a byte
-    joined = (halves[:, 1::2] << 4 | halves[:, ::2]).to(torch.uint8)
+    whole = (weight / scales[:, None]).round_().to(torch.int8)  # in bytes throughout: this is at every start
+    low = ((whole + 8) & 15) - 8  # -8..7
+    halves = torch.cat([(whole - low) >> 4, low]) + 8  # as the kernel wants them: 0..15, two in a byte
+    joined = (halves[:, 1::2] << 4 | halves[:, ::2]).view(torch.uint8)
     packed = torch.ops.aten._dyn_quant_pack_4bit_weight(
         joined, torch.cat([16 * scales, scales]), None, size, size, 2 * outputs
     )

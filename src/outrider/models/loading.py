@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from outrider.errors import (
     BadOption,
@@ -62,8 +63,7 @@ def load(
     place = hub.resolve(name)
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
-        config = settings(place, **common)
-        tokenizer = AutoTokenizer.from_pretrained(place, config=config, **common)
+        config, tokenizer = description(place, **common)
         kind = choose_dtype(dtype, config, where)
         if chosen_engine(kernels, config, where, kind, _size(place)) == "onnxruntime":
             return Loaded(name, _prepared(place, config, kernels), tokenizer, kernels)
@@ -94,17 +94,24 @@ _LLAMA = frozenset(
 """What is asked of a Llama's config. Where all of it is written down, no default of transformers' class counts."""
 
 
-def settings(place: Path | str, **common: Any) -> Any:
-    """A model's config.
+def description(place: Path | str, **common: Any) -> tuple[Any, PreTrainedTokenizerBase]:
+    """A model's config and tokenizer.
 
-    transformers' class for Llama's brings the compiler and distributed tensors along, two seconds of imports. A
-    directory that was converted here leaves nothing to that class, so it is read without it.
+    transformers' own ways to them import its table of all models and, for a Llama, the compiler and distributed
+    tensors: more than two seconds. A directory that was converted here says everything itself and is read as it is.
     """
     if isinstance(place, Path) and (place / hub.MANIFEST).is_file():
         written, _ = PreTrainedConfig.get_config_dict(place)
-        if written.get("model_type") == "llama" and written.keys() >= _LLAMA:
-            return PreTrainedConfig.from_dict(written)
-    return AutoConfig.from_pretrained(place, **common)
+        words = json.loads((place / "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
+        if (
+            written.get("model_type") == "llama"
+            and written.keys() >= _LLAMA
+            and words == PreTrainedTokenizerFast.__name__
+        ):
+            return PreTrainedConfig.from_dict(written), PreTrainedTokenizerFast.from_pretrained(place)
+    from transformers import AutoConfig, AutoTokenizer
+
+    return AutoConfig.from_pretrained(place, **common), AutoTokenizer.from_pretrained(place, **common)
 
 
 def _size(place: Path | str) -> float:
