@@ -83,7 +83,7 @@ def _identity(results: Results) -> Iterator[Line]:
         parts = [v for v in results.get(name, {}).values() if isinstance(v, dict) and "mismatches" in v]
         if parts:
             yield _none(
-                f"tokens that differ, {title}", sum(p["mismatches"] for p in parts), sum(p["tokens"] for p in parts)
+                f"other tokens, {title}", sum(p["mismatches"] for p in parts), sum(p["tokens"] for p in parts)
             )
 
 

@@ -25,18 +25,25 @@ from outrider.types import DraftSession, Session, Shape
 
 CONFIG = "outrider_draft.json"
 
+FLOOR, FLOOR_OF_PAID_ROWS = 0.1, 0.3
+"""Least chance worth another guess: about twice the cost of a guess, with a row of the target's run or without."""
+
 
 class HeadDrafter:
     """A trained head as a drafter. ``tokens`` [N] are the tokens it can draft.
 
-    It stops where, by its own confidence, its guesses so far are all right with a chance below ``floor``.
+    It stops where, by its own confidence, its guesses so far are all right with a chance below ``floor``: by default
+    one that fits what a guess costs, which is more where every row of a run does (see ``Shape.fixed``).
     """
 
     cost = 0.05  # target runs a guess takes, about
 
-    def __init__(self, head: Head, tokens: Tensor, name: str = "head", floor: float = 0.1) -> None:
+    def __init__(self, head: Head, tokens: Tensor, name: str = "head", floor: float | None = None) -> None:
         self.head, self.tokens, self.name = head.eval().requires_grad_(False), tokens, name
-        require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
+        require(
+            floor is None or 0 <= floor < 1,
+            f"floor must be a chance below 1 (0: never stop early) or None, got {floor!r}",
+        )
         self.floor = floor
         self._prepared: Prepared | None = None
 
@@ -46,7 +53,7 @@ class HeadDrafter:
 
     @property
     def plans(self) -> bool:
-        return self.floor > 0 and self.head.config.kind == "feature"
+        return self.floor != 0 and self.head.config.kind == "feature"
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         size = None if target.hidden is None else target.hidden.shape[-1]
@@ -56,7 +63,13 @@ class HeadDrafter:
                 f"the target shows {size or 'none'}; use the draft with the target it was trained for"
             )
         kind = BlockwiseSession if self.head.config.kind == "blockwise" else FeatureSession
-        return kind(self._ready(target), self.floor if self.plans else 0.0, rows, shape, target)
+        return kind(self._ready(target), self._floor(shape, target), rows, shape, target)
+
+    def _floor(self, shape: Shape, target: Session) -> float:
+        if not self.plans:
+            return 0.0
+        free = getattr(target, "shape", shape).fixed
+        return (FLOOR if free else FLOOR_OF_PAID_ROWS) if self.floor is None else self.floor
 
     def _ready(self, target: Session) -> Prepared:
         """Weights are prepared once for a target, not for every request."""

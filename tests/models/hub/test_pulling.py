@@ -278,5 +278,6 @@ def test_the_default_model() -> None:
     assert model.generation_config.eos_token_id == model.config.eos_token_id == tokenizer.eos_token_id == end == 2
     asked = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    model = model.float()  # not every CPU computes bfloat16, and torch without such kernels writes nonsense on some
     answer = model.generate(**prompt, max_new_tokens=20, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
