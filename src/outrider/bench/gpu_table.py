@@ -82,9 +82,7 @@ def _identity(results: Results) -> Iterator[Line]:
     for name, title in (("replayed_is_eager", "replayed against eager"), ("identity", "speculative against plain")):
         parts = [v for v in results.get(name, {}).values() if isinstance(v, dict) and "mismatches" in v]
         if parts:
-            yield _none(
-                f"other tokens, {title}", sum(p["mismatches"] for p in parts), sum(p["tokens"] for p in parts)
-            )
+            yield _none(f"other tokens, {title}", sum(p["mismatches"] for p in parts), sum(p["tokens"] for p in parts))
 
 
 def _pair(results: Results) -> Iterator[Line]:
