@@ -371,7 +371,7 @@ def test_drafts_that_others_can_use(folder: str, tmp_path: Path) -> None:
         (["--engines", "llamacpp"], "known: outrider"),
         (["--engines", "outrider,outrider"], "twice"),
         (["--engines", ","], "empty"),
-        (["--engines", "vllm:int3"], "dtype must be"),
+        (["--engines", "vllm:int8"], "dtype must be"),
         (["--peer-python", "vllm"], "ENGINE=PATH"),
         (["--peer-python", "vllm=/no/such/python"], "does not exist"),
         (["--peer-model", "what=."], "must be one of"),

@@ -198,7 +198,7 @@ class Bench:
         for way in working:
             self.report["engines"][f"{seat.name} {way}"] = {
                 "engine": seat.engine, "version": about["version"], "dtype": about["dtype"],
-                "note": about["notes"].get(way, ""), "own_python": seat.python == sys.executable,
+                "note": about["notes"].get(way, ""), "same_python": seat.python == sys.executable,
             }  # fmt: skip
 
     @staticmethod

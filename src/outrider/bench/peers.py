@@ -61,7 +61,8 @@ def engine_and_dtype(text: str) -> tuple[str, str | None]:
     """``vllm`` or ``vllm:bfloat16``."""
     engine, _, dtype = text.strip().partition(":")
     require(engine in MODULES, f"engine {engine!r} is not known; known: {', '.join(MODULES)}")
-    require(not dtype or dtype in DTYPES, f"engine {text!r}: the dtype must be one of {', '.join(DTYPES)}")
+    known = (*DTYPES, "int8") if engine == "outrider" else DTYPES
+    require(not dtype or dtype in known, f"engine {text!r}: the dtype must be one of {', '.join(known)}")
     return engine, dtype or None
 
 

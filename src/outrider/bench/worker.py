@@ -25,17 +25,20 @@ Request = dict[str, Any]
 
 
 class Outrider:
-    """Ours: ``plain`` is the same engine without a draft."""
+    """Ours: ``plain`` is the same engine without a draft. The dtype int8 means weights of eight bits."""
 
     def __init__(self, wanted: Request) -> None:
         import outrider
 
         drafts = {"plain": "none", "speculative": wanted["draft"] or "auto"}
         first, *others = wanted["ways"]
-        llm = outrider.load(wanted["target"], drafts[first], "cpu", wanted["dtype"], slots=1)
+        packed = wanted["dtype"] == "int8"
+        kind, weights = ("auto", "int8") if packed else (wanted["dtype"], "full")
+        llm = outrider.load(wanted["target"], drafts[first], "cpu", kind, slots=1, weights=weights)
         self.ways = {first: llm, **{way: llm.with_draft(drafts[way]) for way in others}}
-        self.version, self.dtype = outrider.__version__, str(llm.target.model.dtype).removeprefix("torch.")
-        self.notes = {way: engine.drafter.name for way, engine in self.ways.items()}
+        model = llm.target.model
+        self.version, self.dtype = outrider.__version__, "int8" if packed else str(model.dtype).removeprefix("torch.")
+        self.notes = {way: f"{model.engine_name}, draft {engine.drafter.name}" for way, engine in self.ways.items()}
 
     def generate(self, request: Request, heard: Heard) -> list[int]:
         options = {"max_new_tokens": request["tokens"], "temperature": request["temperature"], "seed": request["seed"]}

@@ -34,7 +34,7 @@ def cpu(
         str | None,
         typer.Option(
             help="outrider, transformers, vllm, openvino, each with :float32, :bfloat16 or :float16 behind it if it is "
-            "to run in that precision; separated by commas. By default all that are installed."
+            "to run in that precision (outrider:int8, too); separated by commas. By default all that are installed."
         ),
     ] = None,
     draft: common.Draft = "auto",
