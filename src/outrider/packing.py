@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 
-def pack(model: nn.Module, rows: int, *, release: bool = False) -> int:
+def pack(model: nn.Module, rows: int, *, release: bool = False, keep: Tensor | None = None) -> int:
     """Pack every linear layer of a CPU model for runs of about ``rows`` rows -> how many were packed.
 
     For inference only: a packed layer no longer sees changes of its weight. With ``release`` a weight that was
-    copied in packing is given up, unless another layer shares it: see ``released``. Does nothing where this build of
-    torch has no such kernels or they would be slower.
+    copied in packing is given up, unless another layer shares it or it is ``keep``, which somebody reads as it is: see
+    ``released``. Does nothing where this build of torch has no such kernels or they would be slower.
     """
     linear = [module for module in model.modules() if type(module) is nn.Linear and module.weight.device.type == "cpu"]
     holders = _holders(model)
@@ -32,7 +32,7 @@ def pack(model: nn.Module, rows: int, *, release: bool = False) -> int:
             module.outrider_packed = laid_out
             module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
             count += 1
-            if release and holders[module.weight.data_ptr()] == 1:
+            if release and module.weight is not keep and holders[module.weight.data_ptr()] == 1:
                 module.weight = released(module.weight)
     return count
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+import library
 import tiny
+from outrider.models import loading
+from outrider.models.engines import Kernels
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.lean import FAMILIES, make_lean
 from outrider.packing import pack, worth_packing
@@ -82,6 +87,15 @@ def test_a_shared_weight_is_not_released() -> None:
     pack(model, rows=5, release=True)
     assert model.model.embed_tokens.weight.device.type == "cpu"
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_what_heads_read_is_not_released(tmp_path: Path) -> None:
+    """A released output layer has no memory: heads then guessed from whatever lay around, differently at every load."""
+    place = library.save_llama(tmp_path / "llama")
+    model = loading.load(str(place), "cpu", "float32", kernels=Kernels(release=True)).model
+    assert model.unembedding is not model.embedding, "tied weights are kept anyway"
+    assert {model.unembedding.device.type, model.embedding.device.type} == {"cpu"}
+    assert any(parameter.device.type == "meta" for parameter in model.model.parameters()), "others are released"
 
 
 @pytest.mark.parametrize(("machine", "one_row"), [("x86_64", True), ("aarch64", False), ("arm64", False)])

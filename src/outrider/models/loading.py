@@ -76,7 +76,7 @@ def load(
     narrow = model.dtype == torch.bfloat16 and cpu_is_fast_at_bfloat16()
     if where.type == "cpu" and (model.dtype == torch.float32 or narrow):  # what the packed kernels were measured for
         make_lean(model, kernels.rows, release=kernels.release)
-        pack(model, kernels.rows, release=kernels.release)
+        pack(model, kernels.rows, release=kernels.release, keep=wrapped.unembedding)  # heads read it
     if where.type == "cuda":
         wrapped.fuse()  # no: the family has no fused layers, and runs through its own
         if kernels.weights == "int8":
