@@ -53,7 +53,7 @@ Graphs = Annotated[
     ),
 ]
 Engine = Annotated[
-    str, typer.Option(help="What runs the target: torch, onnxruntime (on a CPU), or auto: onnxruntime where it can.")
+    str, typer.Option(help="What runs the target: torch; on a CPU numba or onnxruntime; auto: the fastest that can.")
 ]
 Weights = Annotated[str, typer.Option(help="full (as --dtype says), or int8: matrices in eight bits.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate at most.")]

@@ -10,23 +10,27 @@ import typer
 
 from outrider.cli import common
 from outrider.cli.common import answers, notes
+from outrider.errors import BadOption
 from outrider.models.gguf import MB
 
 
 def warm(
     target: Annotated[str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")],
+    engine: common.Engine = "auto",
     weights: common.Weights = "full",
     as_json: common.Json = False,
 ) -> None:
-    """Prepare a model for onnxruntime on this CPU: weights as it reads them, and whether runs may be narrow."""
+    """Prepare a model for its engine on this CPU: weights as it reads them, and whether runs may be narrow."""
     from outrider.models import loading
+    from outrider.models.engine_model import EngineModel
     from outrider.models.engines import Kernels
-    from outrider.models.onnx_model import OnnxModel
 
     began = time.perf_counter()
     with notes.status(f"preparing {target}"):
-        model = loading.load(target, "cpu", "float32", kernels=Kernels("onnxruntime", weights)).model
-    assert isinstance(model, OnnxModel)
+        model = loading.load(target, "cpu", kernels=Kernels(engine, weights)).model
+    if not isinstance(model, EngineModel):
+        reason = "no other engine can run it, or it is too small to gain" if engine == "auto" else "as you asked"
+        raise BadOption(f"{target} is run by torch, which needs nothing prepared: {reason}")
     taken, folder, size = time.perf_counter() - began, model.prepared.folder, model.prepared.bytes
     if as_json:
         found = {

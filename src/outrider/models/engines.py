@@ -1,4 +1,4 @@
-"""What runs a model: torch, or onnxruntime where it is installed, the device is a CPU and the family is known."""
+"""What runs a model: torch, or on a CPU numba or onnxruntime, where installed and the family is known."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import torch
 
 from outrider.errors import BadOption, require
 from outrider.models.lean import FAMILIES
+from outrider.models.sizes import Sizes
 
-ENGINES = ("auto", "torch", "onnxruntime")
+ENGINES = ("auto", "numba", "onnxruntime", "torch")
 WEIGHTS = ("full", "int8")
 
 _WORTH_FILES = 32e6
@@ -49,37 +50,75 @@ def cpu_identity() -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
 
 
-def chosen_engine(kernels: Kernels, config: Any, device: torch.device, dtype: torch.dtype, size: float) -> str:
-    """torch or onnxruntime, for a model of ``size`` bytes; an error where what was asked for cannot be had."""
-    if device.type == "cuda" and kernels.engine != "onnxruntime":
+def chosen_engine(
+    kernels: Kernels, config: Any, device: torch.device, dtype: torch.dtype, size: float, settled: bool = True
+) -> str:
+    """numba, onnxruntime or torch, for a model of ``size`` bytes; an error where what was asked for cannot be had.
+
+    ``settled``: whether the user asked for this dtype, or it is only what torch would use.
+    """
+    if device.type == "cuda" and kernels.engine in ("auto", "torch"):
         return "torch"  # eight bits, too: see eight_bits.py
+    narrow = kernels.weights == "int8"
     require(
-        kernels.weights == "full" or kernels.engine != "torch",
-        f"weights={kernels.weights!r} on a CPU is run by onnxruntime; leave engine='torch' out",
+        not narrow or kernels.engine in ("auto", "onnxruntime"),
+        f"weights={kernels.weights!r} on a CPU is run by onnxruntime; leave engine={kernels.engine!r} out",
     )
-    by_itself = kernels.engine == "auto" and kernels.weights == "full"
+    by_itself = kernels.engine == "auto" and not narrow
     if kernels.engine == "torch" or (by_itself and size < _WORTH_FILES):
         return "torch"
-    obstacle = _obstacle(kernels, config, device, dtype)
-    if obstacle is None:
-        return "onnxruntime"
+    wanted = dtype if settled else torch.float32
+    obstacles = {
+        "numba": _general_obstacle(config, device) or _numba_obstacle(config, wanted),
+        "onnxruntime": _general_obstacle(config, device) or _onnx_obstacle(torch.float32 if narrow else dtype),
+    }
     if by_itself:
-        return "torch"
-    asked = "weights='int8'" if kernels.engine == "auto" else "engine='onnxruntime'"
-    raise BadOption(f"{asked} cannot be used: {obstacle}")
+        return next((engine for engine, obstacle in obstacles.items() if obstacle is None), "torch")
+    engine = "onnxruntime" if narrow else kernels.engine
+    if obstacles[engine] is None:
+        return engine
+    asked = "weights='int8'" if kernels.engine == "auto" else f"engine={engine!r}"
+    raise BadOption(f"{asked} cannot be used: {obstacles[engine]}")
 
 
-def _obstacle(kernels: Kernels, config: Any, device: torch.device, dtype: torch.dtype) -> str | None:
-    """None, or why onnxruntime cannot run this model, with what to do about it."""
+def _general_obstacle(config: Any, device: torch.device) -> str | None:
+    """None, or why no engine but torch can run this model, with what to do about it."""
     if device.type != "cpu":
         return f"it runs models on a CPU, and the device is {device}; leave it out or use device='cpu'"
     if config.model_type not in FAMILIES or getattr(config, "hidden_act", None) != "silu":
-        return f"models of type {config.model_type!r} have no graph here; leave it out"
+        return f"models of type {config.model_type!r} have no layers here; leave it out"
     rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rotation not in _FIXED_ROTATIONS:
-        return f"rotary positions of type {rotation!r} have no graph here; leave it out"
-    if dtype != torch.float32 and kernels.weights == "full":
-        return f"it computes in float32, not {str(dtype).removeprefix('torch.')}; use dtype='float32', or leave it out"
-    if missing := [name for name in ("onnxruntime", "onnx") if find_spec(name) is None]:
-        return f"{missing[0]} is not installed; run: pip install 'outrider[cpu]'"
+        return f"rotary positions of type {rotation!r} have no layers here; leave it out"
     return None
+
+
+def _onnx_obstacle(dtype: torch.dtype) -> str | None:
+    return _not_float32(dtype) or _missing("onnxruntime", "onnx")
+
+
+def _numba_obstacle(config: Any, dtype: torch.dtype) -> str | None:
+    sizes = Sizes.of(config)
+    if saved := _not_bfloat16(config):
+        return saved
+    if sizes.hidden % 16 or sizes.inner % 16 or sizes.heads * sizes.depth % 4 or sizes.depth % 2:
+        return f"it runs layers of a multiple of 16, not of {sizes.hidden} and {sizes.inner}; leave it out"
+    return _not_float32(dtype) or _missing("numba")
+
+
+def _not_bfloat16(config: Any) -> str | None:
+    saved = str(getattr(config, "dtype", None)).removeprefix("torch.")
+    if saved == "bfloat16":
+        return None
+    return f"it reads weights that were saved in bfloat16, and these are in {saved}; leave it out"
+
+
+def _not_float32(dtype: torch.dtype) -> str | None:
+    if dtype == torch.float32:
+        return None
+    return f"it computes in float32, not {str(dtype).removeprefix('torch.')}; use dtype='float32', or leave it out"
+
+
+def _missing(*packages: str) -> str | None:
+    absent = [name for name in packages if find_spec(name) is None]
+    return f"{absent[0]} is not installed; run: pip install 'outrider[cpu]'" if absent else None

@@ -65,8 +65,9 @@ def load(
     try:
         config, tokenizer = description(place, **common)
         kind = choose_dtype(dtype, config, where)
-        if chosen_engine(kernels, config, where, kind, _size(place)) == "onnxruntime":
-            return Loaded(name, _prepared(place, config, kernels), tokenizer, kernels)
+        engine = chosen_engine(kernels, config, where, kind, _size(place), settled=dtype != "auto")
+        if engine != "torch":
+            return Loaded(name, _prepared(place, config, engine, kernels), tokenizer, kernels)
         model: PreTrainedModel = _class(config).from_pretrained(place, dtype=kind, use_safetensors=True, **common)
     except OutriderError:
         raise
@@ -126,19 +127,23 @@ def _class(config: Any) -> Any:
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
-def _prepared(place: Path | str, config: Any, kernels: Kernels) -> HuggingFaceModel:
-    """A model run by onnxruntime from files in the cache, which are written the first time."""
-    from outrider.models.onnx_files import prepare
-    from outrider.models.onnx_model import OnnxModel, Outline
+def _prepared(place: Path | str, config: Any, engine: str, kernels: Kernels) -> HuggingFaceModel:
+    """A model run by an engine from files in the cache, which are written the first time."""
+    from outrider.models.engine_model import EngineModel, Outline
+    from outrider.models.prepared import prepare
 
+    if engine == "numba":
+        from outrider.models.jit_engine import Engine
+    else:
+        from outrider.models.onnx_engine import Engine  # type: ignore[assignment]
     if isinstance(place, str):
         place = Path(snapshot_download(place, allow_patterns=["*.safetensors", "*.json"]))
-    prepared = prepare(place, config, kernels.weights == "int8")
+    prepared = prepare(place, config, engine, kernels.weights == "int8")
     try:
         asked = GenerationConfig.from_pretrained(place)
     except OSError:  # a checkpoint need not have one: then what the config says counts
         asked = GenerationConfig.from_model_config(config)
-    return OnnxModel(Outline(config, asked), prepared)
+    return EngineModel(Outline(config, asked), prepared, Engine)
 
 
 def _moved(name: str, model: PreTrainedModel, where: torch.device) -> PreTrainedModel:

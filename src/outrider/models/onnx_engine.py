@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,29 +12,21 @@ import torch
 from torch import Tensor
 
 from outrider.models.cache import RaggedCache
+from outrider.models.engine_model import Run
 from outrider.models.onnx_llama import LAYERS, OUTPUT
+from outrider.models.prepared import Prepared
 from outrider.threads import spins
 
 _KINDS = {torch.float32: np.float32, torch.int64: np.int64}
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a run of the layers reads, for B rows of W tokens; N = B * W."""
-
-    x: Tensor  # [N, size]: embedded tokens
-    start: Tensor  # [B]: where keys and values of each row go
-    cos: Tensor  # [N, depth / 2]
-    sin: Tensor
-    masks: Mapping[str, Tensor]  # [B, 1, heads that share keys * W, C] each
-
-
 class Engine:
     """A model's graphs, open. Threads may share it; each run belongs to one cache."""
 
-    version: str = onnxruntime.__version__
+    reads_masks = True
+    name = f"onnxruntime {onnxruntime.__version__}"
 
-    def __init__(self, folder: Path, vocabulary: int) -> None:
+    def __init__(self, prepared: Prepared, config: Any, vocabulary: int) -> None:
         self.threads = torch.get_num_threads()
         self.vocabulary = vocabulary
         options = onnxruntime.SessionOptions()
@@ -45,7 +35,7 @@ class Engine:
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins() else "0")
         options.add_session_config_entry("session.force_spinning_stop", "1")
         self._layers, self._output = (
-            onnxruntime.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"])
+            onnxruntime.InferenceSession(str(prepared.folder / name), options, providers=["CPUExecutionProvider"])
             for name in (LAYERS, OUTPUT)
         )
         self._bound: WeakKeyDictionary[RaggedCache, Any] = WeakKeyDictionary()
@@ -55,6 +45,7 @@ class Engine:
         binding = self._binding(cache)
         rows = given.start.shape[0]
         tokens = given.x.shape[0]
+        assert given.masks is not None
         places = torch.arange(tokens).view(rows, -1)
         inputs = {"x": given.x, "places": places, "cos": given.cos, "sin": given.sin, "start": given.start}
         inputs = {name: tensor.contiguous() for name, tensor in (inputs | dict(given.masks)).items()}

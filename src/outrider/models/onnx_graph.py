@@ -1,82 +1,25 @@
-"""What ONNX graphs are written with: tensors from a checkpoint, weights in one file, nodes in the order they run."""
+"""What ONNX graphs are written with: weights in a file beside them, nodes in the order they run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
 import torch
 from onnx import TensorProto, helper
-from safetensors import safe_open
 from torch import Tensor
 
-from outrider.errors import ModelError, require
+from outrider.models.weight_files import WEIGHTS, WeightFile
 
-WEIGHTS = "weights.bin"
-_PAGE = 4096
 _BLOCK = 64
 """Weights that share a scale. Of the sizes there are kernels for, larger ones are faster and smaller ones finer."""
 
 MICROSOFT = "com.microsoft"
 
 
-class Tensors:
-    """The tensors of a directory's safetensors files, read one at a time."""
-
-    def __init__(self, folder: Path) -> None:
-        files: list[Any] = [safe_open(str(file), framework="pt") for file in sorted(folder.glob("*.safetensors"))]
-        self.home = {name: file for file in files for name in file.keys()}  # noqa: SIM118
-        self.used: set[str] = set()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.home
-
-    def joined(self, names: Sequence[str]) -> Tensor:
-        """Tensors one below the other, in float32."""
-        missing = [name for name in names if name not in self.home]
-        require(not missing, f"the checkpoint has no tensor {missing[:1]}; {_REMEDY}", ModelError)
-        self.used |= set(names)
-        return torch.cat([self.home[name].get_tensor(name).to(torch.float32) for name in names])
-
-    def require_all_used(self, except_for: set[str]) -> None:
-        """A tensor that no graph reads would be a part of the model that is left out."""
-        derived = {name for name in self.home if name.endswith("rotary_emb.inv_freq")}
-        unused = sorted(self.home.keys() - self.used - derived - except_for)
-        require(not unused, f"the checkpoint has tensors that are not known here: {unused[:3]}; {_REMEDY}", ModelError)
-
-
-_REMEDY = "load the model with engine='torch'"
-
-
-class WeightFile:
-    """Tensors in one file, one after another; the same file serves several graphs."""
-
-    def __init__(self, path: Path) -> None:
-        self.file: BinaryIO = path.open("wb")
-        self.places: dict[str, tuple[int, list[int]]] = {}  # offset in bytes and shape
-
-    def write(self, name: str, array: np.ndarray[Any, Any]) -> TensorProto:
-        """Append an array -> what stands for it in a graph."""
-        self.file.seek(-self.file.tell() % _PAGE, 1)
-        place = self.file.tell()
-        self.file.write(np.ascontiguousarray(array).data)
-        self.places[name] = (place, list(array.shape))
-        proto = TensorProto(
-            name=name, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype),
-            data_location=TensorProto.EXTERNAL,
-        )  # fmt: skip
-        for key, value in (("location", WEIGHTS), ("offset", place), ("length", array.nbytes)):
-            proto.external_data.add(key=key, value=str(value))
-        return proto
-
-    def close(self) -> None:
-        self.file.close()
-
-
 class Graph:
-    """Nodes in the order they run; every method returns the name of what it gives."""
+    """Nodes in the order they run; every method returns the name of what it gives. Graphs may share a file."""
 
     def __init__(self, file: WeightFile, int8: bool) -> None:
         self.file, self.int8 = file, int8
@@ -104,7 +47,15 @@ class Graph:
         return names[0] if len(names) == 1 else names
 
     def weight(self, name: str, tensor: Tensor) -> str:
-        self.constants.append(self.file.write(name, tensor.numpy()))
+        array = tensor.numpy()
+        proto = TensorProto(
+            name=name, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype),
+            data_location=TensorProto.EXTERNAL,
+        )  # fmt: skip
+        place = self.file.write(name, array)
+        for key, value in (("location", WEIGHTS), ("offset", place), ("length", array.nbytes)):
+            proto.external_data.add(key=key, value=str(value))
+        self.constants.append(proto)
         return name
 
     def linear(self, x: str, name: str, weight: Tensor, bias: Tensor | None = None) -> str:

@@ -8,43 +8,20 @@ nothing here limits their number.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onnx import TensorProto
 
 from outrider.models.families import sliding_windows
-from outrider.models.onnx_graph import MICROSOFT, WEIGHTS, Graph, Tensors, WeightFile
+from outrider.models.onnx_graph import MICROSOFT, Graph
+from outrider.models.sizes import Sizes
+from outrider.models.weight_files import WEIGHTS, Tensors, WeightFile
 
 FORMAT = 1
 """Raised whenever a graph changes: what was prepared before is then prepared again."""
 
 LAYERS, OUTPUT = "layers.onnx", "output.onnx"
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The numbers of a model that its graph is made of."""
-
-    layers: int
-    hidden: int
-    heads: int
-    shared: int  # heads of keys and values
-    depth: int
-    epsilon: float
-
-    @staticmethod
-    def of(config: Any) -> Sizes:
-        depth = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return Sizes(
-            config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.num_key_value_heads,
-            depth, config.rms_norm_eps,
-        )  # fmt: skip
-
-    @property
-    def groups(self) -> int:
-        return self.heads // self.shared
 
 
 def mask_names(config: Any) -> list[str]:
@@ -55,9 +32,9 @@ def mask_names(config: Any) -> list[str]:
     return ["mask"] * config.num_hidden_layers
 
 
-def write(folder: Path, tensors: Tensors, config: Any, int8: bool) -> dict[str, tuple[int, list[int]]]:
+def write(folder: Path, source: Path, config: Any, int8: bool) -> dict[str, tuple[int, list[int]]]:
     """Graphs and weights into a folder -> where in the file the tensors are that are read outside of the graphs."""
-    file = WeightFile(folder / WEIGHTS)
+    file, tensors = WeightFile(folder / WEIGHTS), Tensors(source)
     try:
         _layers(Graph(file, int8), tensors, config).save(folder / LAYERS)
         tied = config.tie_word_embeddings or "lm_head.weight" not in tensors

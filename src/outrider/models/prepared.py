@@ -1,4 +1,4 @@
-"""Graphs and weights for onnxruntime, written once into the cache and read from there by every process."""
+"""What an engine runs a model from, written once into the cache and read from there by every process."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from torch import Tensor
 
 from outrider.errors import ModelCorrupt
 from outrider.models import hub
-from outrider.models.onnx_graph import WEIGHTS, Tensors
-from outrider.models.onnx_llama import FORMAT, write
+from outrider.models.weight_files import WEIGHTS
 
 RECORD = "prepared.json"
+
+Places = dict[str, tuple[int, list[int]]]
+"""Offset in bytes and shape of a tensor in the file of weights, by name."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A folder with a model's graphs and weights."""
+    """A folder with a model's weights as an engine reads them, and where each is in their file."""
 
     folder: Path
     record: dict[str, Any]
@@ -59,37 +61,61 @@ class Prepared:
         return bool(facts[conditions])
 
 
-def prepare(source: Path, config: Any, int8: bool) -> Prepared:
-    """The graphs and weights of a model's directory, written first if they are not there or no longer fit it."""
-    weights = "int8" if int8 else "float32"
-    final = hub.cache_dir() / f"onnx-{_key(source, weights)}"
+def prepare(source: Path, config: Any, engine: str, int8: bool = False) -> Prepared:
+    """The files of an engine for a model's directory, written first if they are not there or no longer fit it."""
+    form = _form(engine, int8)
+    final = hub.cache_dir() / f"{engine}-{_key(source, form)}"
     if not final.is_dir():
         console = Console(stderr=True, soft_wrap=True, highlight=False)
         needed = 2 * sum(file.stat().st_size for file in source.glob("*.safetensors"))
         with hub.making(str(source), final, needed, console) as stage:
             if not final.is_dir():  # another process may have been faster
-                with console.status(f"Writing {weights} weights for onnxruntime (once)"):
-                    _make(stage / "model", source, config, weights).rename(final)
+                with console.status(f"Writing {form.weights} weights for {engine} (once)"):
+                    _make(stage / "model", source, config, form).rename(final)
     return Prepared(final, json.loads((final / RECORD).read_text(encoding="utf-8")))
 
 
-def _make(folder: Path, source: Path, config: Any, weights: str) -> Path:
+@dataclass(frozen=True)
+class _Form:
+    """How an engine wants its weights."""
+
+    engine: str
+    weights: str
+    format: int
+    write: Callable[[Path, Path, Any], Places]
+
+
+def _form(engine: str, int8: bool) -> _Form:
+    # Imported when needed: each needs what only its engine does.
+    if engine == "numba":
+        from outrider.models import jit_files
+
+        return _Form(engine, "bfloat16", jit_files.FORMAT, jit_files.write)
+    from outrider.models import onnx_llama
+
+    weights = "int8" if int8 else "float32"
+    return _Form(
+        engine, weights, onnx_llama.FORMAT, lambda to, source, config: onnx_llama.write(to, source, config, int8)
+    )
+
+
+def _make(folder: Path, source: Path, config: Any, form: _Form) -> Path:
     folder.mkdir()
-    places = write(folder, Tensors(source), config, weights == "int8")
-    record = {"source": str(source.resolve()), "weights": weights, "places": places}
+    places = form.write(folder, source, config)
+    record = {"source": str(source.resolve()), "weights": form.weights, "places": places}
     _write_record(folder, record)
-    for old in hub.cache_dir().glob(f"onnx-*/{RECORD}"):  # from the same directory, before it changed
+    for old in hub.cache_dir().glob(f"{form.engine}-*/{RECORD}"):  # from the same directory, before it changed
         known = json.loads(old.read_text(encoding="utf-8"))
         if all(known.get(name) == record[name] for name in ("source", "weights")):
             shutil.rmtree(old.parent, ignore_errors=True)
     return folder
 
 
-def _key(source: Path, weights: str) -> str:
-    """By what the files are made from: another checkpoint, another setting or another graph is another key."""
+def _key(source: Path, form: _Form) -> str:
+    """By what the files are made from: another checkpoint, another setting or another layout is another key."""
     files = sorted(file for file in source.iterdir() if file.suffix in (".safetensors", ".json"))
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(repr((FORMAT, weights, str(source.resolve()), facts)).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr((form.format, form.weights, str(source.resolve()), facts)).encode()).hexdigest()[:32]
 
 
 def _write_record(folder: Path, record: dict[str, Any]) -> None:

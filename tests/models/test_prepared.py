@@ -17,11 +17,12 @@ from outrider.cli.main import app
 from outrider.errors import BadOption, ModelCorrupt, ModelError
 from outrider.models.engines import Kernels, chosen_engine
 
+pytest.importorskip("numba")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
-from outrider.models.onnx_files import RECORD, prepare
-from outrider.models.onnx_graph import WEIGHTS
+from outrider.models.prepared import RECORD, prepare
+from outrider.models.weight_files import WEIGHTS
 
 
 @pytest.fixture(autouse=True)
@@ -35,22 +36,29 @@ def folder(tmp_path: Path) -> Path:
     return library.save_llama(tmp_path / "target")
 
 
-def test_the_text_of_torch(folder: Path) -> None:
+@pytest.fixture
+def narrow(folder: Path) -> Path:
+    """The same model, saved in bfloat16."""
+    tf.LlamaForCausalLM.from_pretrained(folder).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def test_the_text_of_torch(narrow: Path) -> None:
     """Catches any part of the way from a directory to a text that differs by engine."""
-    texts = {
-        engine: outrider.load(str(folder), engine=engine).generate("the cat", max_new_tokens=24, eos=[]).tokens
-        for engine in ("torch", "onnxruntime")
-    }
-    assert texts["onnxruntime"] == texts["torch"]
+    torch_, *others = (
+        outrider.load(str(narrow), engine=engine, dtype="float32").generate("the cat", max_new_tokens=24, eos=[]).tokens
+        for engine in ("torch", "onnxruntime", "numba")
+    )
+    assert others == [torch_] * 2
 
 
-@pytest.mark.parametrize("weights", ["full", "int8"])
+@pytest.mark.parametrize(("engine", "weights"), [("numba", "full"), ("onnxruntime", "full"), ("onnxruntime", "int8")])
 @pytest.mark.parametrize("draft", ["copy", "ngram", "uniform", "MODEL"])
-def test_one_text_with_every_draft(folder: Path, tmp_path: Path, draft: str, weights: str) -> None:
+def test_one_text_with_every_draft(narrow: Path, tmp_path: Path, draft: str, engine: str, weights: str) -> None:
     """Catches a draft loaded for another engine, and speculation that shows in the text."""
     if draft == "MODEL":
         draft = str(library.save_llama(tmp_path / "draft", seed=0))
-    llm = outrider.load(str(folder), draft, engine="onnxruntime", weights=weights)
+    llm = outrider.load(str(narrow), draft, dtype="float32", engine=engine, weights=weights)
     for options in ({}, {"temperature": 1.0, "seed": 3, "coupling": "gumbel"}):
         plain = llm.with_draft(None).generate(["the cat", "a"], max_new_tokens=32, **options)
         for gamma in (1, 4, 8):
@@ -60,25 +68,25 @@ def test_one_text_with_every_draft(folder: Path, tmp_path: Path, draft: str, wei
 
 def test_written_once(folder: Path, cache: Path) -> None:
     config = tf.AutoConfig.from_pretrained(folder)
-    first = prepare(folder, config, int8=False)
+    first = prepare(folder, config, "onnxruntime")
     written = (first.folder / WEIGHTS).stat().st_mtime_ns
-    again = prepare(folder, config, int8=False)
+    again = prepare(folder, config, "onnxruntime")
     assert again.folder == first.folder
     assert (again.folder / WEIGHTS).stat().st_mtime_ns == written
     assert first.known("any", "here", lambda: True)
-    assert prepare(folder, config, int8=False).known("any", "here", lambda: False), "a fact is found out once"
-    assert not prepare(folder, config, int8=False).known("any", "elsewhere", lambda: False)
+    assert prepare(folder, config, "onnxruntime").known("any", "here", lambda: False), "a fact is found out once"
+    assert not prepare(folder, config, "onnxruntime").known("any", "elsewhere", lambda: False)
 
 
 def test_written_again_for_another_checkpoint(folder: Path, cache: Path) -> None:
     """Catches old weights run under a new model's name, and old files that nobody ever removes."""
     config = tf.AutoConfig.from_pretrained(folder)
-    old = prepare(folder, config, int8=False)
-    kept = prepare(folder, config, int8=True)
+    old = prepare(folder, config, "onnxruntime")
+    kept = prepare(folder, config, "onnxruntime", int8=True)
     tensors = load_file(folder / "model.safetensors")
     tensors["model.embed_tokens.weight"] += 1
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    new = prepare(folder, config, int8=False)
+    new = prepare(folder, config, "onnxruntime")
     assert torch.equal(new.tensor("embedding"), tensors["model.embed_tokens.weight"])
     assert not old.folder.exists()
     assert kept.folder.exists()
@@ -91,11 +99,20 @@ def test_a_tensor_nobody_reads(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"q_norm.*engine='torch'"):
         outrider.load(str(folder), engine="onnxruntime")
-    assert not list((folder.parent / "cache").glob("onnx-*")), "nothing half made is left"
+    assert not list((folder.parent / "cache").glob(f"*/{RECORD}")), "nothing half made is left"
+
+
+def test_weights_that_are_no_bfloat16(narrow: Path) -> None:
+    """Catches a model that is rounded on its way, and says other things."""
+    tensors = {name: tensor.float() for name, tensor in load_file(narrow / "model.safetensors").items()}
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] += 2**-20
+    save_file(tensors, narrow / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.up_proj.*no bfloat16.*engine='onnxruntime'"):
+        outrider.load(str(narrow), engine="numba")
 
 
 def test_a_file_cut_short(folder: Path) -> None:
-    prepared = prepare(folder, tf.AutoConfig.from_pretrained(folder), int8=False)
+    prepared = prepare(folder, tf.AutoConfig.from_pretrained(folder), "onnxruntime")
     (prepared.folder / WEIGHTS).write_bytes(b"")
     with pytest.raises(ModelCorrupt, match="too short; remove"):
         prepared.tensor("embedding")
@@ -110,10 +127,12 @@ def test_no_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "jax"}, "engine must be one of auto, torch, onnxruntime"),
+        ({"engine": "jax"}, "engine must be one of auto, numba, onnxruntime, torch"),
         ({"weights": "int3"}, "weights must be one of full, int8"),
         ({"weights": "int8", "engine": "torch"}, "leave engine='torch' out"),
+        ({"weights": "int8", "engine": "numba"}, "leave engine='numba' out"),
         ({"engine": "onnxruntime", "dtype": "bfloat16"}, "use dtype='float32'"),
+        ({"engine": "numba"}, "saved in bfloat16, and these are in float32"),
     ],
 )
 def test_refused(folder: Path, options: dict[str, str], message: str) -> None:
@@ -125,18 +144,24 @@ def test_refused(folder: Path, options: dict[str, str], message: str) -> None:
 def test_families_without_a_graph(tmp_path: Path, options: dict[str, str]) -> None:
     """Catches an option that is dropped because the model cannot have it."""
     folder = library.save_t5(tmp_path / "t5")
-    with pytest.raises(BadOption, match="'t5' have no graph here"):
+    with pytest.raises(BadOption, match="'t5' have no layers here"):
         outrider.load(str(folder), **options)
 
 
 def test_what_auto_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """onnxruntime for a model of some size on a CPU in float32, torch for all others and where it is not installed."""
+    """On a CPU numba for weights in bfloat16, else onnxruntime in float32; torch for small ones and all others."""
     config, cpu, large = tf.AutoConfig.from_pretrained(folder), torch.device("cpu"), 1e9
     auto = Kernels("auto")
     assert chosen_engine(auto, config, cpu, torch.float32, large) == "onnxruntime"
     assert chosen_engine(auto, config, cpu, torch.float32, size=1e6) == "torch"
     assert chosen_engine(auto, config, cpu, torch.bfloat16, large) == "torch"
     assert chosen_engine(auto, config, torch.device("cuda"), torch.float32, large) == "torch"
+    config.dtype = torch.bfloat16
+    assert chosen_engine(auto, config, cpu, torch.float32, large) == "numba"
+    assert chosen_engine(auto, config, cpu, torch.bfloat16, large, settled=False) == "numba"
+    assert chosen_engine(auto, config, cpu, torch.bfloat16, large) == "torch"
+    config.intermediate_size = 72
+    assert chosen_engine(auto, config, cpu, torch.float32, large) == "onnxruntime"
     monkeypatch.setattr("outrider.models.engines.find_spec", lambda name: None)
     assert chosen_engine(auto, config, cpu, torch.float32, large) == "torch"
     with pytest.raises(BadOption, match=r"pip install 'outrider\[cpu\]'"):

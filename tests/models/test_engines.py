@@ -1,7 +1,8 @@
-"""Models run by onnxruntime: the same function as transformers', and the same bits with and without guesses."""
+"""Models run by other engines than torch: transformers' function, and the same bits with and without guesses."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,19 @@ from outrider.models.huggingface import HuggingFaceModel
 from outrider.testing import check_session
 from outrider.types import Shape
 
+pytest.importorskip("numba")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
 from exactness.test_bits import Recording
 from models.test_lean import TEXT, scored
+from outrider.models import jit_engine, onnx_engine
 from outrider.models.any_width import bits_do_not_depend_on_width
-from outrider.models.onnx_files import prepare
-from outrider.models.onnx_model import OnnxModel, OnnxSession, Outline
+from outrider.models.engine_model import EngineModel, EngineSession, Outline
+from outrider.models.prepared import prepare
+
+ENGINES = {"numba": jit_engine.Engine, "onnxruntime": onnx_engine.Engine}
+FORMS = [("numba", False), ("onnxruntime", False), ("onnxruntime", True)]
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -62,33 +68,45 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
 
 
-def by_onnxruntime(model: Any, folder: Path, int8: bool = False) -> OnnxModel:
-    model.save_pretrained(folder)
+def rounded(model: Any) -> Any:
+    """With weights that are bfloat16, as which numba keeps them, in float32."""
+    for parameter in model.parameters():  # not buffers: rotations are computed in float32
+        parameter.data = parameter.data.to(torch.bfloat16).to(torch.float32)
+    return model
+
+
+def run_by(engine: str, model: Any, folder: Path, int8: bool = False) -> EngineModel:
+    """The model, saved in bfloat16 and loaded for an engine."""
+    deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     config = tf.AutoConfig.from_pretrained(folder)
-    return OnnxModel(Outline(config, tf.GenerationConfig.from_model_config(config)), prepare(folder, config, int8))
+    outline = Outline(config, tf.GenerationConfig.from_model_config(config))
+    return EngineModel(outline, prepare(folder, config, engine, int8), ENGINES[engine])
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", BUILT)
-def test_the_same_function_as_transformers(name: str, tmp_path: Path) -> None:
+def test_the_same_function_as_transformers(name: str, engine: str, tmp_path: Path) -> None:
     """Catches heads in the wrong order, a rotation the wrong way round, a lost bias, a window that is not seen."""
     torch.manual_seed(0)
-    model = BUILT[name]()
+    model = rounded(BUILT[name]())
     expected = scored(HuggingFaceModel(model))
-    found = scored(by_onnxruntime(model, tmp_path / "model"))
+    found = scored(run_by(engine, model, tmp_path / "model"))
     assert torch.allclose(found, expected, atol=5e-5)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["llama", "a head each"])
-def test_sessions_keep_their_contract(name: str, tmp_path: Path) -> None:
+def test_sessions_keep_their_contract(name: str, engine: str, tmp_path: Path) -> None:
     """Catches keys written at another row's place, a fork that shares memory, a rollback that is none."""
-    check_session(by_onnxruntime(BUILT[name](), tmp_path / "model").start)
+    check_session(run_by(engine, BUILT[name](), tmp_path / "model").start)
 
 
-def test_states_are_those_of_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_states_are_those_of_transformers(engine: str, tmp_path: Path) -> None:
     """Catches a head that reads another layer than the one it was trained on."""
-    model = BUILT["llama"]()
+    model = rounded(BUILT["llama"]())
     layers = (0, 1, 2, -1)
-    sessions = [other.start(1, Shape(64, 5)) for other in (HuggingFaceModel(model), by_onnxruntime(model, tmp_path))]
+    sessions = [other.start(1, Shape(64, 5)) for other in (HuggingFaceModel(model), run_by(engine, model, tmp_path))]
     for session in sessions:
         session.keep_states(layers)
         session.admit(0, TEXT)
@@ -98,11 +116,11 @@ def test_states_are_those_of_transformers(tmp_path: Path) -> None:
     assert len({float(found[0, 3, k].sum()) for k in range(3)}) == 3
 
 
-@pytest.mark.parametrize("int8", [False, True])
-def test_logits_are_bit_identical_with_and_without_guesses(int8: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("engine", "int8"), FORMS)
+def test_logits_are_bit_identical_with_and_without_guesses(engine: str, int8: bool, tmp_path: Path) -> None:
     """Catches kernels whose bits depend on how many rows there are, taken for ones whose do not."""
     wanted = case("llama")
-    model = by_onnxruntime(tiny.build("llama"), tmp_path, int8)
+    model = run_by(engine, rounded(tiny.build("llama")), tmp_path, int8)
     assert model.any_width, "not wrong, but then this test compares constant widths only"
     plain, speculative = Recording(model), Recording(model)
     texts, _ = run(plain, Nothing(), wanted.requests, 0)
@@ -115,23 +133,23 @@ def test_logits_are_bit_identical_with_and_without_guesses(int8: bool, tmp_path:
 
 
 def test_eight_bits_are_near(tmp_path: Path) -> None:
-    model = BUILT["qwen2, biases"]()
-    expected, found = scored(HuggingFaceModel(model)), scored(by_onnxruntime(model, tmp_path, int8=True))
+    model = rounded(BUILT["qwen2, biases"]())
+    expected, found = scored(HuggingFaceModel(model)), scored(run_by("onnxruntime", model, tmp_path, int8=True))
     assert 0 < (found - expected).norm() < 0.1 * expected.norm()
 
 
 def test_runs_are_narrow_where_bits_allow_it(tmp_path: Path) -> None:
     """Catches padding that is run for nothing, and a model that is found to need it and runs without."""
-    model = by_onnxruntime(BUILT["llama"](), tmp_path)
+    model = run_by("numba", BUILT["llama"](), tmp_path)
     widths: list[int] = []
-    ran = OnnxSession._feed
+    ran = EngineSession._feed
 
-    def watched(self: OnnxSession, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+    def watched(self: EngineSession, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         widths.append(tokens.shape[1])
         return ran(self, tokens, positions)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OnnxSession, "_feed", watched)
+        patch.setattr(EngineSession, "_feed", watched)
         for any_width in (True, False):
             model.any_width = any_width
             session = model.start(1, Shape(64, 5))
@@ -140,7 +158,7 @@ def test_runs_are_narrow_where_bits_allow_it(tmp_path: Path) -> None:
     assert widths == [3, 5]
 
 
-class Fickle(OnnxSession):
+class Fickle(EngineSession):
     """Rounds otherwise where a run has exactly four rows."""
 
     def _feed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -149,7 +167,7 @@ class Fickle(OnnxSession):
 
 
 def test_bits_that_depend_on_the_width_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = by_onnxruntime(BUILT["llama"](), tmp_path)
+    model = run_by("numba", BUILT["llama"](), tmp_path)
     assert bits_do_not_depend_on_width(model)
     monkeypatch.setattr(model, "start", lambda rows, shape: Fickle(model, rows, shape))
     assert not bits_do_not_depend_on_width(model)

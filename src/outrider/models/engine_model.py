@@ -1,10 +1,10 @@
-"""A Llama-like model run by onnxruntime on a CPU, behind the same sessions as any other."""
+"""A Llama-like model run on a CPU by an engine of its own, behind the same sessions as any other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,11 +13,35 @@ from outrider.models.any_width import bits_do_not_depend_on_width
 from outrider.models.cache import RaggedCache
 from outrider.models.engines import cpu_identity
 from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession
-from outrider.models.onnx_engine import Engine, Run
-from outrider.models.onnx_files import Prepared
-from outrider.models.onnx_llama import Sizes
+from outrider.models.prepared import Prepared
 from outrider.models.rotary import frequencies
+from outrider.models.sizes import Sizes
 from outrider.types import Shape
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of the layers reads, for B rows of W tokens; N = B * W."""
+
+    x: Tensor  # [N, size]: embedded tokens
+    start: Tensor  # [B]: where keys and values of each row go
+    cos: Tensor  # [N, depth / 2]
+    sin: Tensor
+    masks: Mapping[str, Tensor] | None  # [B, 1, heads that share keys * W, C] each, where the engine reads them
+
+
+class Engine(Protocol):
+    """What runs the layers and the output matrix."""
+
+    name: str
+    threads: int
+    reads_masks: bool
+
+    def run(self, cache: RaggedCache, given: Run, keep: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Write keys and values -> hidden [N, size], and the inputs [N, size] of the layers to keep (from 1 on)."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, size] -> [N, vocabulary]."""
 
 
 @dataclass(frozen=True)
@@ -45,21 +69,21 @@ class Outline:
         raise NotImplementedError("this model is run by its engine")
 
 
-class OnnxModel(HuggingFaceModel):
+class EngineModel(HuggingFaceModel):
     """Where a row's bits were found not to depend on how many rows run beside it, ``any_width`` is true.
 
     Then runs are as narrow as they can be, and plain and speculative decoding still agree to the bit.
     """
 
-    def __init__(self, outline: Outline, prepared: Prepared) -> None:
+    def __init__(self, outline: Outline, prepared: Prepared, engine: Callable[[Prepared, Any, int], Engine]) -> None:
         self._sizes = Sizes.of(outline.config)
         super().__init__(outline)
         self.prepared = prepared
-        self.engine = Engine(prepared.folder, self.vocab_size)
+        self.engine = engine(prepared, outline.config, self.vocab_size)
         self._frequencies, self._scale = frequencies(self.config)
         self._embedding, self._unembedding = prepared.tensor("embedding"), prepared.tensor("unembedding")
-        self.engine_name = f"onnxruntime {self.engine.version}, {prepared.weights} weights"
-        conditions = f"onnxruntime {self.engine.version}, {self.engine.threads} threads, CPU {cpu_identity()}"
+        self.engine_name = f"{self.engine.name}, {prepared.weights} weights"
+        conditions = f"{self.engine.name}, {self.engine.threads} threads, CPU {cpu_identity()}"
         self.any_width = prepared.known("any_width", conditions, lambda: bits_do_not_depend_on_width(self))
 
     def _probe(self) -> tuple[list[Any], list[Any]]:
@@ -79,8 +103,8 @@ class OnnxModel(HuggingFaceModel):
     def groups(self) -> int:
         return self._sizes.groups
 
-    def start(self, rows: int, shape: Shape) -> OnnxSession:
-        return OnnxSession(self, rows, shape)
+    def start(self, rows: int, shape: Shape) -> EngineSession:
+        return EngineSession(self, rows, shape)
 
     def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [N, depth / 2] of positions [B, W], as transformers computes them."""
@@ -95,12 +119,12 @@ class _States:
     hidden_states: dict[int, Tensor]
 
 
-class OnnxSession(HuggingFaceSession):
-    """Rows whose keys and values are torch's, written and read by onnxruntime."""
+class EngineSession(HuggingFaceSession):
+    """Rows whose keys and values are torch's, written and read by the engine."""
 
-    model: OnnxModel
+    model: EngineModel
 
-    def __init__(self, model: OnnxModel, rows: int, shape: Shape) -> None:
+    def __init__(self, model: EngineModel, rows: int, shape: Shape) -> None:
         super().__init__(model, rows, replace(shape, fixed=shape.fixed and not model.any_width))
 
     @torch.no_grad()
@@ -118,11 +142,12 @@ class OnnxSession(HuggingFaceSession):
     def _layers(self, cache: RaggedCache, tokens: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         """Run tokens [B, W] -> hidden [B, W, size]; states are kept under ``rows`` where a drafter asked for them."""
         width = tokens.shape[1]
-        if width * self.model.groups == 1:
+        if width * self.model.groups == 1 and self.model.engine.reads_masks:
             # A single row of attention weights meets other kernels than several: a second one, of no consequence.
             tokens, positions = tokens.expand(-1, 2), torch.cat([positions, positions + 1], 1)
         x = torch.nn.functional.embedding(tokens.clamp(max=self.model.vocab_size - 1), self.model.embedding)
-        run = Run(x.flatten(0, 1), positions[:, 0], *self.model.turns(positions), dict(self._masks(positions)))
+        masks = dict(self._masks(positions)) if self.model.engine.reads_masks else None
+        run = Run(x.flatten(0, 1), positions[:, 0].contiguous(), *self.model.turns(positions), masks)
         layers = self.model.config.num_hidden_layers
         last = {-1, layers}
         keep = [layer for layer in self._kept if layer not in last | {0}]

@@ -1,0 +1,132 @@
+"""Runs of a model compiled for this CPU by numba, on the memory of torch's tensors and of the file of weights."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from outrider.models import jit_llama
+from outrider.models.cache import RaggedCache
+from outrider.models.engine_model import Run
+from outrider.models.families import sliding_windows
+from outrider.models.jit_files import PANEL, PARTS
+from outrider.models.jit_math import STRIDE
+from outrider.models.prepared import Prepared
+from outrider.models.sizes import Sizes
+from outrider.models.weight_files import WEIGHTS
+
+
+class Crew:
+    """Threads that wait, asleep, for a function to join in on; the caller is one of them."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._calls: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = SimpleQueue()
+        for _ in range(threads - 1):
+            Thread(target=self._work, daemon=True, name="outrider-crew").start()
+
+    def run(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call it on every thread; back when the caller's own call is, which ends when all work is done."""
+        for _ in range(self.threads - 1):
+            self._calls.put((function, arguments))
+        function(*arguments)
+
+    def _work(self) -> None:
+        while True:
+            function, arguments = self._calls.get()
+            function(*arguments)
+            del function, arguments  # what a call reads must not outlive it until the next
+
+
+class Engine:
+    """A model's weights, mapped. Threads may share it."""
+
+    reads_masks = False
+    name = f"numba {numba.__version__}"
+
+    def __init__(self, prepared: Prepared, config: Any, vocabulary: int) -> None:
+        self.threads = torch.get_num_threads()
+        self._crew = Crew(self.threads)
+        self.vocabulary = vocabulary
+        self._places = prepared.record["places"]
+        with (prepared.folder / WEIGHTS).open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file = np.frombuffer(self._map, np.uint8)
+        self.model = self._model(Sizes.of(config), config)
+        with Console(stderr=True).status("Compiling for this CPU (once)"):  # seen only where it takes a while
+            self._compile(Sizes.of(config))
+
+    def _compile(self, sizes: Sizes) -> None:
+        """Run one token on buffers of its own: what is compiled is kept on disk, where the next process finds it."""
+        cache = RaggedCache.allocate(
+            [(sizes.shared, sizes.depth, sizes.depth)] * sizes.layers, 1, 1, torch.float32, torch.device("cpu")
+        )
+        half = torch.zeros((1, sizes.depth // 2))
+        hidden, _ = self.run(cache, Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), half, half, None), ())
+        self.logits(hidden)
+
+    def _address(self, name: str) -> int:
+        """Where a tensor lies, or 0 if there is none."""
+        return self._file.ctypes.data + self._places[name][0] if name in self._places else 0
+
+    def _model(self, sizes: Sizes, config: Any) -> jit_llama.Weights:
+        names = [[f"model.layers.{layer}.{part}" for part in PARTS] for layer in range(sizes.layers)]
+        place, shape = self._places["norms"]
+        windows = sliding_windows(config)
+        by_layer = (
+            [windows[kind] for kind in config.layer_types] if isinstance(windows, dict) else [windows] * sizes.layers
+        )
+        return jit_llama.Weights(
+            sizes.layers, sizes.hidden, sizes.heads, sizes.shared, sizes.depth,
+            padded=-(-sizes.depth // PANEL) * PANEL, inner=sizes.inner, epsilon=float(sizes.epsilon),
+            scale=sizes.depth**-0.5,
+            places=np.array([[self._address(name) for name in row] for row in names]),
+            biases=np.array([[self._address(f"{name}.bias") for name in row] for row in names]),
+            norms=self._file[place:].view(np.float32)[: shape[0] * shape[1]].reshape(shape),
+            windows=np.array([2**31 if window is None else window for window in by_layer]),
+        )  # fmt: skip
+
+    def run(self, cache: RaggedCache, given: Run, keep: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """-> hidden [N, size], and the inputs [N, size] of the layers to keep (from 1 on)."""
+        model, tokens = self.model, given.x.shape[0]
+        layers = sorted({layer for layer in keep if layer < model.layers})
+        kept = np.full(model.layers, -1)
+        kept[layers] = range(len(layers))
+        buffers = cache.buffers()
+        assert all(buffer.is_contiguous() for pair in buffers for buffer in pair)
+        found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))
+        counters = _zeros(jit_llama.PIECES * model.layers + 1)
+        batch = jit_llama.Batch(
+            x=given.x.numpy().copy(), found=found.numpy(), starts=given.start.numpy(),
+            cos=given.cos.numpy(), sin=given.sin.numpy(), capacity=buffers[0][0].shape[2],
+            keys=np.array([keys.data_ptr() for keys, _ in buffers]),
+            values=np.array([values.data_ptr() for _, values in buffers]),
+            kept=kept, states=states.numpy(),
+            queries=np.empty((tokens, model.heads, model.depth), np.float32),
+            mixed=np.empty((tokens, model.heads * model.depth), np.float32),
+            gated=np.empty((tokens, model.inner), np.float32),
+            counters=counters, threads=self.threads,
+        )  # fmt: skip
+        self._crew.run(jit_llama.layers, model, batch)
+        return found, dict(zip(layers, states, strict=True))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, size] -> [N, vocabulary]."""
+        found = torch.empty((hidden.shape[0], self.vocabulary))
+        given = hidden.contiguous().numpy()
+        self._crew.run(jit_llama.output, self._address("output"), given, found.numpy(), _zeros(1), self.threads)
+        return found
+
+
+def _zeros(pieces: int) -> np.ndarray[Any, Any]:
+    """Counters for pieces of work. An array, so that a thread that comes late still finds them."""
+    return np.zeros(STRIDE // 8 * pieces, np.int64)

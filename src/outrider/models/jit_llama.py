@@ -1,0 +1,230 @@
+"""A Llama-like model's layers and output matrix, compiled by numba: one call runs them all, on every thread.
+
+All threads run the same function. A layer is five pieces of work, each cut into items that whoever is free takes; the
+next piece starts when all items are finished. No thread waits for another to begin, so one that comes late, because
+somebody else needs its core, holds nobody up. Items write to places of their own and chains of sums know of no other
+rows (``jit_tiles.py``), so bits depend neither on who took an item nor on the width of a run.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import carray
+
+from outrider.models.jit_math import attend, exp, finish, norm, product, rotate, take
+from outrider.models.jit_tiles import PANEL, compiled, kept, pointer_to
+
+PIECES = 5
+"""Pieces of work of a layer."""
+
+
+class Weights(NamedTuple):
+    """A model as it is read: panels at addresses, vectors as arrays; L layers."""
+
+    layers: int
+    hidden: int
+    heads: int
+    shared: int  # heads of keys and values
+    depth: int
+    padded: int  # columns of a head: depth, up to whole panels
+    inner: int
+    epsilon: float
+    scale: float  # of queries times keys
+    places: np.ndarray[Any, Any]  # [L, 4]: addresses of queries+keys+values, output, gate|up, down
+    biases: np.ndarray[Any, Any]  # [L, 4]: addresses of their biases, or 0
+    norms: np.ndarray[Any, Any]  # [2 L + 1, hidden]
+    windows: np.ndarray[Any, Any]  # [L]: how far back a position looks
+
+
+class Batch(NamedTuple):
+    """What a run reads and writes, for B rows of W tokens; N = B * W."""
+
+    x: np.ndarray[Any, Any]  # [N, hidden]: embedded tokens, written over
+    found: np.ndarray[Any, Any]  # [N, hidden]: the result
+    starts: np.ndarray[Any, Any]  # [B]
+    cos: np.ndarray[Any, Any]  # [N, depth / 2]
+    sin: np.ndarray[Any, Any]
+    capacity: int
+    keys: np.ndarray[Any, Any]  # [L]: addresses of buffers [B, shared, capacity, depth]
+    values: np.ndarray[Any, Any]
+    kept: np.ndarray[Any, Any]  # [L]: which of the states a layer's input is, or -1
+    states: np.ndarray[Any, Any]  # [S, N, hidden]
+    queries: np.ndarray[Any, Any]  # [N, heads, depth]: between two pieces of work
+    mixed: np.ndarray[Any, Any]  # [N, heads * depth]
+    gated: np.ndarray[Any, Any]  # [N, inner]
+    counters: np.ndarray[Any, Any]  # zeros, STRIDE bytes for every piece of work
+    threads: int
+
+
+@compiled
+def _project(model: Weights, batch: Batch, layer: int, head: int, normed: Any, temp: Any) -> None:
+    """Queries, keys or values of one head; keys and values go to their place in the buffers."""
+    rows, width, depth = len(batch.x), len(batch.x) // len(batch.starts), model.depth
+    panels = model.padded // PANEL
+    weights = model.places[layer, 0] + 2 * model.hidden * model.padded * head
+    product(weights, normed.ctypes.data, rows, model.hidden, temp.ctypes.data, temp.shape[1], panels)
+    if model.biases[layer, 0]:
+        bias = carray(pointer_to(model.biases[layer, 0] + 4 * model.padded * head), (depth,), np.float32)
+        for row in range(rows):
+            for j in range(depth):
+                temp[row, j] += bias[j]
+    turned = head < model.heads + model.shared
+    place = batch.keys[layer] if turned else batch.values[layer]
+    kept = carray(pointer_to(place), (len(batch.starts), model.shared, batch.capacity, depth), np.float32)
+    for row in range(rows):
+        at = batch.starts[row // width] + row % width
+        if head < model.heads:
+            rotate(temp[row], batch.cos[row], batch.sin[row], batch.queries[row, head])
+        elif turned:
+            rotate(temp[row], batch.cos[row], batch.sin[row], kept[row // width, head - model.heads, at])
+        else:
+            kept[row // width, head - model.heads - model.shared, at] = temp[row, :depth]
+
+
+@compiled
+def _mix(model: Weights, batch: Batch, layer: int, row: int, head: int, scores: Any) -> None:
+    """Attention of one head for the W tokens of one row."""
+    width, depth = len(batch.x) // len(batch.starts), model.depth
+    buffer = (len(batch.starts), model.shared, batch.capacity, depth)
+    group = head // (model.heads // model.shared)
+    keys = carray(pointer_to(batch.keys[layer]), buffer, np.float32)[row, group]
+    values = carray(pointer_to(batch.values[layer]), buffer, np.float32)[row, group]
+    for token in range(row * width, (row + 1) * width):
+        end = batch.starts[row] + token - row * width + 1
+        first = max(0, end - model.windows[layer])
+        out = batch.mixed[token, head * depth : (head + 1) * depth]
+        attend(batch.queries[token, head], keys[first:end], values[first:end], model.scale, scores, out)
+
+
+@compiled
+def _add_product(
+    model: Weights, batch: Batch, layer: int, which: int, given: Any, item: int, step: int, temp: Any
+) -> None:
+    """Some columns of a product, added to x."""
+    rows, inputs, first = given.shape[0], given.shape[1], item * step
+    panels = min(step, model.hidden // PANEL - first)
+    weights = model.places[layer, which] + 2 * PANEL * inputs * first
+    product(weights, given.ctypes.data, rows, inputs, temp.ctypes.data, temp.shape[1], panels)
+    for row in range(rows):
+        for j in range(PANEL * panels):
+            batch.x[row, PANEL * first + j] += temp[row, j]
+    if model.biases[layer, which]:
+        bias = carray(pointer_to(model.biases[layer, which]), (model.hidden,), np.float32)
+        for row in range(rows):
+            for j in range(PANEL * first, PANEL * (first + panels)):
+                batch.x[row, j] += bias[j]
+
+
+@compiled
+def _gate(model: Weights, batch: Batch, layer: int, item: int, step: int, normed: Any, temp: Any) -> None:
+    """Some columns of silu(gate) * up; a panel of the one lies behind the same of the other."""
+    rows, first = len(batch.x), item * step
+    panels = min(step, model.inner // PANEL - first)
+    weights = model.places[layer, 2] + 4 * PANEL * model.hidden * first
+    product(weights, normed.ctypes.data, rows, model.hidden, temp.ctypes.data, temp.shape[1], 2 * panels)
+    if model.biases[layer, 2]:
+        bias = carray(pointer_to(model.biases[layer, 2] + 8 * PANEL * first), (2 * PANEL * panels,), np.float32)
+        for row in range(rows):
+            for j in range(2 * PANEL * panels):
+                temp[row, j] += bias[j]
+    for row in range(rows):
+        for panel in range(panels):
+            for j in range(PANEL):
+                gate, up = temp[row, 2 * PANEL * panel + j], temp[row, 2 * PANEL * panel + PANEL + j]
+                out = gate / (np.float32(1) + exp(-gate)) * up
+                batch.gated[row, PANEL * (first + panel) + j] = out
+
+
+@compiled
+def _step(panels: int, threads: int) -> int:
+    """Panels of an item: small enough that threads end together, large enough that taking one costs nothing."""
+    return max(1, panels // (8 * threads))
+
+
+@kept
+def layers(model: Weights, batch: Batch) -> None:
+    """x -> found, with keys, values and states written on the way. Every thread calls this with the same arguments."""
+    rows, hidden, counters, threads = len(batch.x), model.hidden, batch.counters.ctypes.data, batch.threads
+    inward, across = _step(hidden // PANEL, threads), _step(model.inner // PANEL, threads)
+    thirds = model.heads + 2 * model.shared
+    normed = np.empty((rows, hidden), np.float32)
+    temp = np.empty((rows, max(model.padded, PANEL * inward, 2 * PANEL * across)), np.float32)
+    scores = np.empty(batch.capacity, np.float32)
+    for layer in range(model.layers):
+        piece = PIECES * layer
+        fresh = True
+        done, item = 0, take(counters, piece)
+        while item < thirds:
+            if fresh:  # only now: while an item of this piece is open, nobody changes x
+                norm(batch.x, model.norms[2 * layer], model.epsilon, normed)
+                fresh = False
+            if item == 0 and batch.kept[layer] >= 0:
+                batch.states[batch.kept[layer]] = batch.x
+            _project(model, batch, layer, item, normed, temp)
+            done, item = done + 1, take(counters, piece)
+        finish(counters, piece, done, thirds)
+
+        piece += 1
+        items = len(batch.starts) * model.heads
+        done, item = 0, take(counters, piece)
+        while item < items:
+            _mix(model, batch, layer, item // model.heads, item % model.heads, scores)
+            done, item = done + 1, take(counters, piece)
+        finish(counters, piece, done, items)
+
+        piece += 1
+        items = (hidden // PANEL + inward - 1) // inward
+        done, item = 0, take(counters, piece)
+        while item < items:
+            _add_product(model, batch, layer, 1, batch.mixed, item, inward, temp)
+            done, item = done + 1, take(counters, piece)
+        finish(counters, piece, done, items)
+
+        piece += 1
+        fresh = True
+        items = (model.inner // PANEL + across - 1) // across
+        done, item = 0, take(counters, piece)
+        while item < items:
+            if fresh:
+                norm(batch.x, model.norms[2 * layer + 1], model.epsilon, normed)
+                fresh = False
+            _gate(model, batch, layer, item, across, normed, temp)
+            done, item = done + 1, take(counters, piece)
+        finish(counters, piece, done, items)
+
+        piece += 1
+        items = (hidden // PANEL + inward - 1) // inward
+        done, item = 0, take(counters, piece)
+        while item < items:
+            _add_product(model, batch, layer, 3, batch.gated, item, inward, temp)
+            done, item = done + 1, take(counters, piece)
+        finish(counters, piece, done, items)
+    piece = PIECES * model.layers
+    done, item = 0, take(counters, piece)
+    while item < rows:
+        norm(batch.x[item : item + 1], model.norms[2 * model.layers], model.epsilon, batch.found[item : item + 1])
+        done, item = done + 1, take(counters, piece)
+    finish(counters, piece, done, rows)
+
+
+@kept
+def output(weights: int, x: Any, logits: Any, zeros: Any, threads: int) -> None:
+    """x [N, inputs] times the output matrix -> logits [N, V]. Every thread calls this with the same arguments."""
+    rows, inputs, vocabulary, counters = x.shape[0], x.shape[1], logits.shape[1], zeros.ctypes.data
+    panels = (vocabulary + PANEL - 1) // PANEL
+    step = max(1, panels // (32 * threads))
+    items = (panels + step - 1) // step
+    temp = np.empty((rows, PANEL * step), np.float32)
+    done, item = 0, take(counters, 0)
+    while item < items:
+        first, count = item * step, min(step, panels - item * step)
+        product(
+            weights + 2 * PANEL * inputs * first, x.ctypes.data, rows, inputs, temp.ctypes.data, PANEL * step, count
+        )
+        end = min(vocabulary, PANEL * (first + count))
+        for row in range(rows):
+            logits[row, PANEL * first : end] = temp[row, : end - PANEL * first]
+        done, item = done + 1, take(counters, 0)
+    finish(counters, 0, done, items)

@@ -1,0 +1,266 @@
+"""What is compiled for this CPU by numba: products with packed weights, and how threads share work.
+
+Weights are read as they are kept, in two bytes, and multiplied in four: a bfloat16 is the upper half of a float32, so
+widening costs an instruction and no accuracy, and half the bytes come from memory. Sixteen columns lie side by side
+(a panel), so that each column of each row is one chain of fused multiplications and additions in the order of the
+inputs. No chain knows how many rows or panels run beside it: **bits do not depend on the width of a run.**
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from pathlib import Path
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from outrider.models import hub
+
+PANEL = 16
+"""Columns of a panel; it is kept as [inputs, 8, 2]: columns j and j + 8 are the two halves of a 32-bit word."""
+
+_HALF = PANEL // 2
+_STEP = 4
+"""Inputs a turn of the inner loop takes."""
+
+ARM = platform.machine() in ("aarch64", "arm64")
+
+# Sums may be taken in any order, decided once and for all when a function is compiled.
+_OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
+
+compiled = njit(**_OPTIONS)
+
+
+def kept(function: Any) -> Any:
+    """Compiled, and kept on disk for the next process, until any of these files changes."""
+    files = sorted(Path(__file__).parent.glob("jit_*.py"))
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(hub.cache_dir() / f"compiled-{digest}")
+    try:
+        return njit(cache=True, **_OPTIONS)(function)
+    except (RuntimeError, OSError):  # nowhere to write to: compiled in every process
+        return compiled(function)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+MOST_ROWS = 5 if ARM else 6
+"""Rows of a tile: as many as there are registers for."""
+
+_LONG, _WORD, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
+_FLOATS, _WORDS = ir.VectorType(_FLOAT, _HALF), ir.VectorType(_WORD, _HALF)
+_TURN = ir.VectorType(_FLOAT, _STEP)
+
+
+def _number(value: int) -> Any:
+    return ir.Constant(_LONG, value)
+
+
+def _pointer(builder: Any, address: Any, offset: Any, kind: Any) -> Any:
+    return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
+
+
+def _repeated(builder: Any, vector: Any, place: int) -> Any:
+    nothing = ir.Constant(vector.type, ir.Undefined)
+    return builder.shuffle_vector(vector, nothing, ir.Constant(_WORDS, [place] * _HALF))
+
+
+def _inputs(builder: Any, row: Any, place: Any) -> list[Any]:
+    """The next inputs of a row, each in all lanes: ARM multiplies by a lane, others repeat what they load."""
+    if ARM:
+        turn = builder.load(_pointer(builder, row, place, _TURN), align=4)
+        return [_repeated(builder, turn, step) for step in range(_STEP)]
+    found = []
+    for step in range(_STEP):
+        one = builder.load(_pointer(builder, row, builder.add(place, _number(4 * step)), _FLOAT))
+        first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), one, ir.Constant(_WORD, 0))
+        found.append(_repeated(builder, first, 0))
+    return found
+
+
+def _widened(builder: Any, address: Any, place: Any) -> tuple[Any, Any]:
+    """Columns 0..7 and 8..15 of one input."""
+    words = builder.load(_pointer(builder, address, place, _WORDS), align=32)
+    low = builder.shl(words, ir.Constant(_WORDS, [16] * _HALF))
+    high = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * _HALF))
+    return builder.bitcast(low, _FLOATS), builder.bitcast(high, _FLOATS)
+
+
+def _loop(builder: Any, turns: Any, step: int, first: list[Any]) -> tuple[Any, list[Any], Any]:
+    """Begin a loop over 0, step, 2 step ... below ``turns`` that carries values -> counter, values, how to end it."""
+    before, body, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
+    builder.branch(body)
+    builder.position_at_end(body)
+    place = builder.phi(_LONG)
+    carried = [builder.phi(value.type) for value in first]
+
+    def end(last: list[Any]) -> None:
+        further = builder.add(place, _number(step))
+        for phi, start, value in zip([place, *carried], [_number(0), *first], [further, *last], strict=True):
+            phi.add_incoming(start, before)
+            phi.add_incoming(value, body)
+        builder.cbranch(builder.icmp_signed("<", further, turns), body, after)
+        builder.position_at_end(after)
+
+    return place, list(carried), end
+
+
+def tile(rows: int, panels: int) -> Any:
+    """A function (weights, x, x's stride, out, out's stride, inputs): addresses in bytes, strides in numbers.
+
+    x [rows, inputs] times ``panels`` panels, one behind the other -> out [rows, 16 * panels].
+    """
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        weights, x, x_stride, out, out_stride, inputs = args
+        multiply = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fma.v{_HALF}f32"
+        )
+        lines = [builder.add(x, builder.mul(x_stride, _number(4 * row))) for row in range(rows)]
+        starts = [builder.add(weights, builder.mul(inputs, _number(2 * PANEL * panel))) for panel in range(panels)]
+        nought = ir.Constant(_FLOATS, [0.0] * _HALF)
+        place, totals, end = _loop(builder, inputs, _STEP, [nought] * (2 * panels * rows))
+        given = [_inputs(builder, line, builder.mul(place, _number(4))) for line in lines]
+        for step in range(_STEP):
+            offset = builder.mul(builder.add(place, _number(step)), _number(2 * PANEL))
+            halves = [half for start in starts for half in _widened(builder, start, offset)]
+            for row in range(rows):
+                for column, half in enumerate(halves, start=2 * panels * row):
+                    totals[column] = builder.call(multiply, [given[row][step], half, totals[column]])
+        end(totals)
+        for row in range(rows):
+            line = builder.add(out, builder.mul(out_stride, _number(4 * row)))
+            for column in range(2 * panels):
+                to = _pointer(builder, line, _number(4 * _HALF * column), _FLOATS)
+                builder.store(totals[2 * panels * row + column], to, align=4)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def generated(typing: Any, weights: Any, x: Any, x_stride: Any, out: Any, out_stride: Any, inputs: Any) -> Any:
+        return types.void(*[types.int64] * 6), generate
+
+    @compiled  # a function of its own: what calls it must not compile it once more at every place
+    def product(weights: int, x: int, x_stride: int, out: int, out_stride: int, inputs: int) -> None:
+        generated(weights, x, x_stride, out, out_stride, inputs)
+
+    return product
+
+
+# --- attention ---------------------------------------------------------------------------------------
+
+
+_BLOCK = ir.VectorType(_FLOAT, 16)
+_NOUGHT = ir.Constant(_BLOCK, [0.0] * 16)
+
+
+def _block_fma(builder: Any) -> Any:
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(_BLOCK, [_BLOCK] * 3), "llvm.fma.v16f32")
+
+
+def _dots(keys: int) -> Any:
+    """A function (query, first key, size, out): a query times several keys, one behind the other."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        query, first, size, out = args
+        multiply = _block_fma(builder)
+        lines = [builder.add(first, builder.mul(size, _number(4 * key))) for key in range(keys)]
+        place, totals, end = _loop(builder, size, 16, [_NOUGHT] * keys)
+        offset = builder.mul(place, _number(4))
+        asked, *given = (builder.load(_pointer(builder, at, offset, _BLOCK), align=4) for at in [query, *lines])
+        totals = [builder.call(multiply, [asked, key, total]) for key, total in zip(given, totals, strict=True)]
+        end(totals)
+        add = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(_FLOAT, [_FLOAT, _BLOCK]), "llvm.vector.reduce.fadd.v16f32"
+        )
+        for key, total in enumerate(totals):
+            one = builder.call(add, [ir.Constant(_FLOAT, 0.0), total], fastmath=("reassoc",))
+            builder.store(one, _pointer(builder, out, _number(4 * key), _FLOAT))
+        return context.get_dummy_value()
+
+    @intrinsic
+    def generated(typing: Any, query: Any, first: Any, size: Any, out: Any) -> Any:
+        return types.void(*[types.int64] * 4), generate
+
+    return generated
+
+
+dot, four_dots = _dots(1), _dots(4)
+"""Sizes are multiples of 16."""
+
+
+def _blend(blocks: int) -> Any:
+    """A function (weights, values, stride, count, out): weights [count] times values [count, 16 * blocks] -> out."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        weights, values, stride, count, out = args
+        multiply = _block_fma(builder)
+        place, totals, end = _loop(builder, count, 1, [_NOUGHT] * blocks)
+        weight = builder.load(_pointer(builder, weights, builder.mul(place, _number(4)), _FLOAT))
+        first = builder.insert_element(ir.Constant(_BLOCK, ir.Undefined), weight, ir.Constant(_WORD, 0))
+        lanes = ir.Constant(ir.VectorType(_WORD, 16), [0] * 16)
+        everywhere = builder.shuffle_vector(first, ir.Constant(_BLOCK, ir.Undefined), lanes)
+        line = builder.add(values, builder.mul(builder.mul(place, stride), _number(4)))
+        parts = [builder.load(_pointer(builder, line, _number(64 * b), _BLOCK), align=4) for b in range(blocks)]
+        totals = [builder.call(multiply, [everywhere, part, total]) for part, total in zip(parts, totals, strict=True)]
+        end(totals)
+        for block, total in enumerate(totals):
+            builder.store(total, _pointer(builder, out, _number(64 * block), _BLOCK), align=4)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def generated(typing: Any, weights: Any, values: Any, stride: Any, count: Any, out: Any) -> Any:
+        return types.void(*[types.int64] * 5), generate
+
+    return generated
+
+
+blend, wide_blend = _blend(1), _blend(4)
+"""16 and 64 columns."""
+
+
+# --- threads that share work -------------------------------------------------------------------------
+
+
+@intrinsic
+def count_up(typing: Any, address: Any, by: Any) -> Any:
+    """Add to the whole number at an address -> what it was."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], _LONG.as_pointer()), args[1], "acq_rel")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def count_of(typing: Any, address: Any) -> Any:
+    """The whole number at an address, and with it everything written before it was counted up."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(args[0], _LONG.as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def float_of_bits(typing: Any, bits: Any) -> Any:
+    """An int32's bits as a float32."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _FLOAT)
+
+    return types.float32(types.int32), generate
+
+
+@intrinsic
+def pointer_to(typing: Any, address: Any) -> Any:
+    """An address as what ``numba.carray`` takes."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate

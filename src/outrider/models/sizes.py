@@ -1,0 +1,31 @@
+"""The numbers a Llama-like model is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Read from a config once, by whoever builds the model anew."""
+
+    layers: int
+    hidden: int
+    heads: int
+    shared: int  # heads of keys and values
+    depth: int
+    inner: int  # of the gated layers
+    epsilon: float
+
+    @staticmethod
+    def of(config: Any) -> Sizes:
+        depth = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return Sizes(
+            config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.num_key_value_heads,
+            depth, config.intermediate_size, config.rms_norm_eps,
+        )  # fmt: skip
+
+    @property
+    def groups(self) -> int:
+        return self.heads // self.shared
