@@ -37,7 +37,9 @@ class Outrider:
         llm = outrider.load(wanted["target"], drafts[first], "cpu", kind, slots=1, weights=weights)
         self.ways = {first: llm, **{way: llm.with_draft(drafts[way]) for way in others}}
         model = llm.target.model
-        self.version, self.dtype = outrider.__version__, "int8" if packed else str(model.dtype).removeprefix("torch.")
+        # What a run reads from memory: an engine may keep its weights in fewer bytes than it computes with.
+        kept = model.prepared.weights if hasattr(model, "prepared") else str(model.dtype).removeprefix("torch.")
+        self.version, self.dtype = outrider.__version__, kept
         self.notes = {way: f"{model.engine_name}, draft {engine.drafter.name}" for way, engine in self.ways.items()}
 
     def generate(self, request: Request, heard: Heard) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numba
 import numpy as np
@@ -25,14 +26,21 @@ from outrider.models.sizes import Sizes
 from outrider.models.weight_files import WEIGHTS
 
 
+Buffers = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
+"""Addresses of every layer's keys, of its values, and the capacity of both."""
+
+
+Call = tuple[Callable[..., None], tuple[Any, ...]]
+
+
 class Crew:
     """Threads that wait, asleep, for a function to join in on; the caller is one of them."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._calls: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = SimpleQueue()
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
         for _ in range(threads - 1):
-            Thread(target=self._work, daemon=True, name="outrider-crew").start()
+            Thread(target=_help, args=(self._calls,), daemon=True, name="outrider-crew").start()
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call it on every thread; back when the caller's own call is, which ends when all work is done."""
@@ -40,11 +48,16 @@ class Crew:
             self._calls.put((function, arguments))
         function(*arguments)
 
-    def _work(self) -> None:
-        while True:
-            function, arguments = self._calls.get()
-            function(*arguments)
-            del function, arguments  # what a call reads must not outlive it until the next
+    def __del__(self) -> None:
+        for _ in range(self.threads - 1):
+            self._calls.put(None)
+
+
+def _help(calls: SimpleQueue[Call | None]) -> None:
+    while (call := calls.get()) is not None:
+        function, arguments = call
+        function(*arguments)
+        del call, function, arguments  # what a call reads must not stay until the next
 
 
 class Engine:
@@ -57,6 +70,7 @@ class Engine:
         self.threads = torch.get_num_threads()
         self._crew = Crew(self.threads)
         self.vocabulary = vocabulary
+        self._known: WeakKeyDictionary[RaggedCache, Buffers] = WeakKeyDictionary()
         self._places = prepared.record["places"]
         with (prepared.folder / WEIGHTS).open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -101,15 +115,12 @@ class Engine:
         layers = sorted({layer for layer in keep if layer < model.layers})
         kept = np.full(model.layers, -1)
         kept[layers] = range(len(layers))
-        buffers = cache.buffers()
-        assert all(buffer.is_contiguous() for pair in buffers for buffer in pair)
+        keys, values, capacity = self._buffers(cache)
         found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))
         counters = _zeros(jit_llama.PIECES * model.layers + 1)
         batch = jit_llama.Batch(
             x=given.x.numpy().copy(), found=found.numpy(), starts=given.start.numpy(),
-            cos=given.cos.numpy(), sin=given.sin.numpy(), capacity=buffers[0][0].shape[2],
-            keys=np.array([keys.data_ptr() for keys, _ in buffers]),
-            values=np.array([values.data_ptr() for _, values in buffers]),
+            cos=given.cos.numpy(), sin=given.sin.numpy(), capacity=capacity, keys=keys, values=values,
             kept=kept, states=states.numpy(),
             queries=np.empty((tokens, model.heads, model.depth), np.float32),
             mixed=np.empty((tokens, model.heads * model.depth), np.float32),
@@ -118,6 +129,16 @@ class Engine:
         )  # fmt: skip
         self._crew.run(jit_llama.layers, model, batch)
         return found, dict(zip(layers, states, strict=True))
+
+    def _buffers(self, cache: RaggedCache) -> Buffers:
+        """Addresses of keys and values, layer by layer; buffers stay where they are from run to run."""
+        known = self._known.get(cache)
+        if known is None:
+            buffers = cache.buffers()
+            assert all(buffer.is_contiguous() for pair in buffers for buffer in pair)
+            keys, values = (np.array([buffer.data_ptr() for buffer in kind]) for kind in zip(*buffers, strict=True))
+            known = self._known[cache] = keys, values, int(buffers[0][0].shape[2])
+        return known
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, size] -> [N, vocabulary]."""

@@ -1,0 +1,89 @@
+"""Milliseconds of one run of a model by the number of tokens in it, engine by engine, in one process.
+
+python recipes/engine_cost.py smollm2-135m
+python recipes/engine_cost.py smollm2-135m --engines numba,onnxruntime:int8 --widths 1-9
+
+Engines and widths take turns, so that whatever else the machine does falls on all of them. The floor is the time to
+read the weights of a run once, in the form the engine keeps them in, at the bandwidth measured in the same process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from width_cost import run_ms, started
+
+from outrider.bench.machine import read_bandwidth
+from outrider.models import loading
+from outrider.models.engines import Kernels
+
+BYTES = {"float32": 4, "bfloat16": 2, "int8": 1 + 4 / 64}
+"""Of a weight, with its share of a scale."""
+
+
+def loaded(target: str, name: str, rows: int) -> Any:
+    engine, _, weights = name.partition(":")
+    kernels = Kernels(engine, weights or "full", rows=rows, release=True)
+    return loading.load(target, "cpu", "float32", kernels=kernels).model
+
+
+def kept_in(model: Any) -> str:
+    """The form of the weights that a run reads."""
+    prepared = getattr(model, "prepared", None)
+    return "float32" if prepared is None else str(prepared.weights)
+
+
+def weights_read(model: Any) -> int:
+    """Numbers in the matrices of a run: layers and output, not the embedding, of which a row is read."""
+    config = model.config
+    depth = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
+    layer = config.hidden_size * (heads * depth + 3 * config.intermediate_size)
+    return int(config.num_hidden_layers * layer + config.hidden_size * config.vocab_size)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target")
+    parser.add_argument("--engines", default="numba,onnxruntime,onnxruntime:int8,torch")
+    parser.add_argument("--widths", default="1-9", help="tokens of a run: FIRST-LAST")
+    parser.add_argument("--capacity", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path, help="also write the table here, as JSON")
+    options = parser.parse_args()
+    first, last = (int(part) for part in options.widths.split("-"))
+    widths = range(first, last + 1)
+    models = {name: loaded(options.target, name, last) for name in options.engines.split(",")}
+    sessions = {name: started(model, 1, last, options.capacity) for name, model in models.items()}
+    times: dict[str, dict[int, list[float]]] = {name: {width: [] for width in widths} for name in models}
+    for turn in range(options.repeats + 2):
+        for name, session in sessions.items():
+            for width in widths:
+                session.forget_guesses()
+                taken = run_ms(session, width)
+                if turn >= 2:
+                    times[name][width].append(taken)
+    speed = read_bandwidth(torch.get_num_threads())["median"]
+    report: dict[str, Any] = {"target": options.target, "threads": torch.get_num_threads(), "read_gb_s": speed / 1e9}
+    sys.stdout.write(
+        f"{options.target}, {report['threads']} threads, {speed / 1e9:.1f} GB/s, capacity {options.capacity}, medians "
+        f"of {options.repeats} (least-most), ms\n"
+    )
+    for name, model in models.items():
+        floor = weights_read(model) * BYTES[kept_in(model)] / speed * 1e3
+        cells = [f"{statistics.median(t):.1f} ({min(t):.1f}-{max(t):.1f})" for t in times[name].values()]
+        sys.stdout.write(f"{name:18s} {model.engine_name}; floor {floor:.1f}\n")
+        sys.stdout.writelines(f"  {width:2d}: {cell}\n" for width, cell in zip(widths, cells, strict=True))
+        report[name] = {"engine": model.engine_name, "floor_ms": floor, "ms": times[name]}
+    if options.out is not None:
+        options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
