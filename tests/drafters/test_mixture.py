@@ -168,8 +168,8 @@ def test_host_and_device_choose_and_learn_alike() -> None:
             worth, wanted, kind = session._weigh(copied, 4, Sampling(temperature))
             use_first = worth >= wanted.amax(1)
             assert torch.equal(session.kind, torch.where(use_first, kind, session.tried.shape[1] - 1))
-            chosen = [guesses for _, guesses in session._choose(copied, 4, Sampling(temperature))]
-            assert chosen == torch.where(use_first, 0, wanted.argmax(1)).tolist()
+            chosen = [choice.asked for choice in session._choose(copied, 4, Sampling(temperature))]
+            assert chosen == torch.where(use_first, 0, session._asked(wanted, 4)).tolist()
             tokens = torch.nn.functional.pad(draft.tokens, (0, 1))
             tokens[1, :1] += 1
             before = [seen.clone() for seen in session.learned]

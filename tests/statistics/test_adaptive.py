@@ -14,6 +14,7 @@ import torch
 from laws import PROMPT, TARGET, VOCAB, check_law
 from torch import Tensor
 
+from outrider.decoding.clock import Timing
 from outrider.decoding.decoder import Decoder, Request
 from outrider.decoding.planner import Auto, Fixed, Gradient, Planner, Policy, Setting
 from outrider.decoding.stopping import Stopping
@@ -120,11 +121,11 @@ class _PeekingPlanner:
     def choose(self, row: int) -> int:
         return self.next[row]
 
-    def learn(self, row: int, asked: int, accepted: int) -> None:
+    def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
         behind = self.spy.guesses[row][accepted + 1 :] if asked else []
         self.next[row] = 0 if behind and behind[0] == 2 else 2
 
-    def timed(self, gamma: int, seconds: float, undrafted: float | None) -> None: ...
+    def timed(self, step: Timing) -> None: ...
 
 
 def test_a_policy_that_looks_at_discarded_guesses() -> None:
@@ -146,7 +147,7 @@ class Neighbours(Fixed):
         kept: dict[int, list[int]] = self.kept  # type: ignore[attr-defined]
         return 0 if row not in kept or kept[row - 1][0] == 2 else 2
 
-    def learn(self, row: int, asked: int, accepted: int) -> None:
+    def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
         self.kept.setdefault(row, []).append(accepted)  # type: ignore[attr-defined]
 
 
