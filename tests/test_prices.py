@@ -43,7 +43,7 @@ def reached(ladder: Ladder, go_on: Callable[[int, float], bool]) -> float:
 
 
 def best_possible(ladder: Ladder) -> float:
-    """The greatest rate of any rule: dynamic programming for a price of time, and the price at which nothing is left."""
+    """The greatest rate of any rule: by dynamic programming for a price of time, and the price that leaves nothing."""
 
     def surplus(price: float) -> float:
         @cache

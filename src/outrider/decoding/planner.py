@@ -132,6 +132,10 @@ class Auto:
         """With the costs that drafter and target declare: nothing depends on a clock."""
         return Auto(Costs(declared_widths(target), declared_cost(drafter), ASKING))
 
+    def measured(self) -> list[tuple[Ladder, int]]:
+        """What steps have cost so far, in plain ones, for every kind of batch seen; and from how many steps."""
+        return [(clock.ladder(), clock.steps) for clock in self._clocks.values()]
+
     def start(self, setting: Setting) -> Planner:
         if self.given is not None:
             return _Adaptive(setting, self.given)
