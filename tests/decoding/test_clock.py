@@ -77,6 +77,20 @@ def test_a_pause_or_warming_up_does_not_decide() -> None:
     assert clock.ladder().runs[4] == pytest.approx(1.2)
 
 
+def test_a_width_that_met_a_pause_is_not_avoided_for_ever() -> None:
+    """The story: once, a run of four tokens was timed while the machine stood still for eight seconds. Three guesses
+    were never tried again in that process."""
+    clock = Clock(Costs(), 8)
+    for _ in range(10):
+        clock.add(Timing(1, 1.0))
+        clock.add(Timing(2, 1.1))
+    clock.add(Timing(4, 300.0))
+    assert clock.ladder().runs[3] < 4
+    for _ in range(256):
+        clock.add(Timing(2, 1.1))
+    assert clock.ladder().runs[3] == pytest.approx(1.1)
+
+
 def test_what_has_changed_is_noticed() -> None:
     """Catches a clock that believes for ever what it saw first."""
     clock = Clock(Costs(), 8)

@@ -29,7 +29,8 @@ class Clock:
     """The costs of steps as they were timed, from what is declared to what is seen.
 
     Runs are told apart by width and drafts by the guesses made, because drafters stop where they like. A step during
-    which the machine was busy elsewhere is an outlier to a median.
+    which the machine was busy elsewhere is an outlier to a median; where there are too few for one, it counts for
+    three times what was expected at most, and is forgotten in time: who avoids a width for it would see no other.
     """
 
     declared: Costs
@@ -49,6 +50,9 @@ class Clock:
         self.runs.add(step.width, step.seconds)
         if step.drafting is not None:
             self.drafts.add(step.guesses, step.drafting)
+        if self.steps % 256 == 0:
+            self.runs.forget()
+            self.drafts.forget()
 
     @property
     def wants_plain(self) -> bool:
@@ -75,7 +79,17 @@ class _Curve:
     seen: dict[int, deque[float]] = field(default_factory=dict)
 
     def add(self, number: int, seconds: float) -> None:
+        if self.seen and len(self.seen.get(number, ())) < 3:
+            expected = self._at(number, self._rising(), seconds)
+            seconds = min(seconds, 3 * expected) if expected > 0 else seconds
         self.seen.setdefault(number, deque(maxlen=_MEMORY)).append(seconds)
+
+    def forget(self) -> None:
+        """What was seen once or twice and took more than twice what all others would let expect."""
+        known = {number: seconds for number, seconds in self.seen.items() if len(seconds) > 2}
+        if known:
+            knots = _Curve(self.declared, known)._rising()
+            self.seen = {n: s for n, s in self.seen.items() if n in known or min(s) <= 2 * self._at(n, knots, 0.0)}
 
     def table(self, numbers: range, unit: float) -> list[float]:
         """For these numbers; ``unit``: seconds of a plain run, where nothing else tells."""
