@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from outrider.theory import Costs
@@ -26,9 +27,14 @@ class Ladder:
         numbers = range(limit + 1)
         return Ladder(tuple(costs.run(k + 1) for k in numbers), tuple(costs.drafts(k) for k in numbers))
 
+    @cached_property
+    def steps(self) -> tuple[float, ...]:
+        """Run and draft together."""
+        return tuple(run + draft for run, draft in zip(self.runs, self.drafts, strict=True))
+
     def more(self, guesses: int) -> float:
         """What guess number ``guesses`` takes on top of those before it, the row it adds to the run included."""
-        return self.runs[guesses] - self.runs[guesses - 1] + self.drafts[guesses] - self.drafts[guesses - 1]
+        return self.steps[guesses] - self.steps[guesses - 1]
 
     def rates(self, chances: Sequence[float], shares: Sequence[float]) -> list[float]:
         """Tokens per time if up to 0, 1, 2 ... guesses are asked for (Theorem 3.8, with costs as they are).
@@ -61,12 +67,12 @@ class Prices:
         that does not pay by itself may pay together with those behind it, chance * (a + ... + a^j) for j of them.
         """
         rate, alpha = self.rates[row], self.alphas[row]
-        worth = list(accumulate(alpha**j for j in range(1, most + 1)))
-        steps = [run + draft for run, draft in zip(self.ladder.runs, self.ladder.drafts, strict=True)]
-        return [
-            min(rate * (steps[k + j] - steps[k]) / (worth[j - 1] or 1e-9) for j in range(1, most - k + 1))
-            for k in range(most)
-        ]
+        worth = list(accumulate(alpha**j + 1e-9 for j in range(1, most + 1)))
+        steps, floors = self.ladder.steps, []
+        for k in range(most):
+            ahead = zip(steps[k + 1 : most + 1], worth, strict=False)
+            floors.append(rate * min([(step - steps[k]) / gain for step, gain in ahead]))
+        return floors
 
     def best(self, row: int, chance: float, most: int, free: bool = False) -> tuple[int, float]:
         """How many guesses, each kept with this chance, gain most, and how many tokens they gain beyond their time.

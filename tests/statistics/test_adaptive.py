@@ -86,7 +86,7 @@ class Priced:
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         session: Any = ModelDrafter(TARGET.near(0.5), "near", floor=0.1).start(rows, shape, target)
         ladder = Ladder.of(Costs(lambda width: 1 + 0.15 * (width - 1), 0.1), shape.width)
-        session.prices = Prices(ladder, [0.5 + row % 4 / 2 for row in range(rows)], [0.5] * rows)
+        session.prices = Prices(ladder, [0.5 + row % 4 / 2 for row in range(40_000)], [0.5] * 40_000)
         real = session.propose
 
         def propose(*arguments: Any) -> Draft:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 
@@ -39,8 +39,9 @@ class Clock:
     since_plain: int = 0  # steps since one whose run had a single token
 
     def __post_init__(self) -> None:
-        self.runs = _Curve(self.declared.run)
-        self.drafts = _Curve(self.declared.drafts)
+        numbers = range(self.limit + 1)
+        self.runs = _Curve([0.0, *(self.declared.run(guesses + 1) for guesses in numbers)])
+        self.drafts = _Curve([self.declared.drafts(guesses) for guesses in numbers])
 
     def add(self, step: Timing) -> None:
         self.steps += 1
@@ -75,7 +76,7 @@ class Clock:
 class _Curve:
     """Seconds by number: medians where it was seen, in between and beyond in the declared shape, never falling."""
 
-    declared: Callable[[int], float]  # in plain runs
+    declared: Sequence[float]  # in plain runs, by number
     seen: dict[int, deque[float]] = field(default_factory=dict)
 
     def add(self, number: int, seconds: float) -> None:
@@ -99,14 +100,14 @@ class _Curve:
     def _at(self, number: int, knots: list[tuple[int, float]], unit: float) -> float:
         shape = self.declared
         if not knots:
-            return shape(number) * unit
+            return shape[number] * unit
         right = next((k for k, (x, _) in enumerate(knots) if x >= number), len(knots))
         if right in (0, len(knots)):  # beyond: in proportion, or from nothing in declared steps
             known, value = knots[min(right, len(knots) - 1)]
-            return value * shape(number) / shape(known) if shape(known) > 0 else value + shape(number) * unit
+            return value * shape[number] / shape[known] if shape[known] > 0 else value + shape[number] * unit
         (a, low), (b, high) = knots[right - 1], knots[right]
-        rise = shape(b) - shape(a)
-        share = (shape(number) - shape(a)) / rise if rise > 0 else (number - a) / (b - a)
+        rise = shape[b] - shape[a]
+        share = (shape[number] - shape[a]) / rise if rise > 0 else (number - a) / (b - a)
         return low + share * (high - low)
 
     def _rising(self) -> list[tuple[int, float]]:
