@@ -105,15 +105,22 @@ class Costs:
     """What the parts of a step cost, in units of one plain target step.
 
     ``target`` is the cost of a run by its width (gamma guesses make a run gamma + 1 wide), ``draft`` the cost of
-    guess 1, 2, 3 ... ``Costs(draft=c)`` is the paper's assumption: any width costs one, any guess c.
+    guess 1, 2, 3 ..., ``asking`` what a drafter takes that is asked and may have none.
+    ``Costs(draft=c)`` is the paper's assumption: any width costs one, any guess c.
     """
 
     target: ByNumber = 1.0
     draft: ByNumber = 0.0
+    asking: float = 0.0
 
     def step(self, gamma: int) -> float:
         """One step: gamma guesses and a target run of width gamma + 1."""
-        return math.fsum(_value("draft", self.draft, i) for i in range(1, gamma + 1)) + self.run(gamma + 1)
+        return (self.drafts(gamma) if gamma else 0.0) + self.run(gamma + 1)
+
+    def drafts(self, guesses: int) -> float:
+        """Asking for guesses and being given so many, be it none."""
+        _check_cost("asking", self.asking)
+        return math.fsum(_value("draft", self.draft, i) for i in range(1, guesses + 1)) + self.asking
 
     def run(self, width: int) -> float:
         """A target run of this width alone."""

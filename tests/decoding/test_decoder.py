@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from helpers import case, run, wrapped
+from outrider.decoding.clock import Timing
 from outrider.decoding.decoder import Decoder, Request, bucket
 from outrider.decoding.planner import Setting
 from outrider.decoding.stopping import Stopping
@@ -191,9 +192,9 @@ def test_a_policy_out_of_range(answer: int) -> None:
         def choose(self, row: int) -> int:
             return answer
 
-        def learn(self, row: int, asked: int, accepted: int) -> None: ...
+        def learn(self, row: int, asked: int, accepted: int, examined: int) -> None: ...
 
-        def timed(self, gamma: int, seconds: float, undrafted: float | None) -> None: ...
+        def timed(self, step: Timing) -> None: ...
 
     decoder = Decoder(TARGET, Uniform(), gumbel_coupling, Sampling(), Wild())
     with pytest.raises(BadOption, match=rf"the policy asked for \[{answer}\] guesses; gamma must be from 0 to 8"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from outrider.drafters import Copying, Mixture, ModelDrafter, Uniform
 from outrider.errors import BadOption
 from outrider.models.toy import ToyModel
 from outrider.noise import Noise
+from outrider.prices import Ladder, Prices
 from outrider.sampling import Sampling
 from outrider.types import Draft, Shape
 
@@ -148,6 +150,40 @@ def test_the_second_drafter_is_asked_for_as_much_as_pays() -> None:
     assert lengths == sorted(lengths, reverse=True) and lengths[0] > lengths[-1]
 
 
+def priced(steps: Sequence[float], cost: float, rate: float = 1.0, rows: int = 1) -> Prices:
+    """Runs behind 0, 1, ... 4 guesses take this long, every guess of the second drafter ``cost``."""
+    return Prices(Ladder(tuple(steps), tuple(cost * k for k in range(5))), [rate] * rows, [0.5] * rows)
+
+
+def test_a_copy_is_as_long_as_its_rows_pay() -> None:
+    """Catches eight copied tokens where a run of nine costs more than they bring."""
+    pair = Pair(LONG)
+    pair.session.prices = priced([1, 1.1, 1.2, 3, 5], cost=0.1)
+    draft = pair.propose()
+    assert pair.copies() == [True] and draft.tokens.tolist() == [[10, 11]] and pair.session.spent == 0
+
+
+def test_where_neither_pays_nothing_is_drafted() -> None:
+    """Even if there is a copy: it takes a row of the run."""
+    pair = Pair(LONG)
+    pair.session.prices = priced([1, 2, 3, 4, 5], cost=0.1)
+    assert pair.propose().tokens.shape == (1, 0) and not pair.asked
+
+
+def test_the_second_drafter_is_told_the_prices_with_its_own_acceptance() -> None:
+    second = ModelDrafter(MODEL.near(0.5), "near", floor=0.1)
+    pair = Pair(NONE, NONE, second=second)
+    pair.session.kept[1, -1], pair.session.tried[1, -1] = 20, 20
+    pair.session.prices = priced([1, 1.1, 1.2, 1.3, 1.4], cost=0.1, rows=2)
+    pair.propose()
+    told = pair.session.second.prices
+    assert told.ladder is pair.session.prices.ladder and told.alphas == pytest.approx([0.6, (20 + 2.4) / 24])
+    assert pair.asked == [4] and pair.session.spent >= 1
+    pair.session.prices = None
+    pair.propose()
+    assert pair.session.second.prices is None
+
+
 def test_bad_cost() -> None:
     with pytest.raises(BadOption, match="cost"):
         Mixture(Copying(), Uniform(), cost=-1)
@@ -168,8 +204,8 @@ def test_host_and_device_choose_and_learn_alike() -> None:
             worth, wanted, kind = session._weigh(copied, 4, Sampling(temperature))
             use_first = worth >= wanted.amax(1)
             assert torch.equal(session.kind, torch.where(use_first, kind, session.tried.shape[1] - 1))
-            chosen = [guesses for _, guesses in session._choose(copied, 4, Sampling(temperature))]
-            assert chosen == torch.where(use_first, 0, wanted.argmax(1)).tolist()
+            chosen = [choice.asked for choice in session._choose(copied, 4, Sampling(temperature))]
+            assert chosen == torch.where(use_first, 0, session._asked(wanted, 4)).tolist()
             tokens = torch.nn.functional.pad(draft.tokens, (0, 1))
             tokens[1, :1] += 1
             before = [seen.clone() for seen in session.learned]

@@ -14,13 +14,16 @@ import torch
 from laws import PROMPT, TARGET, VOCAB, check_law
 from torch import Tensor
 
+from outrider.decoding.clock import Timing
 from outrider.decoding.decoder import Decoder, Request
 from outrider.decoding.planner import Auto, Fixed, Gradient, Planner, Policy, Setting
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, Mixture, ModelDrafter, Ngram, NgramTable, mixture
 from outrider.noise import Noise
+from outrider.prices import Ladder, Prices
 from outrider.sampling import Sampling, standardise
 from outrider.testing import assert_same_law, counts_of, exact_law
+from outrider.theory import Costs
 from outrider.trace import Trace
 from outrider.types import Draft, Drafter, DraftSession, Session, Shape
 from outrider.verification.coupling import maximal_coupling
@@ -64,11 +67,42 @@ def test_mixtures_keep_the_law(name: str) -> None:
     check_law(mixed, maximal_coupling, rows=40_000, detects=0.035)
 
 
-def test_everything_at_once_keeps_the_law() -> None:
+@pytest.mark.parametrize("costs", [0.5, Costs(lambda width: 1 + 0.15 * (width - 1), 0.1)], ids=["dear", "wide"])
+def test_everything_at_once_keeps_the_law(costs: float | Costs) -> None:
     """Planner, mixture and early stop together, as ``draft="auto", gamma="auto"`` runs them; both couplings."""
     mixed = Mixture(Copying(shortest=1, longest=3), ModelDrafter(TARGET.near(0.5), "near", floor=0.3))
     for verifier in (maximal_coupling, gumbel_coupling):
-        check(texts(mixed, Auto(0.5), range(COUNT // 2), verifier), detects=0.11)
+        check(texts(mixed, Auto(costs), range(COUNT // 2), verifier), detects=0.11)
+
+
+class Priced:
+    """A model that ends its drafts by prices, which differ from row to row."""
+
+    name = "priced"
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+
+    def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
+        session: Any = ModelDrafter(TARGET.near(0.5), "near", floor=0.1).start(rows, shape, target)
+        ladder = Ladder.of(Costs(lambda width: 1 + 0.15 * (width - 1), 0.1), shape.width)
+        session.prices = Prices(ladder, [0.5 + row % 4 / 2 for row in range(40_000)], [0.5] * 40_000)
+        real = session.propose
+
+        def propose(*arguments: Any) -> Draft:
+            draft: Draft = real(*arguments)
+            self.made += draft.proposed.sum(1).tolist()
+            return draft
+
+        session.propose = propose
+        return session  # type: ignore[no-any-return]
+
+
+def test_stopping_by_prices_keeps_the_law() -> None:
+    priced = Priced()
+    check_law(priced, maximal_coupling, rows=40_000, detects=0.035)
+    shares = {guesses: priced.made.count(guesses) / len(priced.made) for guesses in set(priced.made)}
+    assert sum(share > 0.1 for share in shares.values()) > 1, f"drafts were all alike: {shares}"
 
 
 @pytest.mark.parametrize("floor", [0.15, 0.4])
@@ -120,11 +154,11 @@ class _PeekingPlanner:
     def choose(self, row: int) -> int:
         return self.next[row]
 
-    def learn(self, row: int, asked: int, accepted: int) -> None:
+    def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
         behind = self.spy.guesses[row][accepted + 1 :] if asked else []
         self.next[row] = 0 if behind and behind[0] == 2 else 2
 
-    def timed(self, gamma: int, seconds: float, undrafted: float | None) -> None: ...
+    def timed(self, step: Timing) -> None: ...
 
 
 def test_a_policy_that_looks_at_discarded_guesses() -> None:
@@ -146,7 +180,7 @@ class Neighbours(Fixed):
         kept: dict[int, list[int]] = self.kept  # type: ignore[attr-defined]
         return 0 if row not in kept or kept[row - 1][0] == 2 else 2
 
-    def learn(self, row: int, asked: int, accepted: int) -> None:
+    def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
         self.kept.setdefault(row, []).append(accepted)  # type: ignore[attr-defined]
 
 

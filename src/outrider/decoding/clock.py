@@ -1,92 +1,123 @@
-"""What a step costs by the number of guesses asked for, measured on the spot with the wall clock."""
+"""What drafts and target runs take by how many guesses there are, measured on the spot with the wall clock."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 
-from outrider.fading import FADE
+from outrider.prices import Ladder
 from outrider.theory import Costs
+
+_MEMORY = 16
+"""Of each number of guesses so many steps count, the latest."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long the parts of a step took."""
+
+    width: int  # tokens per row in the target's run; 1 where all runs are of one width
+    seconds: float  # all but the draft
+    drafting: float | None = None  # None: nobody was asked, or it cannot be told apart and is in ``seconds``
+    guesses: int = 0  # that drafting gave, and took time for
 
 
 @dataclass
 class Clock:
-    """Costs of steps as they were timed: an average without guesses, and a line over the number of guesses with.
+    """The costs of steps as they were timed, from what is declared to what is seen.
 
-    Plain steps stand apart because a run of one token may use other kernels. The line starts at a nominal slope
-    and leans on what was seen. Old observations fade; a single slow step, such as one during which the machine
-    was busy elsewhere, counts as twice the usual at most.
+    Runs are told apart by width and drafts by the guesses made, because drafters stop where they like. A step during
+    which the machine was busy elsewhere is an outlier to a median; where there are too few for one, it counts for
+    three times what was expected at most, and is forgotten in time: who avoids a width for it would see no other.
     """
 
-    nominal: float  # slope to start from: time of a guess over time of a plain step
-    plain: _Average = field(default_factory=lambda: _Average())
-    line: _Line = field(default_factory=lambda: _Line())
-    seen: int = 0
-    split: bool = False  # the last step with guesses also told what one without would take
+    declared: Costs
+    limit: int  # the most guesses of a step
+    steps: int = 0
+    since_plain: int = 0  # steps since one whose run had a single token
 
-    def add(self, gamma: int, seconds: float, undrafted: float | None = None) -> None:
-        """A step took this long; without its draft, where that is known, it would have taken ``undrafted``."""
-        self.seen += 1
-        if undrafted is not None and undrafted <= 0:
-            undrafted = None  # the process was stopped between two readings of the clock
-        if self.seen == 1:
-            return  # the first step of a shape warms up caches, threads and kernels
-        if self.known and seconds > 2 * (usual := self._seconds(gamma)):
-            seconds, undrafted = 2 * usual, None
-        if gamma:
-            self.line.add(gamma, seconds)
-        self.split = gamma > 0 and undrafted is not None
-        if gamma == 0 or undrafted is not None:
-            self.plain.add(seconds if undrafted is None else undrafted)
+    def __post_init__(self) -> None:
+        numbers = range(self.limit + 1)
+        self.runs = _Curve([0.0, *(self.declared.run(guesses + 1) for guesses in numbers)])
+        self.drafts = _Curve([self.declared.drafts(guesses) for guesses in numbers])
 
-    @property
-    def known(self) -> bool:
-        """Whether plain steps and steps with guesses can be compared."""
-        return self.plain.weight > 0 and self.line.weight > 0
+    def add(self, step: Timing) -> None:
+        self.steps += 1
+        if self.steps == 1 or step.seconds <= 0 or (step.drafting is not None and step.drafting < 0):
+            return  # the first step of a shape warms up; a process that was stopped may see clocks run backwards
+        self.since_plain = 0 if step.width == 1 else self.since_plain + 1
+        self.runs.add(step.width, step.seconds)
+        if step.drafting is not None:
+            self.drafts.add(step.guesses, step.drafting)
+        if self.steps % 256 == 0:
+            self.runs.forget()
+            self.drafts.forget()
 
     @property
     def wants_plain(self) -> bool:
-        """A few plain steps at first, then one in sixty-four, where nothing else tells what speculation saves."""
-        return not self.split and self.line.weight >= 1 and (self.plain.weight < 2 or self.seen % 64 == 0)
+        """A few plain runs at first, then one in sixty-four, so that others can be compared with them."""
+        return self.since_plain > 0 and (len(self.runs.seen.get(1, ())) < 2 or self.since_plain >= 64)
 
-    def costs(self) -> Costs:
-        """In units of a plain step; what drafting takes is in the step as a whole. The papers' form until known."""
-        if not self.known:
-            return Costs(draft=self.nominal)
-        return Costs(target=lambda width: self._seconds(width - 1) / self.plain.mean)
+    @property
+    def tells_more(self) -> bool:
+        """Whether to look again: after every step while little is known, later now and then."""
+        return self.steps < 32 or self.steps % 8 == 0
 
-    def _seconds(self, gamma: int) -> float:
-        return self.plain.mean if gamma == 0 else self.line.at(gamma, self.nominal * self.plain.mean)
-
-
-@dataclass
-class _Average:
-    weight: float = 0.0
-    mean: float = 0.0
-
-    def add(self, value: float) -> None:
-        self.weight = self.weight * FADE + 1
-        self.mean += (value - self.mean) / self.weight
+    def ladder(self) -> Ladder:
+        """In units of a plain run."""
+        runs = self.runs.table(range(1, self.limit + 2), 1.0)
+        drafts = self.drafts.table(range(self.limit + 1), runs[0])
+        return Ladder(tuple(t / runs[0] for t in runs), tuple(t / runs[0] for t in drafts))
 
 
 @dataclass
-class _Line:
-    """Least squares with fading weights; the slope is drawn to a given one by the weight of a few observations."""
+class _Curve:
+    """Seconds by number: medians where it was seen, in between and beyond in the declared shape, never falling."""
 
-    weight: float = 0.0
-    x: float = 0.0  # means
-    y: float = 0.0
-    xx: float = 0.0  # sums of squared deviations
-    xy: float = 0.0
+    declared: Sequence[float]  # in plain runs, by number
+    seen: dict[int, deque[float]] = field(default_factory=dict)
 
-    def add(self, x: float, y: float) -> None:
-        self.weight = self.weight * FADE + 1
-        dx = x - self.x
-        self.x += dx / self.weight
-        self.y += (y - self.y) / self.weight
-        self.xx = self.xx * FADE + dx * (x - self.x)
-        self.xy = self.xy * FADE + dx * (y - self.y)
+    def add(self, number: int, seconds: float) -> None:
+        if self.seen and len(self.seen.get(number, ())) < 3:
+            expected = self._at(number, self._rising(), seconds)
+            seconds = min(seconds, 3 * expected) if expected > 0 else seconds
+        self.seen.setdefault(number, deque(maxlen=_MEMORY)).append(seconds)
 
-    def at(self, x: float, slope: float) -> float:
-        pull = 10.0  # as of ten squared deviations of one guess
-        fitted = (self.xy + pull * slope) / (self.xx + pull)
-        return max(0.1 * self.y, self.y + max(0.0, fitted) * (x - self.x))  # a steep line must not promise time back
+    def forget(self) -> None:
+        """What was seen once or twice and took more than twice what all others would let expect."""
+        known = {number: seconds for number, seconds in self.seen.items() if len(seconds) > 2}
+        if known:
+            knots = _Curve(self.declared, known)._rising()
+            self.seen = {n: s for n, s in self.seen.items() if n in known or min(s) <= 2 * self._at(n, knots, 0.0)}
+
+    def table(self, numbers: range, unit: float) -> list[float]:
+        """For these numbers; ``unit``: seconds of a plain run, where nothing else tells."""
+        knots = self._rising()
+        return [self._at(number, knots, unit) for number in numbers]
+
+    def _at(self, number: int, knots: list[tuple[int, float]], unit: float) -> float:
+        shape = self.declared
+        if not knots:
+            return shape[number] * unit
+        right = next((k for k, (x, _) in enumerate(knots) if x >= number), len(knots))
+        if right in (0, len(knots)):  # beyond: in proportion, or from nothing in declared steps
+            known, value = knots[min(right, len(knots) - 1)]
+            return value * shape[number] / shape[known] if shape[known] > 0 else value + shape[number] * unit
+        (a, low), (b, high) = knots[right - 1], knots[right]
+        rise = shape[b] - shape[a]
+        share = (shape[number] - shape[a]) / rise if rise > 0 else (number - a) / (b - a)
+        return low + share * (high - low)
+
+    def _rising(self) -> list[tuple[int, float]]:
+        """The medians by number; where one is below its forerunner, both are the mean of the two (and so on)."""
+        pools: list[tuple[float, float, list[int]]] = []  # weight, mean, numbers
+        for number in sorted(self.seen):
+            weight, mean, numbers = float(len(self.seen[number])), median_low(self.seen[number]), [number]
+            while pools and pools[-1][1] > mean:
+                before, other, others = pools.pop()
+                mean = (before * other + weight * mean) / (before + weight)
+                weight, numbers = before + weight, [*others, *numbers]
+            pools.append((weight, mean, numbers))
+        return [(number, mean) for _, mean, numbers in pools for number in numbers]

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from outrider.decoding.clock import Timing
 from outrider.decoding.lanes import Lanes
-from outrider.decoding.planner import Fixed, Policy, Setting
+from outrider.decoding.planner import Fixed, Policy, Setting, declared_widths
 from outrider.decoding.readback import HostStep, Ticket
 from outrider.decoding.stepper import Rule, Stepper
 from outrider.decoding.stopping import Row, Stopping
@@ -150,7 +151,13 @@ class _Batch:
         slots = stepper.seeds.shape[0]
         self.rows: list[tuple[int, Row] | None] = [None] * slots
         policy = Fixed(decoder.gamma) if isinstance(decoder.gamma, int) else decoder.gamma
-        self.planner = policy.start(Setting(slots, decoder.width - 1, decoder.drafter, stepper.shape))
+        # Runs of constant width cost the same, whatever is in them.
+        self.narrow = not decoder.exact or getattr(decoder.target, "any_width", False)
+        widths = declared_widths(decoder.target) if self.narrow else 1.0
+        # On a GPU the clock sees work being launched, not done.
+        self.splits = self.target.device.type == "cpu"
+        setting = Setting(slots, decoder.width - 1, decoder.drafter, stepper.shape, widths, self.splits)
+        self.planner = policy.start(setting)
         self.asked = [0] * slots  # guesses asked for in the run at hand
         self.began = self.drafted = 0.0  # when it began, and the seconds spent on drafts before it
         self.recorded = 0  # steps recorded before it
@@ -188,6 +195,7 @@ class _Batch:
         wrong = [g for g in self.asked if not 0 <= g < self.decoder.width]
         require(not wrong, f"the policy asked for {wrong} guesses; gamma must be from 0 to {self.decoder.width - 1}")
         self.drafter.cap(self.asked)
+        self.drafter.price(getattr(self.planner, "prices", None))
         self.trace.runs += 1
         return self.stepper.launch(self.rule, max(self.asked), self.watch)
 
@@ -195,14 +203,19 @@ class _Batch:
         host = begun.read()
         if self.target.device.type != "cpu":  # what a replay did inside cannot be told apart: all of it is 'target'
             self.watch.lap("target")
-        seconds = time.perf_counter() - self.began
-        # On a GPU the clock sees work being launched, not done; and a run of varying width is not the same run.
-        varying = not self.decoder.exact or getattr(self.decoder.target, "any_width", False)
-        splits = self.target.device.type == "cpu" and not varying
-        undrafted = seconds - (self.trace.seconds["draft"] - self.drafted) if splits else None
         if self.stepper.recorded == self.recorded:  # a recording takes long, once
-            self.planner.timed(max(self.asked), seconds, undrafted)
+            self.planner.timed(self._timing(host.guesses, time.perf_counter() - self.began))
         return host
+
+    def _timing(self, guesses: int, seconds: float) -> Timing:
+        if not self.splits:
+            return Timing(guesses + 1, seconds)
+        width = guesses + 1 if self.narrow else 1
+        drafting = self.trace.seconds["draft"] - self.drafted
+        if max(self.asked) == 0:
+            return Timing(width, seconds - drafting)
+        spent = self.drafter.spent
+        return Timing(width, seconds - drafting, drafting, guesses if spent is None else spent)
 
     def _take(self, host: HostStep) -> list[Event]:
         """What a step gave goes into rows, planner and trace; rows that ended leave their slots."""
@@ -224,7 +237,7 @@ class _Batch:
                 taken, emitted = taken[:healthy], emitted[: healthy + 1]
                 drafted, overlap = drafted[:healthy], overlap[:healthy]
             accepted = len(emitted) - 1
-            self.planner.learn(slot, self.asked[slot], accepted)
+            self.planner.learn(slot, self.asked[slot], accepted, min(accepted + 1, len(drafted)))
             if taken:
                 self.trace.records.append(
                     Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(overlap), len(taken))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outrider.errors import BadOption, OutriderError
 from outrider.noise import Noise
+from outrider.prices import Prices
 from outrider.sampling import Sampling
 from outrider.trace import Level
 from outrider.types import Draft, DraftSession, Session, Source
@@ -64,6 +65,16 @@ class Guarded:
             return
         alike = min(guesses) == max(guesses)
         self.caps = None if alike else torch.tensor(guesses, dtype=torch.int64, device=self.target.device)
+
+    def price(self, prices: Prices | None) -> None:
+        """What guesses take and time is worth, for a drafter that asks; None: it goes by rules of its own."""
+        if self.session is not None and hasattr(self.session, "prices"):
+            self.session.prices = prices
+
+    @property
+    def spent(self) -> int | None:
+        """Guesses that took time in the last draft, where they are not those it holds."""
+        return getattr(self.session, "spent", None)
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self._call("commit", tokens, count)

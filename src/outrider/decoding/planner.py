@@ -9,16 +9,20 @@ the row beside may already have used the noise this one will use, so each row le
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from outrider.decoding.clock import Clock
+from outrider.decoding.acceptance import PRIOR, Acceptance, Pause
+from outrider.decoding.clock import Clock, Timing
 from outrider.errors import require
-from outrider.fading import FADE, PRIOR_WEIGHT
 from outrider.options import GAMMAS
-from outrider.theory import Costs, speedup
-from outrider.types import Drafter
+from outrider.prices import Ladder, Prices
+from outrider.theory import ByNumber, Costs, interpolated
+from outrider.types import Drafter, LanguageModel
+
+ASKING = 0.01
+"""What asking a drafter costs where nothing is known, in plain runs: one that never has a guess must be left alone."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,27 @@ class Setting:
     limit: int  # the most guesses a run has room for
     drafter: Drafter
     shape: Hashable  # steps of one shape have one cost
+    widths: ByNumber = 1.0  # what the target declares that runs cost by width, in plain ones
+    splits: bool = True  # guesses not made take no time, and drafts are timed apart from runs; not so on a GPU
 
     @property
-    def choices(self) -> Sequence[int]:
-        """A drafter that limits its own guesses is asked for all or none."""
-        return (0, self.limit) if plans(self.drafter) else range(self.limit + 1)
+    def declared(self) -> Costs:
+        """What to believe before anything is measured."""
+        c = declared_cost(self.drafter)
+        if self.splits:
+            return Costs(self.widths, c, ASKING)
+        widths = Costs(self.widths)
+        return Costs(lambda width: widths.run(width) + c * (width - 1))  # steps as a whole
+
+
+def declared_widths(target: LanguageModel) -> ByNumber:
+    """What a run costs by its width, as the target's ``width_costs`` say for some widths; else all cost the same."""
+    declared: Mapping[int, float] | None = getattr(target, "width_costs", None)
+    if declared is None:
+        return 1.0
+    widest, between = max(declared), interpolated(declared)
+    slope = between(widest) - between(widest - 1)
+    return lambda width: between(min(width, widest)) + slope * max(0, width - widest)
 
 
 def declared_cost(drafter: Drafter) -> float:
@@ -55,11 +75,14 @@ class Planner(Protocol):
     def choose(self, row: int) -> int:
         """Guesses to ask for in the row's next run."""
 
-    def learn(self, row: int, asked: int, accepted: int) -> None:
-        """Of the guesses asked for, this many were committed."""
+    def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
+        """Of the guesses asked for, this many were committed, and this many were made as far as the text followed:
+        one more, if a guess was rejected, and none more if the drafter had stopped."""
 
-    def timed(self, gamma: int, seconds: float, undrafted: float | None) -> None:
-        """A step whose longest row was asked for gamma guesses took this long; without them, if known, that long."""
+    def timed(self, step: Timing) -> None:
+        """How long a step took."""
+
+    # A planner may also have ``prices``: what a drafter that ends its drafts itself is told before each step.
 
 
 @runtime_checkable
@@ -84,10 +107,10 @@ class Fixed:
     def choose(self, row: int) -> int:
         return self.gamma
 
-    def learn(self, row: int, asked: int, accepted: int) -> None:
+    def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
         """Nothing is learnt."""
 
-    def timed(self, gamma: int, seconds: float, undrafted: float | None) -> None:
+    def timed(self, step: Timing) -> None:
         """Nothing is learnt."""
 
 
@@ -99,31 +122,37 @@ class Auto:
     """
 
     def __init__(self, costs: Costs | float | None = None) -> None:
-        self.given = Costs(draft=costs) if isinstance(costs, (int, float)) else costs
+        self.given = Costs(draft=costs, asking=ASKING) if isinstance(costs, (int, float)) else costs
         if self.given is not None:
             self.given.step(1)  # refuses what is no cost
         self._clocks: dict[Hashable, Clock] = {}
 
     @staticmethod
-    def nominal(drafter: Drafter) -> Auto:
-        """With the costs the drafter declares: nothing depends on a clock."""
-        c = declared_cost(drafter)
-        # A drafter that stops by itself makes about two guesses, however many it is asked for.
-        return Auto(Costs(draft=lambda number: c if number <= 2 else 0.0) if plans(drafter) else c)
+    def nominal(drafter: Drafter, target: LanguageModel) -> Auto:
+        """With the costs that drafter and target declare: nothing depends on a clock."""
+        return Auto(Costs(declared_widths(target), declared_cost(drafter), ASKING))
+
+    def measured(self) -> list[tuple[Ladder, int]]:
+        """What steps have cost so far, in plain ones, for every kind of batch seen; and from how many steps."""
+        return [(clock.ladder(), clock.steps) for clock in self._clocks.values()]
 
     def start(self, setting: Setting) -> Planner:
         if self.given is not None:
             return _Adaptive(setting, self.given)
         key = (setting.rows, setting.shape, setting.drafter.name)
-        return _Adaptive(setting, self._clocks.setdefault(key, Clock(declared_cost(setting.drafter))))
+        return _Adaptive(setting, self._clocks.setdefault(key, Clock(setting.declared, setting.limit)))
 
 
 class _Adaptive:
     def __init__(self, setting: Setting, costs: Costs | Clock) -> None:
         self.setting, self.clock = setting, costs if isinstance(costs, Clock) else None
-        self.costs = costs.costs() if isinstance(costs, Clock) else costs
+        self.plans = plans(setting.drafter)
+        # Asked for all or none where what it does not draft takes its time all the same.
+        self.choices = (0, setting.limit) if self.plans and not setting.splits else range(setting.limit + 1)
+        self.ladder = costs.ladder() if isinstance(costs, Clock) else Ladder.of(costs, setting.limit)
         self.rows = [Acceptance(setting.limit) for _ in range(setting.rows)]
         self.pauses = [Pause() for _ in range(setting.rows)]
+        self.rates = [1.0] * setting.rows
 
     def admit(self, row: int) -> None:
         self.rows[row], self.pauses[row] = Acceptance(self.setting.limit), Pause()
@@ -131,76 +160,41 @@ class _Adaptive:
     def choose(self, row: int) -> int:
         if self.clock is not None and self.clock.wants_plain:
             return 0
-        chances = self.rows[row].chances()
-        gains = {gamma: speedup(chances, gamma, self.costs) for gamma in self.setting.choices}
-        best = max(gains, key=lambda gamma: gains[gamma])
+        rates = self.ladder.rates(*self._outlook(self.rows[row]))
+        best = max(self.choices, key=rates.__getitem__)
+        self.rates[row] = rates[best]
         if best == 0 and self.pauses[row].over():
-            return max((g for g in gains if g), key=lambda gamma: gains[gamma], default=0)
-        if best:
+            best = max(self.choices[1:], key=rates.__getitem__, default=0)
+            self.rates[row] /= 2  # time is cheap for once: a drafter that ends its drafts itself must try, too
+        elif best:
             self.pauses[row] = Pause()
-        return best
+        # One that ends its drafts itself, at these prices, does better than any number that could be chosen for it.
+        return self.setting.limit if best and self.plans else best
 
-    def learn(self, row: int, asked: int, accepted: int) -> None:
-        self.rows[row].add(asked, accepted)
-
-    def timed(self, gamma: int, seconds: float, undrafted: float | None) -> None:
-        if self.clock is not None:
-            self.clock.add(gamma, seconds, undrafted)
-            self.costs = self.clock.costs()
-
-
-@dataclass
-class Pause:
-    """How long a row goes without guesses before it tries again: 16 runs, then twice as long after every failure."""
-
-    length: int = 16
-    left: int = 16
-
-    def over(self) -> bool:
-        self.left -= 1
-        if self.left > 0:
-            return False
-        self.length = self.left = min(2 * self.length, 256)
-        return True
-
-
-_PRIOR = 0.6
-"""Acceptance before anything is known: a fair drafter's."""
-
-_DEPTH_WEIGHT = 4.0
-"""How many guesses at one depth weigh as much as the acceptance over all depths."""
-
-
-@dataclass
-class Acceptance:
-    """The acceptance of one row by depth: how often guess k is kept where those before it were.
-
-    Drafters differ by depth (a copy that has held for three tokens will hold on; a head tires), so the one alpha of
-    the papers is only what every depth starts from. A guess the drafter did not make counts as one not kept.
-    """
-
-    limit: int
-    tried: list[float] = field(init=False)
-    kept: list[float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tried, self.kept = [0.0] * self.limit, [0.0] * self.limit
-
-    def add(self, asked: int, accepted: int) -> None:
-        if asked == 0:
-            return
-        for depth in range(self.limit):
-            self.tried[depth] = self.tried[depth] * FADE + (depth < min(accepted + 1, asked))
-            self.kept[depth] = self.kept[depth] * FADE + (depth < accepted)
+    def _outlook(self, seen: Acceptance) -> tuple[list[float], list[float]]:
+        """By depth: how often a guess that was made is kept, and how often one is made that was asked for."""
+        chances, shares = seen.chances(), seen.shares()
+        if self.setting.splits:
+            return chances, shares
+        # A guess that is not made takes its time all the same: as if it were made and not kept.
+        return [chance * share for chance, share in zip(chances, shares, strict=True)], [1.0] * len(shares)
 
     @property
-    def alpha(self) -> float:
-        return (sum(self.kept) + _PRIOR * PRIOR_WEIGHT) / (sum(self.tried) + PRIOR_WEIGHT)
+    def prices(self) -> Prices | None:
+        if not self.setting.splits:
+            return None
+        return Prices(self.ladder, self.rates, [row.alpha for row in self.rows])
 
-    def chances(self) -> list[float]:
-        """Of guess 1, 2, ... to be kept if those before it were."""
-        alpha, weight = self.alpha, _DEPTH_WEIGHT
-        return [(k + alpha * weight) / (t + weight) for k, t in zip(self.kept, self.tried, strict=True)]
+    def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
+        self.rows[row].add(asked, accepted, examined)
+        if accepted:
+            self.pauses[row].encourage()
+
+    def timed(self, step: Timing) -> None:
+        if self.clock is not None:
+            self.clock.add(step)
+            if self.clock.tells_more:
+                self.ladder = self.clock.ladder()
 
 
 @dataclass(frozen=True)
@@ -227,7 +221,7 @@ class _Climbing:
     def __init__(self, rule: Gradient, setting: Setting) -> None:
         self.rule, self.limit, self.plans = rule, setting.limit, plans(setting.drafter)
         self.c = declared_cost(setting.drafter) if rule.c is None else rule.c
-        self.rows = [[0.0, 0.0, rule.first] for _ in range(setting.rows)]  # kept, examined, gamma
+        self.rows = [[0.0, 0.0, rule.first] for _ in range(setting.rows)]  # kept, tried, gamma
 
     def admit(self, row: int) -> None:
         self.rows[row] = [0.0, 0.0, self.rule.first]
@@ -237,14 +231,14 @@ class _Climbing:
             return self.limit
         return min(self.limit, max(1, round(self.rows[row][2])))
 
-    def learn(self, row: int, asked: int, accepted: int) -> None:
-        kept, examined, gamma = self.rows[row]
-        kept, examined = kept + accepted, examined + min(accepted + 1, asked)
-        alpha = min(max(kept / examined, 0.01), 0.99) if examined else _PRIOR
+    def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
+        kept, tried, gamma = self.rows[row]
+        kept, tried = kept + accepted, tried + min(accepted + 1, asked)
+        alpha = min(max(kept / tried, 0.01), 0.99) if tried else PRIOR
         gamma += self.rule.rate * improvement_slope(alpha, gamma, self.c)
-        self.rows[row] = [kept, examined, min(max(gamma, 1.0), float(max(1, self.limit)))]
+        self.rows[row] = [kept, tried, min(max(gamma, 1.0), float(max(1, self.limit)))]
 
-    def timed(self, gamma: int, seconds: float, undrafted: float | None) -> None:
+    def timed(self, step: Timing) -> None:
         """The rule takes c as known."""
 
 

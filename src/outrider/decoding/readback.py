@@ -45,10 +45,15 @@ class HostStep:
             ]
         )
 
+    @property
+    def guesses(self) -> int:
+        """Columns of guesses in the target's run, whoever proposed them."""
+        return (len(self.rows[0]) - 4) // 3
+
     def row(self, slot: int) -> tuple[list[int], list[int], list[float], int]:
         """Tokens emitted, guesses drafted, their overlaps, and how many of the emitted rest on numbers."""
         values = self.rows[slot]
-        g = (len(values) - 4) // 3
+        g = self.guesses
         count, drafted, healthy = (int(v) for v in values[:3])
         emitted = [int(v) for v in values[3 : 3 + count]]
         guesses = [int(v) for v in values[4 + g : 4 + g + drafted]]

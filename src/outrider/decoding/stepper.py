@@ -91,6 +91,7 @@ class Stepper:
         for slot in range(self.seeds.shape[0]):
             self.target.release(slot)
             self.drafter.release(slot)
+        self.drafter.price(None)
 
     def _replay(self, rule: Rule, noise: Noise, gamma: int) -> Tensor | None:
         """The step's table, or None where it must run eagerly: for once while catching up, for good if it cannot."""

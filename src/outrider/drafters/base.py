@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outrider.context import Context
 from outrider.noise import Noise
+from outrider.prices import Prices
 from outrider.sampling import Sampling, standardise
 from outrider.types import Draft, Session, Shape, Source
 
@@ -53,17 +54,25 @@ class Reach:
 
     The chance is the product of the drafter's own confidence in the guesses it has made. So whether a guess is
     made depends on those before it, never on the token that would be drawn: what is drawn is always proposed.
+    ``prices`` put another floor under each of up to ``most`` guesses: what its time is worth.
     """
 
-    def __init__(self, floor: float, active: Tensor) -> None:
+    def __init__(self, floor: float, active: Tensor, prices: Prices | None = None, most: int = 0) -> None:
         self.floor, self.going = floor, active  # [B] bool
         self.chance = torch.ones(active.shape, device=active.device)  # [B]
+        self.floors: list[Tensor | float] | None = None  # of guess 1, 2, ...: for all rows, or [B]
+        self.made = 0
+        if prices is not None and floor > 0:
+            rows = [prices.floors(row, most) for row in range(len(active))]
+            self.floors = [*rows[0]] if len(rows) == 1 else [torch.tensor(guess) for guess in zip(*rows, strict=True)]
 
     def took(self, q: Tensor | None, logits: Tensor, sampling: Sampling) -> None:
         """Another guess was drawn, from q [B, V], which was made of logits [B, N]."""
-        if self.floor > 0:
+        self.made += 1
+        if self.floor > 0 and (self.floors is None or self.made < len(self.floors)):
+            floor = self.floor if self.floors is None else self.floors[self.made]
             self.chance = self.chance * _confidence(q, logits, sampling)
-            self.going = self.going & (self.chance >= self.floor)
+            self.going = self.going & (self.chance >= floor)
 
     @property
     def over(self) -> bool:

@@ -17,6 +17,7 @@ from outrider.drafters.one_row import OneRow, Weights
 from outrider.host import largest
 from outrider.noise import Noise, counter_of
 from outrider.packing import pack, packed, product
+from outrider.prices import Prices
 from outrider.sampling import Sampling, standardise
 from outrider.types import Draft, Session, Shape, Source
 
@@ -59,6 +60,7 @@ class _HeadSession(ContextSession):
     """Drafting with a head: subclasses say which states stand behind the guesses."""
 
     recordable = True
+    prices: Prices | None = None  # what guesses take here and time is worth, where a policy tells
 
     def __init__(self, ready: Prepared, floor: float, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
@@ -91,7 +93,7 @@ class _HeadSession(ContextSession):
         last = self.context.read(self.context.lengths - 1, 1)[:, 0]
         tokens: list[Tensor] = []
         probs, proposed = [], []
-        reach = Reach(self.floor, self.context.active)
+        reach = Reach(self.floor, self.context.active, self.prices, gamma)
         for k in range(gamma):
             logits = self.logits(k, last)
             last, q = self._draw(logits, sampling, noise, tokens, at[:, k : k + 1])

@@ -1,18 +1,18 @@
 """Copying where a match is worth more than a model's guesses, the model elsewhere, nothing where neither pays.
 
-For every row and run the candidates are compared by expected tokens over expected cost: 1 + a + a^2 + ... for as
-many guesses as a candidate has, a being its acceptance on this row so far. Copies are told apart by the length of
-the match they rest on. What is counted is how far the committed text followed the guesses: nothing that was
-discarded is looked at, nor any other row, since both may share the noise of draws still to come.
+For every row and run the candidates are compared by the tokens they should gain, a + a^2 + ... for as many guesses
+as pay, less what their time is worth; a is a candidate's acceptance on this row so far. Copies are told apart by the
+length of the match they rest on. What is counted is how far the committed text followed the guesses: nothing that
+was discarded is looked at, nor any other row, since both may share the noise of draws still to come.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
-from itertools import accumulate
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from outrider.drafters.fallback import joined, widened
 from outrider.errors import require
 from outrider.fading import FADE, PRIOR_WEIGHT
 from outrider.noise import Noise
+from outrider.prices import Ladder, Prices
 from outrider.sampling import Sampling
 from outrider.trace import Level
 from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source, forkable
@@ -28,11 +29,9 @@ from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source,
 BUCKETS = (3, 5, 8)
 """Matches of at least this many tokens are counted together up to the next bound; shorter ones are the first kind."""
 
-PRIORS = {0.0: (0.4, 0.55, 0.8, 0.9), 1.0: (0.25, 0.4, 0.5, 0.7)}
-"""Acceptance of a copied token by kind of match before a row has shown any, greedy and at temperature 1."""
-
-MODEL_PRIOR = 0.5
-"""Acceptance of the other drafter before anything is known."""
+PRIORS = {0.0: (0.4, 0.55, 0.8, 0.9, 0.6), 1.0: (0.25, 0.4, 0.5, 0.7, 0.5)}
+"""Acceptance before a row has shown any, greedy and at temperature 1: of a copied token by kind of match, and last of
+a guess of the second drafter."""
 
 
 class Mixture:
@@ -41,25 +40,38 @@ class Mixture:
     plans = True
     """It limits its guesses itself: ask it for all there is room for."""
 
+    cost: float
+    """Of a guess of the second; what asking takes is small, and measured where steps are timed."""
+
     def __init__(self, first: Drafter, second: Drafter, cost: float | None = None) -> None:
         self.first, self.second = first, second
         self.name = f"{first.name}+{second.name}"
-        self.second_cost = float(getattr(second, "cost", 0.05)) if cost is None else cost
-        require(self.second_cost >= 0, f"cost must be 0 or more target runs per guess, got {cost!r}")
-        self.cost = 0.005  # of asking, per guess; what the second one costs is weighed inside
+        self.cost = float(getattr(second, "cost", 0.05)) if cost is None else cost
+        require(self.cost >= 0, f"cost must be 0 or more target runs per guess, got {cost!r}")
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         return _MixtureSession(self, rows, shape, target)
 
 
+class Choice(NamedTuple):
+    """What a row drafts with: a copy, the second drafter, or nothing."""
+
+    kind: int  # of match; the last: the second drafter
+    copied: int  # guesses taken from the copy
+    asked: int  # guesses asked of the second drafter
+
+
 class _MixtureSession:
+    prices: Prices | None = None  # what guesses take here and time is worth, where a policy tells
+    spent = 0  # guesses the second drafter made for the last draft: a copy takes no time
+
     def __init__(self, drafter: Mixture, rows: int, shape: Shape, target: Session) -> None:
         self.first: Any = drafter.first.start(rows, shape, target)
         self.second = drafter.second.start(rows, shape, target)
         self.vocab_size = target.vocab_size
         # On a GPU asking who wants the second drafter costs a wait, so it runs anyway and its guesses are free.
         self.on_cpu = target.device.type == "cpu"
-        self.cost = drafter.second_cost if self.on_cpu else 0.0
+        self.cost = drafter.cost if self.on_cpu else 0.0
         self.stops = bool(getattr(drafter.second, "plans", False))
         kinds = len(BUCKETS) + 2  # of match, and the second drafter last
         self.kept = torch.zeros((rows, kinds), device=target.device)  # guesses the text followed
@@ -67,7 +79,7 @@ class _MixtureSession:
         self.kind = torch.zeros(rows, dtype=torch.int64, device=target.device)  # behind the last draft
         self.last = Draft.empty(rows, target.device)
         # Sent to the device once: a step that sends something cannot be recorded (models/graphs.py).
-        self.cold, self.warm = (torch.tensor((*PRIORS[t], MODEL_PRIOR), device=target.device) for t in (0.0, 1.0))
+        self.cold, self.warm = (torch.tensor(PRIORS[t], device=target.device) for t in (0.0, 1.0))
         self.bounds = torch.tensor(BUCKETS, device=target.device)
 
     @property
@@ -103,7 +115,7 @@ class _MixtureSession:
         copied = widened(copied, gamma)
         worth, wanted, kind = self._weigh(copied, gamma, sampling)
         use_first = worth >= wanted.amax(1)  # [B]
-        guesses = torch.where(use_first, 0, wanted.argmax(1))  # of the second drafter
+        guesses = torch.where(use_first, 0, self._asked(wanted, gamma))  # of the second drafter
         self.kind = torch.where(use_first, kind, self.tried.shape[1] - 1)
         second = widened(self.second.propose(gamma, sampling, noise, at), gamma)
         self.last = joined(copied, second.cut(guesses), use_first[:, None], self.vocab_size)
@@ -111,13 +123,16 @@ class _MixtureSession:
 
     def _propose_on_host(self, copied: Draft, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         """The same choice where nothing has to wait for an answer, and small tensors cost more than they hold."""
-        kinds, guesses = zip(*self._choose(copied, gamma, sampling), strict=True)
-        self.kind, most = torch.tensor(kinds), max(guesses)
-        draft = copied
+        choices = self._choose(copied, gamma, sampling)
+        self.kind = torch.tensor([choice.kind for choice in choices])
+        most = max(choice.asked for choice in choices)
+        draft = copied.cut(torch.tensor([choice.copied for choice in choices]))
+        self.spent = 0
         if most > 0:
             second = self.second.propose(most, sampling, noise, at[:, : most + 1])
-            alike = min(guesses) == most
-            draft = second if alike else self._mixed(copied, second, guesses)
+            self.spent = second.tokens.shape[1]
+            alike = min(choice.asked for choice in choices) == most
+            draft = second if alike else self._mixed(draft, second, [choice.asked for choice in choices])
         # Columns nobody uses would be standardised and verified.
         return draft.narrow(int(draft.proposed.sum(1).max())) if draft.tokens.shape[1] else draft
 
@@ -126,42 +141,54 @@ class _MixtureSession:
         most = torch.tensor(guesses)
         return joined(widened(copied, width), widened(second, width).cut(most), (most == 0)[:, None], self.vocab_size)
 
-    def _choose(self, copied: Draft, gamma: int, sampling: Sampling) -> Iterator[tuple[int, int]]:
-        """For every row the kind of what is drafted, and how many guesses the second drafter is asked for: 0, a copy
-        (or nothing, where there is none)."""
+    def _choose(self, copied: Draft, gamma: int, sampling: Sampling) -> list[Choice]:
+        """For every row; the second drafter is told what its guesses are worth on the way."""
         warmth = min(sampling.temperature, 1.0)
-        priors = [c + warmth * (w - c) for c, w in zip(PRIORS[0.0], PRIORS[1.0], strict=True)] + [MODEL_PRIOR]
+        priors = [c + warmth * (w - c) for c, w in zip(PRIORS[0.0], PRIORS[1.0], strict=True)]
         lengths = copied.proposed.sum(1).tolist()
         matched = getattr(self.first, "matched", self.kind.new_zeros(len(lengths))).tolist()
+        prices = self.prices or self._own_prices(len(lengths), gamma)
+        choices, alphas = [], []
         for row, (length, match) in enumerate(zip(lengths, matched, strict=True)):
             seen = zip(self.kept[row].tolist(), self.tried[row].tolist(), priors, strict=True)
             rates = [(kept + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT) for kept, tried, prior in seen]
             kind = bisect_right(BUCKETS, match)
-            worth = sum(rates[kind] ** k for k in range(length + 1)) if length else 0.0
-            tokens = list(accumulate(rates[-1] ** k for k in range(gamma + 1)))  # 1 + a + a^2 + ...
-            wanted = {k: tokens[k] / (1 + self.cost * (tokens[k] if self.stops else k)) for k in self._lengths(gamma)}
-            best = max(wanted, key=lambda k: wanted[k])
-            yield (kind, 0) if worth >= wanted[best] else (len(rates) - 1, best)
+            copies, worth = prices.best(row, rates[kind], length, free=True)
+            asked, wanted = prices.best(row, rates[-1], gamma)
+            if self.stops and asked:
+                asked = gamma
+            choices.append(Choice(kind, copies, 0) if copies and worth >= wanted else Choice(len(rates) - 1, 0, asked))
+            alphas.append(rates[-1])
+        if hasattr(self.second, "prices"):
+            self.second.prices = None if self.prices is None else replace(self.prices, alphas=alphas)
+        return choices
 
-    def _lengths(self, gamma: int) -> Sequence[int]:
-        """One that stops by itself makes about as many guesses as it gives tokens, and asking for few gains nothing."""
-        return (0, gamma) if self.stops else range(gamma + 1)
+    def _own_prices(self, rows: int, gamma: int) -> Prices:
+        """Where nobody tells: what the second drafter declares, rows of a run for nothing, and the speed of plain
+        decoding."""
+        costs = tuple(self.cost * k for k in range(gamma + 1))
+        return Prices(Ladder((1.0,) * (gamma + 1), costs), [1.0] * rows, [])
+
+    def _asked(self, wanted: Tensor, gamma: int) -> Tensor:
+        """Of the second drafter, by what 0..gamma guesses gain [B, G+1]: all there is room for if it stops itself."""
+        best = wanted.argmax(1)
+        return torch.where(best > 0, gamma, 0) if self.stops else best
 
     def _weigh(self, copied: Draft, gamma: int, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens per cost of the copy [B] and of 0..gamma guesses of the second [B, G+1]; the kind of match [B]."""
+        """Tokens gained by the copy [B] and by 0..gamma guesses of the second [B, G+1]; the kind of match [B].
+
+        ``_choose`` with its own prices, for all rows at once.
+        """
         prior = self.cold + min(sampling.temperature, 1.0) * (self.warm - self.cold)
         rate = (self.kept + PRIOR_WEIGHT * prior) / (self.tried + PRIOR_WEIGHT)  # [B, kinds]
         matched = getattr(self.first, "matched", torch.zeros_like(self.kind))
         kind = torch.bucketize(matched, self.bounds, right=True)  # [B]
         place = torch.arange(gamma + 1, device=rate.device)  # guesses 0..G
-        tokens = (rate[..., None] ** place).cumsum(-1)  # [B, kinds, G+1]: 1 + a + a^2 + ...
+        tokens = (rate[..., None] ** place).cumsum(-1) - 1  # [B, kinds, G+1]: a + a^2 + ...
         length = copied.proposed.sum(1)  # [B]
         worth = tokens.gather(1, kind[:, None, None].expand(-1, 1, gamma + 1))[:, 0].gather(1, length[:, None])[:, 0]
-        worth = torch.where(length > 0, worth, 0.0)  # nothing to copy: the second drafter decides, be it for none
-        second = tokens[:, -1]  # [B, G+1]
-        if self.stops:  # see _lengths
-            return worth, torch.where((place == 0) | (place == gamma), second / (1 + self.cost * second), 0.0), kind
-        return worth, second / (1 + self.cost * place), kind
+        worth = torch.where(length > 0, worth, -1.0)  # nothing to copy: the second drafter decides, be it for none
+        return worth, tokens[:, -1] - self.cost * place, kind
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self._learn(tokens, count)

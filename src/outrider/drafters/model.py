@@ -12,6 +12,7 @@ from torch import Tensor
 from outrider.drafters.base import Reach
 from outrider.errors import require
 from outrider.noise import Noise
+from outrider.prices import Prices
 from outrider.sampling import Sampling, standardise
 from outrider.types import Draft, DraftSession, LanguageModel, Session, Shape, Source
 
@@ -104,6 +105,8 @@ class FittedSession:
 
 
 class _ModelSession:
+    prices: Prices | None = None  # what guesses take here and time is worth, where a policy tells
+
     def __init__(self, drafter: ModelDrafter, rows: int, shape: Shape, target: Session) -> None:
         self.session = FittedSession(drafter.model.start(rows, shape), target.vocab_size)
         self.sampling, self.floor = drafter.sampling, drafter.floor
@@ -126,7 +129,7 @@ class _ModelSession:
         if gamma == 0:
             return Draft.empty(context.rows, context.device)
         logits = self.session.score(tokens)[:, -1:]  # [B, 1, V]
-        probs, proposed, reach = [], [], Reach(self.floor, context.active)
+        probs, proposed, reach = [], [], Reach(self.floor, context.active, self.prices, gamma)
         for k in range(gamma):
             q = standardise(logits, sampling, context.ahead(tokens), tokens[:, :0])[:, 0]
             x = noise.winner("token", at[:, k : k + 1], q[:, None])  # [B, 1]

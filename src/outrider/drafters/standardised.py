@@ -58,11 +58,24 @@ class Standardised:
 
 class _StandardisedSession:
     def __init__(self, drafter: Standardised, session: DraftSession) -> None:
-        self.drafter, self.session = drafter, session
+        self.drafter: Standardised = drafter
+        self.session: Any = session
 
     @property
     def recordable(self) -> bool:
         return bool(getattr(self.session, "recordable", False))
+
+    @property
+    def prices(self) -> Any:
+        return self.session.prices  # an AttributeError where the session inside asks for none, as it should be
+
+    @prices.setter
+    def prices(self, prices: Any) -> None:
+        self.session.prices = prices
+
+    @property
+    def spent(self) -> Any:
+        return self.session.spent
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.session.admit(row, prompt, source)
@@ -71,7 +84,8 @@ class _StandardisedSession:
         self.session.release(row)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
-        return self.session.propose(gamma, self.drafter.sampling_for(sampling), noise, at)
+        draft: Draft = self.session.propose(gamma, self.drafter.sampling_for(sampling), noise, at)
+        return draft
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self.session.commit(tokens, count)

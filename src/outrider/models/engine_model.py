@@ -18,6 +18,9 @@ from outrider.models.rotary import frequencies
 from outrider.models.sizes import Sizes
 from outrider.types import Shape
 
+WIDTH_COSTS = {1: 1.0, 2: 1.07, 4: 1.26, 5: 1.63, 9: 2.41}
+"""Of a run by width, in runs of one token: as measured in docs/cpu.md for float32, and a first guess elsewhere."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -85,6 +88,7 @@ class EngineModel(HuggingFaceModel):
         self.engine_name = f"{self.engine.name}, {prepared.weights} weights"
         conditions = f"{self.engine.name}, {self.engine.threads} threads, CPU {cpu_identity()}"
         self.any_width = prepared.known("any_width", conditions, lambda: bits_do_not_depend_on_width(self))
+        self.width_costs = WIDTH_COSTS if self.any_width else None
 
     def _probe(self) -> tuple[list[Any], list[Any]]:
         sizes = self._sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +33,10 @@ class HuggingFaceModel:
 
     engine_name = "torch"
     any_width = False  # True: a row's bits do not depend on how many rows a run has, see any_width.py
+    width_costs: Mapping[int, float] | None = None
+    """What runs of some widths cost, in runs of one token, where runs are as narrow as they can be; None: the same.
+
+    Constants, not measurements: with a seed, planning by them gives the same text again. Clocks start from them."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.eval()
