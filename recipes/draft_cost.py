@@ -116,13 +116,6 @@ def guesses(llm: outrider.LLM, head: HeadDrafter, large: torch.Tensor, temperatu
     return [one, (five - one) / 4]
 
 
-def weights_read(head: HeadDrafter) -> int:
-    """Numbers a guess multiplies with: all of the head but what joins the target's layers, and N output rows."""
-    parts = sum(p.numel() for p in head.head.parameters() if p.dim() == 2)
-    fuse = 0 if head.head.fuse is None else head.head.fuse.weight.numel()
-    return parts - fuse + len(head.tokens) * head.head.config.hidden_size
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
@@ -142,7 +135,7 @@ def main() -> None:
             first, further = guesses(llm, head, large, temperature, options.steps)
             report["guess"][temperature] = {"first": first, "further": further}
     if isinstance(head, HeadDrafter):
-        report["floor_ms"] = {bits: weights_read(head) * bits / 8 / speed * 1e3 for bits in (8, 32)}
+        report["floor_ms"] = {bits: head.weights_read * bits / 8 / speed * 1e3 for bits in (8, 32)}
     sys.stdout.write(json.dumps(report) + "\n" if options.json else shown(options, report))
 
 

@@ -22,6 +22,7 @@ from width_cost import run_ms, started
 from outrider.bench.machine import read_bandwidth
 from outrider.models import loading
 from outrider.models.engines import Kernels
+from outrider.models.sizes import Sizes
 
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1 + 4 / 64}
 """Of a weight, with its share of a scale."""
@@ -37,15 +38,6 @@ def kept_in(model: Any) -> str:
     """The form of the weights that a run reads."""
     prepared = getattr(model, "prepared", None)
     return "float32" if prepared is None else str(prepared.weights)
-
-
-def weights_read(model: Any) -> int:
-    """Numbers in the matrices of a run: layers and output, not the embedding, of which a row is read."""
-    config = model.config
-    depth = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
-    layer = config.hidden_size * (heads * depth + 3 * config.intermediate_size)
-    return int(config.num_hidden_layers * layer + config.hidden_size * config.vocab_size)
 
 
 def main() -> None:
@@ -70,13 +62,15 @@ def main() -> None:
                 if turn >= 2:
                     times[name][width].append(taken)
     speed = read_bandwidth(torch.get_num_threads())["median"]
+    sizes = Sizes.of(next(iter(models.values())).config)
+    numbers = sizes.weights + sizes.hidden * next(iter(models.values())).vocab_size
     report: dict[str, Any] = {"target": options.target, "threads": torch.get_num_threads(), "read_gb_s": speed / 1e9}
     sys.stdout.write(
         f"{options.target}, {report['threads']} threads, {speed / 1e9:.1f} GB/s, capacity {options.capacity}, medians "
         f"of {options.repeats} (least-most), ms\n"
     )
     for name, model in models.items():
-        floor = weights_read(model) * BYTES[kept_in(model)] / speed * 1e3
+        floor = numbers * BYTES[kept_in(model)] / speed * 1e3
         cells = [f"{statistics.median(t):.1f} ({min(t):.1f}-{max(t):.1f})" for t in times[name].values()]
         sys.stdout.write(f"{name:18s} {model.engine_name}; floor {floor:.1f}\n")
         sys.stdout.writelines(f"  {width:2d}: {cell}\n" for width, cell in zip(widths, cells, strict=True))

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from outrider.models import width_costs
 from outrider.models.any_width import bits_do_not_depend_on_width
 from outrider.models.cache import RaggedCache
 from outrider.models.engines import cpu_identity
@@ -17,10 +18,6 @@ from outrider.models.prepared import Prepared
 from outrider.models.rotary import frequencies
 from outrider.models.sizes import Sizes
 from outrider.types import Shape
-
-WIDTH_COSTS = {1: 1.0, 2: 1.07, 4: 1.26, 5: 1.63, 9: 2.41}
-"""Of a run by width, in runs of one token: as measured in docs/cpu.md for float32, and a first guess elsewhere."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -87,8 +84,10 @@ class EngineModel(HuggingFaceModel):
         self._embedding, self._unembedding = prepared.tensor("embedding"), prepared.tensor("unembedding")
         self.engine_name = f"{self.engine.name}, {prepared.weights} weights"
         conditions = f"{self.engine.name}, {self.engine.threads} threads, CPU {cpu_identity()}"
-        self.any_width = prepared.known("any_width", conditions, lambda: bits_do_not_depend_on_width(self))
-        self.width_costs = WIDTH_COSTS if self.any_width else None
+        self.any_width = bool(prepared.known("any_width", conditions, lambda: bits_do_not_depend_on_width(self)))
+        if self.any_width:
+            costs = prepared.known("width_costs", conditions, lambda: width_costs.measured(self))
+            self.width_costs = {int(width): cost for width, cost in costs.items()}
 
     def _probe(self) -> tuple[list[Any], list[Any]]:
         sizes = self._sizes
@@ -102,6 +101,10 @@ class EngineModel(HuggingFaceModel):
     @property
     def unembedding(self) -> Tensor:
         return self._unembedding
+
+    @property
+    def weights_read(self) -> int:
+        return self._sizes.weights + self.hidden_size * self.vocab_size
 
     @property
     def groups(self) -> int:

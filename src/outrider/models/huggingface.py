@@ -36,7 +36,9 @@ class HuggingFaceModel:
     width_costs: Mapping[int, float] | None = None
     """What runs of some widths cost, in runs of one token, where runs are as narrow as they can be; None: the same.
 
-    Constants, not measurements: with a seed, planning by them gives the same text again. Clocks start from them."""
+    The same from process to process: with a seed, planning by them gives the same text again. Clocks start from them.
+    """
+    weights_read: int | None = None  # numbers in the matrices of a run, where that is what it costs
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.eval()

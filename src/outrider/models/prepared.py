@@ -51,14 +51,14 @@ class Prepared:
         whole = torch.from_file(str(path), shared=False, size=offset // 4 + count, dtype=torch.float32)
         return whole[offset // 4 :].view(shape)
 
-    def known(self, what: str, conditions: str, find_out: Callable[[], bool]) -> bool:
-        """A fact that takes a while to find out, and holds as long as the conditions do."""
+    def known(self, what: str, conditions: str, find_out: Callable[[], Any]) -> Any:
+        """A fact that takes a while to find out, and holds as long as the conditions do, as JSON gives it back."""
         facts = self.record.setdefault(what, {})
         if conditions not in facts:
-            facts[conditions] = find_out()
+            facts[conditions] = json.loads(json.dumps(find_out()))
             with contextlib.suppress(OSError):  # a cache that cannot be written to: found out again next time
                 _write_record(self.folder, self.record)
-        return bool(facts[conditions])
+        return facts[conditions]
 
 
 def prepare(source: Path, config: Any, engine: str, int8: bool = False) -> Prepared:

@@ -29,3 +29,9 @@ class Sizes:
     @property
     def groups(self) -> int:
         return self.heads // self.shared
+
+    @property
+    def weights(self) -> int:
+        """Numbers in the matrices of all layers."""
+        heads = 2 * self.heads + 2 * self.shared
+        return self.layers * self.hidden * (heads * self.depth + 3 * self.inner)

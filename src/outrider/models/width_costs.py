@@ -1,0 +1,43 @@
+"""What a run of a model costs by the number of tokens in it, measured once for a machine and kept.
+
+Kept, because with a seed and maximal coupling the text depends on how many guesses were made: planning must not
+depend on what else the machine does while a text is written.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from outrider.types import LanguageModel, Shape
+
+_WIDTHS = (1, 2, 3, 4, 5, 7, 9)
+_TURNS = 6
+_STEP = 0.05
+"""Costs are rounded to this: less would be noise."""
+
+
+@torch.no_grad()
+def measured(model: LanguageModel) -> dict[int, float]:
+    """By width, in runs of one token: of several turns the quickest counts."""
+    session = model.start(1, Shape(256, max(_WIDTHS), fixed=False))
+    session.admit(0, [token % model.vocab_size for token in range(3, 67)])
+    quickest = dict.fromkeys(_WIDTHS, float("inf"))
+    for _ in range(_TURNS):
+        for width in _WIDTHS:
+            guesses = torch.zeros((1, width - 1), dtype=torch.int64)
+            began = time.perf_counter()
+            session.score(guesses)
+            quickest[width] = min(quickest[width], time.perf_counter() - began)
+    return monotone({width: taken / quickest[1] for width, taken in quickest.items()})
+
+
+def monotone(costs: dict[int, float]) -> dict[int, float]:
+    """Rounded, and never falling: a wider run that seems quicker was lucky."""
+    found: dict[int, float] = {}
+    highest = 1.0
+    for width, cost in sorted(costs.items()):
+        highest = max(highest, round(cost / _STEP) * _STEP)
+        found[width] = round(highest, 2)
+    return found
