@@ -22,7 +22,13 @@ from outrider.trace import PHASES, Trace, merge, summarise
 Traces = dict[str, list[Trace]]
 
 
-def decode(ways: dict[str, tuple[Any, Any]], texts: list[str], how: dict[str, Any]) -> Traces:
+def asked(llm: Any, text: str) -> Any:
+    """As a question, where the model knows questions: a bare text may be taken for one that has ended."""
+    chats = getattr(llm.tokenizer, "chat_template", None)
+    return llm.chat_prompt([{"role": "user", "content": text}]) if chats else text
+
+
+def decode(ways: dict[str, tuple[Any, Any]], texts: list[Any], how: dict[str, Any]) -> Traces:
     """``ways``: model and gamma by name."""
     traces: Traces = {name: [] for name in ways}
     for llm, gamma in ways.values():
@@ -72,7 +78,8 @@ def main() -> None:
     speculative = outrider.load(options.target, draft=options.draft, engine=options.engine)
     plain = outrider.load(options.target, draft=None, engine=options.engine)
     how = {"temperature": options.temperature, "max_new_tokens": options.tokens}
-    found = report(decode({"plain": (plain, 0), "speculative": (speculative, policy)}, texts, how))
+    ways = {"plain": (plain, 0), "speculative": (speculative, policy)}
+    found = report(decode(ways, [asked(plain, text) for text in texts], how))
     found["steps"] = [] if gamma != "auto" else [
         {"runs": ladder.runs, "drafts": ladder.drafts, "steps": steps} for ladder, steps in policy.measured()
     ]  # fmt: skip

@@ -1,6 +1,7 @@
 """How many guesses a row is asked for in its next run; none where speculation does not pay.
 
-A policy may read what a row's own earlier runs have *committed*, and clocks. Nothing else, for two reasons.
+A policy may read what a row's own earlier runs have *committed*, whether the drafter had a guess behind that, which
+it decides by committed text alone, and clocks. Nothing else, for two reasons.
 Noise is addressed by position: a guess that was discarded is drawn from the same noise when its position comes up
 again, so whoever looks at it decides with knowledge of the draw, and the text is biased. And rows may share a seed:
 the row beside may already have used the noise this one will use, so each row learns from itself alone.
@@ -117,6 +118,7 @@ class Fixed:
 class Auto:
     """The gamma with the greatest expected speed-up: Theorem 3.8 with costs as they are and acceptance by depth.
 
+    A drafter that ends its drafts itself is told those costs instead, and what time is worth (``prices.py``).
     ``costs`` fixes what guesses and runs cost (a number is the papers' c); a row's choices then follow from its own
     text alone. Without, steps are timed as they happen, and the timings are kept from call to call.
     """

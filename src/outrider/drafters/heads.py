@@ -32,7 +32,8 @@ _SMALL_RUNS = 1.6
 class HeadDrafter:
     """A trained head as a drafter. ``tokens`` [N] are the tokens it can draft.
 
-    It stops where, by its own confidence, its guesses so far are all right with a chance below ``floor``.
+    It stops where, by its own confidence, its guesses so far are all right with a chance below ``floor``, or, where a
+    policy tells it what guesses cost, with a chance that is not worth another one.
     """
 
     cost = 0.05  # target runs a guess takes, about; see ``beside``

@@ -23,7 +23,8 @@ class ModelDrafter:
     Vocabularies may differ in padding rows: tokens the target does not have are never drafted, and tokens
     the draft does not have get probability zero. ``sampling`` gives the draft options of its own: q is then
     what it really drew from, which is all that exactness needs. Drafting stops where, by the model's own
-    confidence, the guesses so far are all right with a chance below ``floor``; 0 is never.
+    confidence, the guesses so far are all right with a chance below ``floor`` or, where a policy tells what guesses
+    cost, not worth another one; 0 is never.
     """
 
     gamma = 4  # guesses worth asking for where nobody chooses: each costs a run of the model
