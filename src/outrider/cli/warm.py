@@ -35,10 +35,13 @@ def warm(
     if as_json:
         found = {
             "target": target, "engine": model.engine_name, "any_width": model.any_width, "path": str(folder),
-            "bytes": size, "seconds": taken,
+            "width_costs": model.width_costs, "bytes": size, "seconds": taken,
         }  # fmt: skip
         answers.out(json.dumps(found), highlight=False)
         return
     runs = "as narrow as they can be" if model.any_width else "of constant width"
     answers.print(f"{target}: ready for {model.engine_name} in {folder}", markup=False)
     notes.print(f"{size // MB} MB, runs {runs}, {taken:.1f} s", markup=False)
+    if model.width_costs is not None:
+        costs = ", ".join(f"{width}: {cost:g}" for width, cost in model.width_costs.items())
+        notes.print(f"cost of a run by its tokens, in runs of one: {costs}", markup=False)
