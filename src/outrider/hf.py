@@ -59,7 +59,7 @@ def transformers_generate(
         choose(coupling, greedy=not sampled),
         Sampling(temperature=1.0 if sampled else 0.0, processors=tuple(logits_processor or ())),
         # A script's seed gives the same text again: where the text depends on gamma, no clock may decide it.
-        chosen(gamma, Auto.nominal(drafter, target) if sampled and coupling != "gumbel" else Auto()),
+        chosen(gamma, Auto(clock=not sampled or coupling == "gumbel")),
         width,
     )
     # Without a seed of its own, a script's torch.manual_seed decides, as it does for transformers.

@@ -179,7 +179,7 @@ class LLM:
     def _gamma(self, options: Options) -> int | Policy:
         """Where the text depends on gamma and a seed asks for the same text again, no clock may decide."""
         clockless = not _verifier(options).shares_noise and options.seed is not None
-        return chosen(options.gamma, Auto.nominal(self.drafter, self.target.model) if clockless else self._auto)
+        return chosen(options.gamma, Auto(clock=False) if clockless else self._auto)
 
     @cached_property
     def _auto(self) -> Auto:

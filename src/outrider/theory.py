@@ -183,7 +183,8 @@ def optimal_gamma(alpha: ByNumber, costs: Costs | float, most: int) -> int:
     best, fastest, drafted = 0, 0.0, 0.0
     for gamma, tokens in enumerate(islice(_tokens(alpha), most + 1)):
         drafted += _value("draft", costs.draft, gamma) if gamma else 0.0
-        speed = tokens / (drafted + costs.run(gamma + 1))
+        asking = costs.asking if gamma else 0.0
+        speed = tokens / (asking + drafted + costs.run(gamma + 1))
         if speed > fastest * (1 + 1e-12):  # rounding must not prefer a longer draft that gains nothing
             best, fastest = gamma, speed
     return best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,10 +172,16 @@ def test_what_the_target_declares_is_known_without_a_clock() -> None:
     assert [widths(width) for width in (1, 2, 5, 6, 9)] == pytest.approx([1.0, 1.1, 2.0, 2.3, 3.2])
     assert declared_widths(SimpleNamespace()) == 1.0  # type: ignore[arg-type]
     narrow, free = (
-        live(Auto.nominal(Nothing(), model).start(setting()), 0.7, 200)[50:]
-        for model in (target, SimpleNamespace())  # type: ignore[arg-type]
+        live(Auto(clock=False).start(replace(setting(), widths=costs)), 0.7, 200)[50:] for costs in (widths, 1.0)
     )
     assert sum(narrow) < 0.8 * sum(free)
+
+
+def test_a_token_costs_the_same_in_any_row() -> None:
+    """Catches batches planned as if they were one row: three rows of two tokens are a run of six."""
+    target: Any = SimpleNamespace(width_costs={1: 1.0, 3: 1.2, 6: 2.4, 9: 3.6})
+    widths: Any = declared_widths(target, rows=3)
+    assert [widths(width) for width in (1, 2, 3)] == pytest.approx([1.0, 2.0, 3.0])
 
 
 def test_depths_are_learnt_apart() -> None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -36,6 +42,12 @@ SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 256, "initializer_range": 0.4,
 }  # fmt: skip
+WIDE: dict[str, Any] = SIZES | {
+    "vocab_size": 101, "hidden_size": 160, "intermediate_size": 1600, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 80,  # one block of 64 and one of 16
+}  # fmt: skip
+"""Large enough for every way through the compiled layers: blocks of a head, items of several panels, uneven ends."""
+
 BUILT = {
     "llama": lambda: tiny.build("llama"),
     "mistral, a window": lambda: tiny.build("mistral"),
@@ -48,6 +60,7 @@ BUILT = {
     "stretched positions": lambda: tf.LlamaForCausalLM(
         tf.LlamaConfig(**SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
     ),
+    "wide": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**WIDE)),
     "a window in one layer": lambda: tf.Qwen2ForCausalLM(
         tf.Qwen2Config(**SIZES, num_key_value_heads=2, sliding_window=6, use_sliding_window=True, max_window_layers=1)
     ),
@@ -99,6 +112,79 @@ def test_the_same_function_as_transformers(name: str, engine: str, tmp_path: Pat
 def test_sessions_keep_their_contract(name: str, engine: str, tmp_path: Path) -> None:
     """Catches keys written at another row's place, a fork that shares memory, a rollback that is none."""
     check_session(run_by(engine, BUILT[name](), tmp_path / "model").start)
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    """More than there may be cores: threads come late, and take over from each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_threads_that_share_an_engine(tmp_path: Path) -> None:
+    """Catches work done twice or not at all, helpers that see another run's buffers, bits that depend on who did it."""
+    torch.manual_seed(0)
+    model = run_by("numba", rounded(BUILT["wide"]()), tmp_path)
+    assert model.engine.threads == 3 and model.any_width
+    texts = [[token % 101 for token in range(start, start + 40)] for start in range(4)]
+
+    def logits(text: list[int]) -> Tensor:
+        session = model.start(1, Shape(64, 9))
+        session.admit(0, text[:32])
+        tails = [torch.tensor([text[32 : 32 + guesses]], dtype=torch.int64) for guesses in (0, 3, 8)]
+        return torch.cat([session.score(tail) for tail in tails], 1)
+
+    expected = [logits(text) for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            for found, alone in zip(pool.map(logits, texts), expected, strict=True):
+                assert torch.equal(found, alone)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_helpers_outlive_a_bad_call_and_an_interrupted_caller(tmp_path: Path) -> None:
+    """Catches a crew that shrinks unnoticed, and helpers that write into memory that has been given back."""
+    crew = jit_engine.Crew(3)
+    done = threading.Barrier(3, timeout=20)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            crew.run(lambda: 1 // 0, holding=None)
+    crew.run(done.wait, holding=None)  # only with all three does this end
+    held: Any = torch.zeros(3)
+    watch, gate = weakref.ref(held), threading.Event()
+
+    def interrupted() -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        gate.wait(20)
+
+    with pytest.raises(KeyboardInterrupt):
+        crew.run(interrupted, holding=held)
+    del held
+    assert watch() is not None, "helpers are still at it"
+    gate.set()
+    crew.run(done.wait, holding=None)
+    gc.collect()
+    assert watch() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_process_has_helpers_of_its_own() -> None:
+    """Catches calls piling up for threads that a child process does not have."""
+    crew = jit_engine.Crew(3)
+    child = os.fork()
+    if child == 0:
+        try:
+            crew.run(threading.Barrier(3, timeout=20).wait, holding=None)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -46,7 +46,9 @@ def narrow(folder: Path) -> Path:
 def test_the_text_of_torch(narrow: Path) -> None:
     """Catches any part of the way from a directory to a text that differs by engine."""
     torch_, *others = (
-        outrider.load(str(narrow), engine=engine, dtype="float32").generate("the cat", max_new_tokens=24, eos=[]).tokens
+        outrider.load(str(narrow), engine=engine, dtype="float32", device="cpu")
+        .generate("the cat", max_new_tokens=24, eos=[])
+        .tokens
         for engine in ("torch", "onnxruntime", "numba")
     )
     assert others == [torch_] * 2
@@ -58,7 +60,7 @@ def test_one_text_with_every_draft(narrow: Path, tmp_path: Path, draft: str, eng
     """Catches a draft loaded for another engine, and speculation that shows in the text."""
     if draft == "MODEL":
         draft = str(library.save_llama(tmp_path / "draft", seed=0))
-    llm = outrider.load(str(narrow), draft, dtype="float32", engine=engine, weights=weights)
+    llm = outrider.load(str(narrow), draft, "cpu", "float32", engine=engine, weights=weights)
     for options in ({}, {"temperature": 1.0, "seed": 3, "coupling": "gumbel"}):
         plain = llm.with_draft(None).generate(["the cat", "a"], max_new_tokens=32, **options)
         for gamma in (1, 4, 8):
@@ -111,11 +113,61 @@ def test_weights_that_are_no_bfloat16(narrow: Path) -> None:
         outrider.load(str(narrow), engine="numba")
 
 
-def test_a_file_cut_short(folder: Path) -> None:
+@pytest.mark.parametrize("engine", ["numba", "onnxruntime"])
+def test_a_file_cut_short(narrow: Path, engine: str) -> None:
+    """Catches an engine that reads beyond the end of a file: there is no error message for that."""
+    config = tf.AutoConfig.from_pretrained(narrow)
+    file = prepare(narrow, config, engine).folder / WEIGHTS
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ModelCorrupt, match="not as it was written; remove"):
+        outrider.load(str(narrow), engine=engine, dtype="float32", device="cpu")
+
+
+def test_a_config_that_does_not_fit_the_weights(narrow: Path) -> None:
+    """Catches layers that read beyond their weights."""
+    config = json.loads((narrow / "config.json").read_text())
+    (narrow / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
+    with pytest.raises(ModelCorrupt, match=r"gate_proj.*\(64, 32\).*\(128, 32\)"):
+        outrider.load(str(narrow), engine="numba", device="cpu")
+
+
+def test_auto_goes_on_to_torch(narrow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a model that cannot be loaded at all because one engine cannot have it."""
+    monkeypatch.setattr("outrider.models.engines._WORTH_FILES", 0)
+    tensors = {name: tensor.float() for name, tensor in load_file(narrow / "model.safetensors").items()}
+    tensors["model.norm.bias"] = torch.zeros(32)
+    save_file(tensors, narrow / "model.safetensors", metadata={"format": "pt"})
+    with pytest.warns(UserWarning, match=r"is run by torch, not by numba: .*model\.norm\.bias"):
+        llm = outrider.load(str(narrow), device="cpu")
+    assert llm.target.model.engine_name == "torch"
+
+
+def test_facts_are_found_out_once_and_not_lost(folder: Path) -> None:
+    """Catches a process that writes over what another has found out."""
+    config = tf.AutoConfig.from_pretrained(folder)
+    one, other = (prepare(folder, config, "onnxruntime") for _ in range(2))
+    assert one.known("width_costs", "two threads", lambda: {"2": 1.5}) == {"2": 1.5}
+    assert other.known("width_costs", "three threads", lambda: {"2": 1.2}) == {"2": 1.2}
+    assert other.known("width_costs", "two threads", lambda: {"2": 9.9}) == {"2": 1.5}
+    assert prepare(folder, config, "onnxruntime").known("width_costs", "two threads", lambda: None) == {"2": 1.5}
+
+
+def test_facts_that_cannot_be_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches costs that are measured anew in every process, and with them texts that differ for one seed."""
     prepared = prepare(folder, tf.AutoConfig.from_pretrained(folder), "onnxruntime")
-    (prepared.folder / WEIGHTS).write_bytes(b"")
-    with pytest.raises(ModelCorrupt, match="too short; remove"):
-        prepared.tensor("embedding")
+
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("outrider.models.prepared._write_record", refused)
+    assert prepared.known("any_width", "here", lambda: True) is True
+    assert prepared.known("width_costs", "here", lambda: {"2": 1.7}, otherwise={"2": 1.2}) == {"2": 1.2}
+
+
+def test_costs_never_fall() -> None:
+    from outrider.models.width_costs import monotone
+
+    assert monotone({1: 1.0, 2: 0.97, 4: 1.42, 3: 1.44}) == {1: 1.0, 2: 1.0, 3: 1.45, 4: 1.45}
 
 
 def test_no_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from outrider.llm import LLM
+from outrider.models.engine_model import EngineModel
 from outrider.packing import packed_layers
 
 
@@ -42,8 +43,8 @@ def _device(device: torch.device) -> str:
 def _kernels(llm: LLM) -> dict[str, Any]:
     model = llm.target.model
     found: dict[str, Any] = {"engine": model.engine_name, "weights": llm.target.kernels.weights}
-    if model.engine_name != "torch":
-        return found | {"any_width": model.any_width, "threads": torch.get_num_threads()}
+    if isinstance(model, EngineModel):
+        return found | {"any_width": model.any_width, "threads": model.engine.threads, "width_costs": model.width_costs}
     found["attention"] = str(model.config._attn_implementation)
     if model.device.type == "cuda":
         found["cuda"] = torch.version.cuda

@@ -153,7 +153,7 @@ class _Batch:
         policy = Fixed(decoder.gamma) if isinstance(decoder.gamma, int) else decoder.gamma
         # Runs of constant width cost the same, whatever is in them.
         self.narrow = not decoder.exact or getattr(decoder.target, "any_width", False)
-        widths = declared_widths(decoder.target) if self.narrow else 1.0
+        widths = declared_widths(decoder.target, slots) if self.narrow else 1.0
         # On a GPU the clock sees work being launched, not done.
         self.splits = self.target.device.type == "cpu"
         setting = Setting(slots, decoder.width - 1, decoder.drafter, stepper.shape, widths, self.splits)

@@ -47,14 +47,19 @@ class Setting:
         return Costs(lambda width: widths.run(width) + c * (width - 1))  # steps as a whole
 
 
-def declared_widths(target: LanguageModel) -> ByNumber:
-    """What a run costs by its width, as the target's ``width_costs`` say for some widths; else all cost the same."""
+def declared_widths(target: LanguageModel, rows: int = 1) -> ByNumber:
+    """What a run of so many rows costs by its width, in runs of one token each, as the target's ``width_costs`` say
+    for one row and some widths: tokens cost the same whichever row they are in. Else all widths cost the same."""
     declared: Mapping[int, float] | None = getattr(target, "width_costs", None)
     if declared is None:
         return 1.0
     widest, between = max(declared), interpolated(declared)
     slope = between(widest) - between(widest - 1)
-    return lambda width: between(min(width, widest)) + slope * max(0, width - widest)
+
+    def tokens(count: int) -> float:
+        return between(min(count, widest)) + slope * max(0, count - widest)
+
+    return lambda width: tokens(rows * width) / tokens(rows)
 
 
 def declared_cost(drafter: Drafter) -> float:
@@ -119,28 +124,25 @@ class Auto:
     """The gamma with the greatest expected speed-up: Theorem 3.8 with costs as they are and acceptance by depth.
 
     A drafter that ends its drafts itself is told those costs instead, and what time is worth (``prices.py``).
-    ``costs`` fixes what guesses and runs cost (a number is the papers' c); a row's choices then follow from its own
-    text alone. Without, steps are timed as they happen, and the timings are kept from call to call.
+    ``costs`` fixes what guesses and runs cost (a number is the papers' c, asked for at a small price); a row's choices
+    then follow from its own text alone. Without, steps are timed as they happen, and the timings are kept from call to
+    call; or, with ``clock=False``, nothing counts but what drafter and target declare.
     """
 
-    def __init__(self, costs: Costs | float | None = None) -> None:
+    def __init__(self, costs: Costs | float | None = None, *, clock: bool = True) -> None:
         self.given = Costs(draft=costs, asking=ASKING) if isinstance(costs, (int, float)) else costs
         if self.given is not None:
             self.given.step(1)  # refuses what is no cost
+        self.clock = clock
         self._clocks: dict[Hashable, Clock] = {}
-
-    @staticmethod
-    def nominal(drafter: Drafter, target: LanguageModel) -> Auto:
-        """With the costs that drafter and target declare: nothing depends on a clock."""
-        return Auto(Costs(declared_widths(target), declared_cost(drafter), ASKING))
 
     def measured(self) -> list[tuple[Ladder, int]]:
         """What steps have cost so far, in plain ones, for every kind of batch seen; and from how many steps."""
         return [(clock.ladder(), clock.steps) for clock in self._clocks.values()]
 
     def start(self, setting: Setting) -> Planner:
-        if self.given is not None:
-            return _Adaptive(setting, self.given)
+        if self.given is not None or not self.clock:
+            return _Adaptive(setting, self.given or setting.declared)
         key = (setting.rows, setting.shape, setting.drafter.name)
         return _Adaptive(setting, self._clocks.setdefault(key, Clock(setting.declared, setting.limit)))
 

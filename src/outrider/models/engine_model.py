@@ -19,6 +19,7 @@ from outrider.models.rotary import frequencies
 from outrider.models.sizes import Sizes
 from outrider.types import Shape
 
+
 @dataclass(frozen=True)
 class Run:
     """What a run of the layers reads, for B rows of W tokens; N = B * W."""
@@ -34,6 +35,7 @@ class Engine(Protocol):
     """What runs the layers and the output matrix."""
 
     name: str
+    kernels: str  # what else its bits depend on
     threads: int
     reads_masks: bool
 
@@ -82,11 +84,12 @@ class EngineModel(HuggingFaceModel):
         self.engine = engine(prepared, outline.config, self.vocab_size)
         self._frequencies, self._scale = frequencies(self.config)
         self._embedding, self._unembedding = prepared.tensor("embedding"), prepared.tensor("unembedding")
+        self.weights_read = self._sizes.weights + self._sizes.hidden * self.vocab_size
         self.engine_name = f"{self.engine.name}, {prepared.weights} weights"
-        conditions = f"{self.engine.name}, {self.engine.threads} threads, CPU {cpu_identity()}"
+        conditions = f"{self.engine.name} {self.engine.kernels}, {self.engine.threads} threads, CPU {cpu_identity()}"
         self.any_width = bool(prepared.known("any_width", conditions, lambda: bits_do_not_depend_on_width(self)))
         if self.any_width:
-            costs = prepared.known("width_costs", conditions, lambda: width_costs.measured(self))
+            costs = prepared.known("width_costs", conditions, lambda: width_costs.measured(self), width_costs.NOMINAL)
             self.width_costs = {int(width): cost for width, cost in costs.items()}
 
     def _probe(self) -> tuple[list[Any], list[Any]]:
@@ -101,10 +104,6 @@ class EngineModel(HuggingFaceModel):
     @property
     def unembedding(self) -> Tensor:
         return self._unembedding
-
-    @property
-    def weights_read(self) -> int:
-        return self._sizes.weights + self.hidden_size * self.vocab_size
 
     @property
     def groups(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,8 @@ def _general_obstacle(config: Any, device: torch.device) -> str | None:
     """None, or why no engine but torch can run this model, with what to do about it."""
     if device.type != "cpu":
         return f"it runs models on a CPU, and the device is {device}; leave it out or use device='cpu'"
+    if getattr(config, "quantization_config", None) is not None:
+        return "its weights are quantised; leave it out"
     if config.model_type not in FAMILIES or getattr(config, "hidden_act", None) != "silu":
         return f"models of type {config.model_type!r} have no layers here; leave it out"
     rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -103,7 +106,19 @@ def _numba_obstacle(config: Any, dtype: torch.dtype) -> str | None:
         return saved
     if sizes.hidden % 16 or sizes.inner % 16 or sizes.heads * sizes.depth % 4 or sizes.depth % 2:
         return f"it runs layers of a multiple of 16, not of {sizes.hidden} and {sizes.inner}; leave it out"
-    return _not_float32(dtype) or _missing("numba")
+    return _not_float32(dtype) or _missing("numba") or _numba_unusable()
+
+
+@cache
+def _numba_unusable() -> str | None:
+    try:
+        from llvmlite.binding import get_host_cpu_features
+        from numba import njit  # noqa: F401  it looks at the numpy it finds, and may refuse it
+    except ImportError as error:
+        return f"numba cannot be imported ({error}); install versions of numba and numpy that fit, or leave it out"
+    if platform.machine() in ("x86_64", "AMD64") and not get_host_cpu_features().get("fma"):
+        return "this CPU has no fused multiplication and addition; leave it out"
+    return None
 
 
 def _not_bfloat16(config: Any) -> str | None:

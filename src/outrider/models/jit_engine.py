@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -21,16 +23,16 @@ from outrider.models.engine_model import Run
 from outrider.models.families import sliding_windows
 from outrider.models.jit_files import PANEL, PARTS
 from outrider.models.jit_math import STRIDE
+from outrider.models.jit_tiles import DIGEST, compiled_before
 from outrider.models.prepared import Prepared
 from outrider.models.sizes import Sizes
 from outrider.models.weight_files import WEIGHTS
-
 
 Buffers = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
 """Addresses of every layer's keys, of its values, and the capacity of both."""
 
 
-Call = tuple[Callable[..., None], tuple[Any, ...]]
+Call = tuple[Callable[..., None], tuple[Any, ...], object]
 
 
 class Crew:
@@ -38,14 +40,23 @@ class Crew:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
+        self._gather()
+
+    def _gather(self) -> None:
+        self._process = os.getpid()
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        for _ in range(threads - 1):
+        for _ in range(self.threads - 1):
             Thread(target=_help, args=(self._calls,), daemon=True, name="outrider-crew").start()
 
-    def run(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call it on every thread; back when the caller's own call is, which ends when all work is done."""
+    def run(self, function: Callable[..., None], *arguments: Any, holding: object) -> None:
+        """Call it on every thread; back when the caller's own call is, which ends when all work is done.
+
+        ``holding``: what the arguments' addresses point into. Should the caller be interrupted, the others go on.
+        """
+        if self._process != os.getpid():  # a fork has none of the threads
+            self._gather()
         for _ in range(self.threads - 1):
-            self._calls.put((function, arguments))
+            self._calls.put((function, arguments, holding))
         function(*arguments)
 
     def __del__(self) -> None:
@@ -55,9 +66,10 @@ class Crew:
 
 def _help(calls: SimpleQueue[Call | None]) -> None:
     while (call := calls.get()) is not None:
-        function, arguments = call
-        function(*arguments)
-        del call, function, arguments  # what a call reads must not stay until the next
+        # What is wrong with a call its caller sees as well; a thread less would go unnoticed.
+        with suppress(Exception):
+            call[0](*call[1])
+        del call  # what it reads must not stay until the next
 
 
 class Engine:
@@ -65,6 +77,7 @@ class Engine:
 
     reads_masks = False
     name = f"numba {numba.__version__}"
+    kernels = DIGEST
 
     def __init__(self, prepared: Prepared, config: Any, vocabulary: int) -> None:
         self.threads = torch.get_num_threads()
@@ -76,11 +89,12 @@ class Engine:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._file = np.frombuffer(self._map, np.uint8)
         self.model = self._model(Sizes.of(config), config)
-        with Console(stderr=True).status("Compiling for this CPU (once)"):  # seen only where it takes a while
-            self._compile(Sizes.of(config))
+        self._compile(Sizes.of(config))
 
     def _compile(self, sizes: Sizes) -> None:
         """Run one token on buffers of its own: what is compiled is kept on disk, where the next process finds it."""
+        if not compiled_before():
+            Console(stderr=True).print("Compiling for this CPU (once, about 20 seconds)", highlight=False)
         cache = RaggedCache.allocate(
             [(sizes.shared, sizes.depth, sizes.depth)] * sizes.layers, 1, 1, torch.float32, torch.device("cpu")
         )
@@ -127,7 +141,7 @@ class Engine:
             gated=np.empty((tokens, model.inner), np.float32),
             counters=counters, threads=self.threads,
         )  # fmt: skip
-        self._crew.run(jit_llama.layers, model, batch)
+        self._crew.run(jit_llama.layers, model, batch, holding=(cache, self._file))
         return found, dict(zip(layers, states, strict=True))
 
     def _buffers(self, cache: RaggedCache) -> Buffers:
@@ -144,7 +158,8 @@ class Engine:
         """[N, size] -> [N, vocabulary]."""
         found = torch.empty((hidden.shape[0], self.vocabulary))
         given = hidden.contiguous().numpy()
-        self._crew.run(jit_llama.output, self._address("output"), given, found.numpy(), _zeros(1), self.threads)
+        arguments = self._address("output"), given, found.numpy(), _zeros(1), self.threads
+        self._crew.run(jit_llama.output, *arguments, holding=self._file)
         return found
 
 

@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.errors import ModelError, require
+from outrider.errors import ModelCorrupt, ModelError, require
 from outrider.models.sizes import Sizes
-from outrider.models.weight_files import WEIGHTS, Tensors, WeightFile
+from outrider.models.weight_files import REMEDY, WEIGHTS, Tensors, WeightFile
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever the layout changes: what was prepared before is then prepared again."""
 
 PANEL = 16
+"""Columns of a panel; it is kept as [inputs, 8, 2]: columns j and j + 8 are the two halves of a 32-bit word."""
 
 PARTS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -43,7 +44,7 @@ def write(folder: Path, source: Path, config: Any) -> dict[str, tuple[int, list[
         )
         tied = config.tie_word_embeddings or "lm_head.weight" not in tensors
         output = "model.embed_tokens.weight" if tied else "lm_head.weight"
-        file.write("output", panels(_exact(tensors, output)))
+        file.write("output", panels(_exact(tensors, output, (config.vocab_size, sizes.hidden))))
         # Once more as rows of float32: tokens are looked up there, and drafts read what they need of it.
         file.write("unembedding", tensors.joined([output]).numpy())
         if not tied:
@@ -57,8 +58,10 @@ def write(folder: Path, source: Path, config: Any) -> dict[str, tuple[int, list[
 def _write_product(
     file: WeightFile, tensors: Tensors, prefix: str, name: str, parts: tuple[str, ...], sizes: Sizes
 ) -> None:
-    weights = [_exact(tensors, f"{prefix}.{part}.weight") for part in parts]
+    shapes = sizes.shapes()
+    weights = [_exact(tensors, f"{prefix}.{part}.weight", shapes[part.rpartition(".")[2]]) for part in parts]
     biased = [part for part in parts if f"{prefix}.{part}.bias" in tensors]
+    require(len(biased) in (0, len(parts)), f"only {biased} of {prefix} have biases; {REMEDY}", ModelError)
     biases = [tensors.joined([f"{prefix}.{part}.bias"])[:, None] for part in biased]
     for kind, given in (("", weights), (".bias", biases)):
         if not given:
@@ -73,9 +76,11 @@ def _write_product(
         file.write(f"{prefix}.{name}{kind}", whole[:, 0].contiguous().numpy() if kind else panels(whole))
 
 
-def _exact(tensors: Tensors, name: str) -> Tensor:
+def _exact(tensors: Tensors, name: str, shape: tuple[int, int]) -> Tensor:
     """A matrix in bfloat16, as which it was saved."""
     given = tensors.tensor(name)
+    found = tuple(given.shape)
+    require(found == shape, f"{name} is {found}, and the config says {shape}; the checkpoint is damaged", ModelCorrupt)
     narrow = given.to(torch.bfloat16)
     same = given.dtype == torch.bfloat16 or torch.equal(narrow.to(given.dtype), given)
     require(

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray
 
+from outrider.models.jit_files import PANEL
 from outrider.models.jit_math import attend, exp, finish, norm, product, rotate, take
-from outrider.models.jit_tiles import PANEL, compiled, kept, pointer_to
+from outrider.models.jit_tiles import compiled, on_disk, pointer_to
 
 PIECES = 5
 """Pieces of work of a layer."""
@@ -143,7 +144,7 @@ def _step(panels: int, threads: int) -> int:
     return max(1, panels // (8 * threads))
 
 
-@kept
+@on_disk
 def layers(model: Weights, batch: Batch) -> None:
     """x -> found, with keys, values and states written on the way. Every thread calls this with the same arguments."""
     rows, hidden, counters, threads = len(batch.x), model.hidden, batch.counters.ctypes.data, batch.threads
@@ -209,7 +210,7 @@ def layers(model: Weights, batch: Batch) -> None:
     finish(counters, piece, done, rows)
 
 
-@kept
+@on_disk
 def output(weights: int, x: Any, logits: Any, zeros: Any, threads: int) -> None:
     """x [N, inputs] times the output matrix -> logits [N, V]. Every thread calls this with the same arguments."""
     rows, inputs, vocabulary, counters = x.shape[0], x.shape[1], logits.shape[1], zeros.ctypes.data

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from outrider.models.jit_files import PANEL
 from outrider.models.jit_tiles import (
-    ARM,
     MOST_ROWS,
-    PANEL,
     blend,
     compiled,
     count_of,
@@ -20,6 +19,7 @@ from outrider.models.jit_tiles import (
     float_of_bits,
     four_dots,
     tile,
+    together,
     wide_blend,
 )  # fmt: skip
 
@@ -29,16 +29,7 @@ STRIDE = 128
 _PATIENCE = 4096
 """Looks at a counter before a waiting thread offers its core to others."""
 
-if platform.system() == "Windows":
-
-    @compiled
-    def _yield() -> None:
-        pass
-else:
-    _yield = types.ExternalFunction("sched_yield", types.int32())
-
-_one, _two, _three, _four, _five, _six = (tile(rows, 1) for rows in range(1, 7))
-_one_by_four, _two_by_two, _three_by_two = tile(1, 4), tile(2, 2), tile(3, 2)
+_yield = types.ExternalFunction("SwitchToThread" if platform.system() == "Windows" else "sched_yield", types.int32())
 
 
 @compiled
@@ -59,42 +50,56 @@ def finish(counters: int, piece: int, done: int, items: int) -> None:
             _yield()
 
 
+def _tiles(panels: int) -> Any:
+    """A function that multiplies up to six rows with so many panels at once."""
+    one, two, three, four, five, six = (tile(rows, panels) for rows in range(1, 7))
+
+    @compiled
+    def multiply(count: int, weights: int, x: int, out: int, stride: int, inputs: int) -> None:
+        if count == 1:
+            one(weights, x, inputs, out, stride, inputs)
+        elif count == 2:
+            two(weights, x, inputs, out, stride, inputs)
+        elif count == 3:
+            three(weights, x, inputs, out, stride, inputs)
+        elif count == 4:
+            four(weights, x, inputs, out, stride, inputs)
+        elif count == 5:
+            five(weights, x, inputs, out, stride, inputs)
+        else:
+            six(weights, x, inputs, out, stride, inputs)
+
+    return multiply
+
+
+_TOGETHER = (0, *(together(rows) for rows in range(1, 7)))
+_by_one = _tiles(1)
+_by_two, _by_four = (_tiles(panels) if panels in _TOGETHER else _by_one for panels in (2, 4))
+
+
 @compiled
 def product(weights: int, x: int, rows: int, inputs: int, out: int, stride: int, panels: int) -> None:
     """x [rows, inputs] times panels -> out [rows, 16 * panels], whose rows lie ``stride`` numbers apart."""
+    parts = (rows + MOST_ROWS - 1) // MOST_ROWS
+    most = (rows + parts - 1) // parts
     panel = 0
-    if not ARM and rows <= 3:  # a chain waits for its last sum: elsewhere more of them are needed at once
-        together = 4 if rows == 1 else 2
-        while panel + together <= panels:
-            here, to = weights + 2 * PANEL * inputs * panel, out + 4 * PANEL * panel
-            if rows == 1:
-                _one_by_four(here, x, inputs, to, stride, inputs)
-            elif rows == 2:
-                _two_by_two(here, x, inputs, to, stride, inputs)
-            else:
-                _three_by_two(here, x, inputs, to, stride, inputs)
-            panel += together
     while panel < panels:
+        wide = _TOGETHER[most]
+        wide = wide if panel + wide <= panels else 1
         here = weights + 2 * PANEL * inputs * panel
         row = 0
         while row < rows:  # in parts as equal as possible
-            parts = (rows - row + MOST_ROWS - 1) // MOST_ROWS
-            count = (rows - row + parts - 1) // parts
+            left = (rows - row + MOST_ROWS - 1) // MOST_ROWS
+            count = (rows - row + left - 1) // left
             given, to = x + 4 * inputs * row, out + 4 * (stride * row + PANEL * panel)
-            if count == 1:
-                _one(here, given, inputs, to, stride, inputs)
-            elif count == 2:
-                _two(here, given, inputs, to, stride, inputs)
-            elif count == 3:
-                _three(here, given, inputs, to, stride, inputs)
-            elif count == 4:
-                _four(here, given, inputs, to, stride, inputs)
-            elif count == 5:
-                _five(here, given, inputs, to, stride, inputs)
+            if wide == 1:
+                _by_one(count, here, given, to, stride, inputs)
+            elif wide == 2:
+                _by_two(count, here, given, to, stride, inputs)
             else:
-                _six(here, given, inputs, to, stride, inputs)
+                _by_four(count, here, given, to, stride, inputs)
             row += count
-        panel += 1
+        panel += wide
 
 
 @compiled

@@ -9,20 +9,21 @@ inputs. No chain knows how many rows or panels run beside it: **bits do not depe
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numba
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from outrider.models import hub
-
-PANEL = 16
-"""Columns of a panel; it is kept as [inputs, 8, 2]: columns j and j + 8 are the two halves of a 32-bit word."""
+from outrider.models.jit_files import PANEL
 
 _HALF = PANEL // 2
 _STEP = 4
@@ -36,21 +37,63 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "
 compiled = njit(**_OPTIONS)
 
 
-def kept(function: Any) -> Any:
-    """Compiled, and kept on disk for the next process, until any of these files changes."""
+def _digest() -> str:
+    """Of everything that is compiled: other kernels may have other bits."""
     files = sorted(Path(__file__).parent.glob("jit_*.py"))
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(hub.cache_dir() / f"compiled-{digest}")
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+DIGEST = _digest()
+
+
+def _place() -> Path:
+    return hub.cache_dir() / f"compiled-{DIGEST}"
+
+
+def compiled_before() -> bool:
+    """Whether another process has done so; if not, it takes a while."""
+    return any(_place().rglob("*.nbc"))
+
+
+def on_disk(function: Any) -> Any:
+    """Compiled, and kept in the cache for the next process, until any of these files changes."""
+    place = _place()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for old in place.parent.glob("compiled-*"):
+            if old != place:
+                shutil.rmtree(old, ignore_errors=True)
+    except OSError:
+        return compiled(function)
+    if not os.access(place, os.W_OK):  # numba would look for another place, where it does not notice our changes
+        return compiled(function)
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(place)
     try:
         return njit(cache=True, **_OPTIONS)(function)
-    except (RuntimeError, OSError):  # nowhere to write to: compiled in every process
-        return compiled(function)
     finally:
         numba.config.CACHE_DIR = before
 
 
+def _registers() -> int:
+    """Vector registers there are."""
+    return 32 if ARM or get_host_cpu_features().get("avx512vl") else 16
+
+
 MOST_ROWS = 5 if ARM else 6
 """Rows of a tile: as many as there are registers for."""
+
+
+def together(rows: int) -> int:
+    """Panels that a tile of so many rows is best at.
+
+    Of a single panel at a time, one stream of memory is read, and what waits for it waits long on x86: measured on a
+    Xeon, tiles of one panel took 1.6 times as long as those of two. ARM reads ahead by itself, and needs two registers
+    where x86 needs one.
+    """
+    if ARM:
+        return 1
+    return max(panels for panels in (1, 2, 4) if panels == 1 or 2 * panels * rows <= _registers() - 4)
+
 
 _LONG, _WORD, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
 _FLOATS, _WORDS = ir.VectorType(_FLOAT, _HALF), ir.VectorType(_WORD, _HALF)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,9 +66,9 @@ def load(
     try:
         config, tokenizer = description(place, **common)
         kind = choose_dtype(dtype, config, where)
-        engine = chosen_engine(kernels, config, where, kind, _size(place), settled=dtype != "auto")
-        if engine != "torch":
-            return Loaded(name, _prepared(place, config, engine, kernels), tokenizer, kernels)
+        prepared = _by_engine(name, place, config, kernels, where, kind, settled=dtype != "auto")
+        if prepared is not None:
+            return Loaded(name, prepared, tokenizer, kernels)
         model: PreTrainedModel = _class(config).from_pretrained(place, dtype=kind, use_safetensors=True, **common)
     except OutriderError:
         raise
@@ -125,6 +126,24 @@ def _class(config: Any) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+
+
+def _by_engine(
+    name: str, place: Path | str, config: Any, kernels: Kernels, where: torch.device, kind: torch.dtype, settled: bool
+) -> HuggingFaceModel | None:
+    """The model as its engine runs it; None where that is torch. "auto" goes on where an engine cannot after all."""
+    engine = chosen_engine(kernels, config, where, kind, _size(place), settled)
+    if engine == "torch":
+        return None
+    try:
+        return _prepared(place, config, engine, kernels)
+    except ModelCorrupt:
+        raise
+    except ModelError as error:
+        if kernels.engine != "auto" or kernels.weights != "full":
+            raise
+        warnings.warn(f"{name!r} is run by torch, not by {engine}: {error}", stacklevel=4)
+        return None
 
 
 def _prepared(place: Path | str, config: Any, engine: str, kernels: Kernels) -> HuggingFaceModel:

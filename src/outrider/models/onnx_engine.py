@@ -25,6 +25,7 @@ class Engine:
 
     reads_masks = True
     name = f"onnxruntime {onnxruntime.__version__}"
+    kernels = ""  # its version says it all
 
     def __init__(self, prepared: Prepared, config: Any, vocabulary: int) -> None:
         self.threads = torch.get_num_threads()

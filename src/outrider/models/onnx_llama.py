@@ -18,7 +18,7 @@ from outrider.models.onnx_graph import MICROSOFT, Graph
 from outrider.models.sizes import Sizes
 from outrider.models.weight_files import WEIGHTS, Tensors, WeightFile
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever a graph changes: what was prepared before is then prepared again."""
 
 LAYERS, OUTPUT = "layers.onnx", "output.onnx"

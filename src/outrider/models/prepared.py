@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from rich.console import Console
 from torch import Tensor
 
@@ -46,19 +46,36 @@ class Prepared:
         offset, shape = self.record["places"][name]
         count = int(torch.Size(shape).numel())
         path = self.folder / WEIGHTS
-        if path.stat().st_size < offset + 4 * count:
-            raise ModelCorrupt(f"{path} is too short; remove {self.folder} and load the model again")
         whole = torch.from_file(str(path), shared=False, size=offset // 4 + count, dtype=torch.float32)
         return whole[offset // 4 :].view(shape)
 
-    def known(self, what: str, conditions: str, find_out: Callable[[], Any]) -> Any:
-        """A fact that takes a while to find out, and holds as long as the conditions do, as JSON gives it back."""
-        facts = self.record.setdefault(what, {})
-        if conditions not in facts:
-            facts[conditions] = json.loads(json.dumps(find_out()))
-            with contextlib.suppress(OSError):  # a cache that cannot be written to: found out again next time
-                _write_record(self.folder, self.record)
-        return facts[conditions]
+    def known(self, what: str, conditions: str, find_out: Callable[[], Any], otherwise: Any = None) -> Any:
+        """A fact that takes a while to find out, and holds as long as the conditions do, as JSON gives it back.
+
+        Found out once, whoever asks at the same time. Where it cannot be kept, it is ``otherwise``, if that is given:
+        what is found out anew in every process may differ from one to the next.
+        """
+        found = self.record.get(what, {}).get(conditions)
+        if found is not None:
+            return found
+        try:
+            with FileLock(self.folder / ".lock"):
+                record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
+                facts = record.setdefault(what, {})  # another process may have found it out by now
+                if conditions not in facts:
+                    _console().print(f"Finding out {what.replace('_', ' ')} for this CPU (once)")
+                    facts[conditions] = found = json.loads(json.dumps(find_out()))
+                    _write_record(self.folder, record)
+                self.record.update(record)
+                return facts[conditions]
+        except OSError:  # a cache that cannot be written to
+            if otherwise is not None:
+                return otherwise
+            return find_out() if found is None else found
+
+
+def _console() -> Console:
+    return Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def prepare(source: Path, config: Any, engine: str, int8: bool = False) -> Prepared:
@@ -66,13 +83,23 @@ def prepare(source: Path, config: Any, engine: str, int8: bool = False) -> Prepa
     form = _form(engine, int8)
     final = hub.cache_dir() / f"{engine}-{_key(source, form)}"
     if not final.is_dir():
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
-        needed = 2 * sum(file.stat().st_size for file in source.glob("*.safetensors"))
+        console = _console()
+        # Twice for float32, and with large vocabularies the embeddings once more.
+        needed = 3 * sum(file.stat().st_size for file in source.glob("*.safetensors"))
         with hub.making(str(source), final, needed, console) as stage:
             if not final.is_dir():  # another process may have been faster
                 with console.status(f"Writing {form.weights} weights for {engine} (once)"):
                     _make(stage / "model", source, config, form).rename(final)
-    return Prepared(final, json.loads((final / RECORD).read_text(encoding="utf-8")))
+    prepared = Prepared(final, json.loads((final / RECORD).read_text(encoding="utf-8")))
+    _require_whole(prepared)
+    return prepared
+
+
+def _require_whole(prepared: Prepared) -> None:
+    """An engine reads by address: beyond the end of a file there is no error message."""
+    path, size = prepared.folder / WEIGHTS, prepared.record.get("size")
+    if not path.is_file() or path.stat().st_size != size:
+        raise ModelCorrupt(f"{path} is not as it was written; remove {prepared.folder} and load the model again")
 
 
 @dataclass(frozen=True)
@@ -102,9 +129,11 @@ def _form(engine: str, int8: bool) -> _Form:
 def _make(folder: Path, source: Path, config: Any, form: _Form) -> Path:
     folder.mkdir()
     places = form.write(folder, source, config)
-    record = {"source": str(source.resolve()), "weights": form.weights, "places": places}
+    size = (folder / WEIGHTS).stat().st_size
+    record = {"source": str(source.resolve()), "weights": form.weights, "size": size, "places": places}
     _write_record(folder, record)
-    for old in hub.cache_dir().glob(f"{form.engine}-*/{RECORD}"):  # from the same directory, before it changed
+    before = [f"{form.engine}-*/{RECORD}", f"onnx-*/{RECORD}"]  # the second: as they were called at first
+    for old in (path for pattern in before for path in hub.cache_dir().glob(pattern)):  # of the checkpoint as it was
         known = json.loads(old.read_text(encoding="utf-8"))
         if all(known.get(name) == record[name] for name in ("source", "weights")):
             shutil.rmtree(old.parent, ignore_errors=True)

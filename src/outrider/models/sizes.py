@@ -33,5 +33,13 @@ class Sizes:
     @property
     def weights(self) -> int:
         """Numbers in the matrices of all layers."""
-        heads = 2 * self.heads + 2 * self.shared
-        return self.layers * self.hidden * (heads * self.depth + 3 * self.inner)
+        return self.layers * sum(rows * columns for rows, columns in self.shapes().values())
+
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Of a layer's matrices, [out, in], by what checkpoints call them."""
+        own, shared = self.heads * self.depth, self.shared * self.depth
+        return {
+            "q_proj": (own, self.hidden), "k_proj": (shared, self.hidden), "v_proj": (shared, self.hidden),
+            "o_proj": (self.hidden, own), "gate_proj": (self.inner, self.hidden), "up_proj": (self.inner, self.hidden),
+            "down_proj": (self.hidden, self.inner),
+        }  # fmt: skip

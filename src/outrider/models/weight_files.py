@@ -30,7 +30,7 @@ class Tensors:
 
     def tensor(self, name: str) -> Tensor:
         """As it was saved."""
-        require(name in self.home, f"the checkpoint has no tensor {name!r}; {_REMEDY}", ModelError)
+        require(name in self.home, f"the checkpoint has no tensor {name!r}; {REMEDY}", ModelError)
         self.used.add(name)
         found: Tensor = self.home[name].get_tensor(name)
         return found
@@ -43,10 +43,10 @@ class Tensors:
         """A tensor that no graph reads would be a part of the model that is left out."""
         derived = {name for name in self.home if name.endswith("rotary_emb.inv_freq")}
         unused = sorted(self.home.keys() - self.used - derived - except_for)
-        require(not unused, f"the checkpoint has tensors that are not known here: {unused[:3]}; {_REMEDY}", ModelError)
+        require(not unused, f"the checkpoint has tensors that are not known here: {unused[:3]}; {REMEDY}", ModelError)
 
 
-_REMEDY = "load the model with engine='torch'"
+REMEDY = "load the model with engine='torch'"
 
 
 class WeightFile:
