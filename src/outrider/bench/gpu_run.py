@@ -36,6 +36,7 @@ class Plan:
     tokens: int = 2500  # of each of eight rows, for the comparison of speculative with plain text
     pair: str = "smollm2-135m"  # the trained model that is inflated
     pair_draft: Path | None = None  # a head trained for it; None: the one that comes with the package
+    prompts: Path | None = None  # that the pair continues; None: twelve of six tasks
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.sections if name not in SECTIONS]
@@ -119,7 +120,7 @@ def _pair(plan: Plan, setting: Setting, report: Report) -> None:
         made.append(
             pair.tiny_pair(setting.device)
             if plan.small
-            else pair.trained_pair(plan.pair, plan.pair_draft, setting.device, dtype)
+            else pair.trained_pair(plan.pair, plan.pair_draft, setting.device, dtype, plan.prompts)
         )
         lengths = [len(prompt) for prompt in made[0].prompts]
         return {"about": made[0].about, "drafter": made[0].drafter.name, "prompt_lengths": lengths}
@@ -129,7 +130,7 @@ def _pair(plan: Plan, setting: Setting, report: Report) -> None:
         if made:
             report.section(
                 f"pair_temperature_{temperature}",
-                lambda: pair.measure(made[0], setting, 16 if plan.small else 256, temperature),  # noqa: B023
+                lambda: pair.measure(made[0], setting, 64 if plan.small else 256, temperature),  # noqa: B023
             )
 
 
@@ -180,6 +181,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2500)
     parser.add_argument("--pair", default="smollm2-135m")
     parser.add_argument("--pair-draft", type=Path)
+    parser.add_argument("--prompts", type=Path)
     given = vars(parser.parse_args())
     run(Plan(**given | {"sections": tuple(given["sections"].split(","))}))
 

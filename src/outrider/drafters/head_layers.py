@@ -46,6 +46,7 @@ class Memory:
         self.keys, self.values = keys, values  # [B, Hk, C, D]
         self.visible = visible  # [B or 1, 1, 1, T, C] bool
         self.own: list[tuple[Tensor, Tensor]] = []  # [B, Hk, T, D] each: of the guess after each of T places
+        self.guesses = 0  # that stand in ``keys`` and ``values`` instead, behind the text: see head_fused.py
 
     def look(self, query: Tensor) -> Tensor:
         """Queries [B, H, T, D] -> what they find [B, T, H * D]; heads in groups share keys."""
@@ -84,6 +85,22 @@ class Attention(nn.Module):
         """Inputs [B, T, size] at positions [B or 1, T] -> keys and values [B, Hk, T, D]."""
         y = self.norm(x)
         return rotate(self._split(self.key(y), self.shared), positions), self._split(self.value(y), self.shared)
+
+    def store(
+        self, x: Tensor, positions: Tensor, buffers: tuple[Tensor, Tensor], rows: Tensor | None = None
+    ) -> Tensor | None:
+        """Keep keys and values of inputs [R, T, size] at positions [R or 1, T] of ``rows`` [R] of the buffers, or all.
+
+        A fused head gives the queries of these inputs, too.
+        """
+        rows = torch.arange(x.shape[0], device=x.device) if rows is None else rows
+        for buffer, made in zip(buffers, self.remember(x, positions), strict=True):
+            buffer[rows[:, None], :, positions] = made.transpose(1, 2)
+        return None
+
+    def note(self, x: Tensor, positions: Tensor, memory: Memory) -> None:
+        """A guess that was read as x can be looked back at."""
+        memory.own.append(self.remember(x, positions))
 
     def forward(self, x: Tensor, positions: Tensor, memory: Memory) -> Tensor:
         query = rotate(self._split(self.query(self.norm(x)), self.heads), positions)

@@ -31,6 +31,7 @@ class Prepared:
         self.config = head.config
         self.tokens = tokens.to(target.device).sort().values  # [N], in the vocabulary's order: ties end as in all of it
         self.counter = counter_of(self.tokens)
+        self.fused = False
 
     def fits(self, target: Session) -> bool:
         return self._target is target.unembedding
@@ -40,7 +41,7 @@ class Prepared:
         """The head in the target's dtype, and the output layer's rows [N, size]."""
         # A copy: the drafter is shared, and beside another target it may run in another dtype.
         head = deepcopy(self._head).to(device=self.device, dtype=self._unembedding.dtype)
-        head_fused.fuse(head, self.device)
+        self.fused = head_fused.fuse(head, self.device)
         output = self._unembedding[self.tokens]
         if self.device.type == "cpu" and output.dtype == torch.float32:
             pack(head, rows=1)
@@ -80,7 +81,8 @@ class _HeadSession(ContextSession):
 
     def logits(self, k: int, last: Tensor) -> Tensor:
         """Of the N tokens for guess k, drawn after token ``last`` [B] -> [B, N]."""
-        return product(self.state(k, last), self.ready.batched[1], None)
+        state, output = self.state(k, last), self.ready.batched[1]
+        return head_fused.product(state, output) if self.ready.fused else product(state, output, None)
 
     @torch.no_grad()
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
@@ -121,7 +123,8 @@ class _HeadSession(ContextSession):
         """
         if not (sampling.penalised or sampling.logit_bias or sampling.processors):
             if sampling.greedy:
-                return self.ready.tokens[largest(logits)], None
+                tokens = self.ready.tokens
+                return head_fused.likeliest(logits, tokens) if self.ready.fused else tokens[largest(logits)], None
             q = standardise(logits[:, None], sampling, self.context, at[:, :0])
             return self.ready.tokens[noise.winner("token", at, q, self.ready.counter)[:, 0]], q[:, 0]
         full = torch.full((logits.shape[0], self.vocab_size), -torch.inf, device=self.device)
@@ -253,19 +256,20 @@ class FeatureSession(_HeadSession):
             return gamma if self._read_alone(self.alone) else 0
         place = self._newest()
         self.x = self._remember(self.rows, place[:, None]) if self.supposed is None else self.supposed  # [B, 1, size]
-        self.place = place[:, None]
+        self.places = place[:, None] + torch.arange(gamma, device=self.device)  # [B, G]
         if self.attends:
-            visible = (self.slots <= self.place) & (self.slots > self.place - self.ready.config.window)  # [B, C]
+            first = self.places[:, :1]
+            visible = (self.slots <= first) & (self.slots > first - self.ready.config.window)  # [B, C]
             self.memory = Memory(self.keys, self.values, visible[:, None, None, None])
         return gamma
 
     def state(self, k: int, last: Tensor) -> Tensor:
+        place = self.places[:, k : k + 1]
         if k > 0:
             self.x = self.head.read(self.x, self.embedding[last][:, None])
-            self.place = self.place + 1
             if self.memory is not None and self.head.attention is not None:
-                self.memory.own.append(self.head.attention.remember(self.x, self.place))
-        self.x = self.head.think(self.x, self.place, self.memory)
+                self.head.attention.note(self.x, place, self.memory)
+        self.x = self.head.think(self.x, place, self.memory)
         return self.x[:, 0]
 
     def logits(self, k: int, last: Tensor) -> Tensor:
@@ -306,9 +310,7 @@ class FeatureSession(_HeadSession):
         self.supposed = torch.where(real[:, None, None], read, before)  # [B, 1, size]
         super().commit(token, real.to(torch.int64))
         if self.head.attention is not None:
-            rows, place = self.rows, self._newest()
-            keys, values = self.head.attention.remember(self.supposed, place[:, None])
-            self.keys[rows, :, place], self.values[rows, :, place] = keys[:, :, 0], values[:, :, 0]
+            self.head.attention.store(self.supposed, self._newest()[:, None], (self.keys, self.values))
 
     def _remember(self, rows: Tensor, positions: Tensor) -> Tensor:
         """What the head reads at positions [R, T] of these rows -> [R, T, size]; its keys are kept."""
@@ -317,7 +319,5 @@ class FeatureSession(_HeadSession):
         tokens = self.context.tokens[rows[:, None], positions + 1]
         x = self.head.read(self.head.seen(states[rows[:, None], positions]), self.embedding[tokens])
         if self.head.attention is not None:
-            keys, values = self.head.attention.remember(x, positions)
-            self.keys[rows[:, None], :, positions] = keys.transpose(1, 2)
-            self.values[rows[:, None], :, positions] = values.transpose(1, 2)
+            self.head.attention.store(x, positions, (self.keys, self.values), rows)
         return x
