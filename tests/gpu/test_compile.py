@@ -65,8 +65,10 @@ def test_noise() -> None:
 def test_top_p() -> None:
     from outrider.kernels import nucleus
 
-    tensors = {"logits": "*fp32", "peaks": "*fp32", "totals": "*i64", "size": "i32"}
-    constants = {"UNIT": nucleus.UNIT, "BLOCK": 8192}
-    assert compiled(nucleus._total, tensors, constants, 8)
-    tensors = {"logits": "*fp32", "peaks": "*fp32", "needs": "*i64", "out": "*fp32", "size": "i32"}
-    assert compiled(nucleus._cut, tensors, constants, 32)
+    lines = {"logits": "*fp32", "peaks": "*fp32", "found": "*i64", "size": "i32"}
+    block = {"BLOCK": 2048}
+    assert compiled(nucleus._sums, lines | {"sums": "*i64"}, block | {"BIT": 22, "UNIT": nucleus.UNIT}, 4)
+    assert compiled(nucleus._pick, {"sums": "*i64", "found": "*i64", "needs": "*i64"}, {}, 8)
+    assert compiled(nucleus._ties, lines | {"ties": "*i32"}, block, 4)
+    tensors = lines | {"needs": "*i64", "ties": "*i32", "out": "*fp32"}
+    assert compiled(nucleus._cut, tensors, block | {"UNIT": nucleus.UNIT, "BLOCKS": 64}, 4)
