@@ -69,10 +69,18 @@ def product(
     return (y if plus is None else y + plus.float()).to(x.dtype)
 
 
-def join(both: tuple[Tensor, Tensor], gains: tuple[Tensor, Tensor], eps: float, weight: Tensor, plus: Tensor) -> Tensor:
+def join(
+    both: tuple[Tensor, Tensor],
+    gains: tuple[Tensor, Tensor],
+    eps: float,
+    weight: Tensor,
+    plus: Tensor,
+    chosen: Tensor | None = None,
+) -> Tensor:
+    second = both[1] if chosen is None else both[1][chosen]
     normed = [
         torch.nn.functional.rms_norm(x.float(), x.shape[-1:], gain.float(), eps)
-        for x, gain in zip(both, gains, strict=True)
+        for x, gain in zip((both[0], second), gains, strict=True)
     ]
     return (plus.float() + torch.cat(normed, -1) @ weight.float().t()).to(plus.dtype)
 

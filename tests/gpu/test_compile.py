@@ -46,8 +46,11 @@ def test_products_of_a_few_rows(kind: str) -> None:
 
     shape = {"SIZE": 576, "N": 8, "COLUMNS": 256}
     tensors = dict.fromkeys(("x", "weight", "gain", "plus", "out"), kind) | {"eps": "fp32", "outputs": "i32"}
-    assert compiled(product._product, tensors, shape | {"NORM": True, "GATE": True, "PLUS": True}, 4)
-    tensors = dict.fromkeys(("a", "b", "gain_a", "gain_b", "weight", "plus", "out"), kind) | {"eps": "fp32"}
+    flags = {"NORM": True, "GATE": True, "PLUS": True}
+    assert compiled(product._product, tensors, shape | flags, 4)
+    tensors = dict.fromkeys(("a", "b", "gain_a", "gain_b", "weight", "plus", "out"), kind)
+    tensors |= {"chosen": "*i64", "eps": "fp32"}
+    shape["CHOSEN"] = True
     assert compiled(
         product._join, tensors | dict.fromkeys(("step_a", "step_b", "step_plus", "outputs"), "i32"), shape, 4
     )

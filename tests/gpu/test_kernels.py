@@ -123,13 +123,16 @@ def test_products_of_a_few_rows(size: int, outputs: int, rows: int, dtype: torch
 @pytest.mark.parametrize("rows", [1, 5, 20])
 @pytest.mark.parametrize("size", [64, 576])
 def test_two_norms_joined(size: int, rows: int, dtype: torch.dtype) -> None:
-    """Also of tensors that lie apart, as the states of layers do."""
+    """Also of tensors that lie apart, as the states of layers do, and of rows of a table that is part of a wider one."""
     from outrider.kernels.product import join
 
     states, gains = randn(rows, 1, 3, size, dtype=dtype), randn(2, size, dtype=dtype)
     weight = randn(size, 2 * size, dtype=dtype) / size**0.5
     given = ((states[..., 0, :], states[..., 1, :]), (gains[0], gains[1]), 1e-5, weight, states[..., 2, :])
     assert_close(join(*given), plain_kernels.join(*given))
+    table, chosen = randn(40, 2 * size, dtype=dtype)[:, :size], (torch.arange(rows, device=DEVICE) * 7 % 40)[:, None]
+    looked_up = ((states[..., 0, :], table), *given[1:], chosen)
+    assert_close(join(*looked_up), plain_kernels.join(*looked_up))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -37,9 +37,6 @@ from outrider.trace import Trace, ratio, summarise
 from outrider.types import Drafter, DraftSession, Session, Shape
 from outrider.verification.choose import choose
 
-MOST = 15
-"""Guesses that are tried at most. More of them than the setting's width holds make the step wider."""
-
 TINY = Larger(hidden=96, inner=192, layers=4, heads=12, kv_heads=3)
 
 
@@ -123,17 +120,16 @@ def _as_chat(words: Any, text: str) -> str:
 def measure(pair: Pair, setting: Setting, tokens: int, temperature: float) -> dict[str, Any]:
     """With the setting's gamma first, then with the one that Theorem 3.8 prefers for the alpha and c found there.
 
-    Plain decoding, which both are held against, has the setting's width.
+    All at the setting's width: another one would round differently, and at temperature 0 write other texts.
     """
     lanes = Lanes(graphs=True)
     rule = Rule(choose("maximal", temperature == 0), Sampling(temperature))
     plain = _decoded(pair, Nothing(), rule, replace(setting, gamma=0), lanes, tokens)
     first = _compared(pair, rule, setting, tokens, plain)
-    best = optimal_gamma(first["alpha"], first["c"], MOST) if first["examined"] else 0
+    best = optimal_gamma(first["alpha"], first["c"], setting.width - 1) if first["examined"] else 0
     if best in (0, setting.gamma):
         return first
-    longer = replace(setting, gamma=best, width=max(setting.width, best + 1))
-    return {**_compared(pair, rule, longer, tokens, plain), "first": first}
+    return {**_compared(pair, rule, replace(setting, gamma=best), tokens, plain), "first": first}
 
 
 def _compared(pair: Pair, rule: Rule, setting: Setting, tokens: int, plain: Decoded) -> dict[str, Any]:

@@ -29,6 +29,7 @@ def fuse(head: Head, device: torch.device) -> bool:
 
 def _set(head: Head, device: torch.device) -> None:
     head.read = MethodType(_read, head)  # type: ignore[method-assign]
+    head.read_token = MethodType(_read_token, head)  # type: ignore[method-assign]
     if len(head.layer_norms) == 2:
         head.seen = MethodType(_seen, head)  # type: ignore[method-assign]
     for module in head.modules():
@@ -62,16 +63,17 @@ def _try(device: torch.device, dtype: torch.dtype) -> bool:
         if fused:
             _set(head, device)
         keys, values = torch.randn((2, 2, 2, 128, 16), generator=drawn).to(device, dtype)
-        states, token = (torch.randn(s, generator=drawn).to(device, dtype) for s in ((2, 1, 3, 64), (2, 1, 64)))
+        states, table = (torch.randn(s, generator=drawn).to(device, dtype) for s in ((2, 1, 3, 64), (9, 64)))
+        tokens = torch.tensor([[7], [1]], device=device)
         place = torch.tensor([[3], [90]], device=device)
         slots = torch.arange(128, device=device)
         visible = (slots <= place) & (slots > place - 40)
         memory = Memory(keys, values, visible[:, None, None, None])
-        x = head.read(head.seen(states), token)
+        x = head.read(head.seen(states), table[tokens])
         head.attention.store(x, place, (keys, values))
         x = head.think(x, place, memory)
         for _ in range(2):
-            x, place = head.read(x, token), place + 1
+            x, place = head.read_token(x, table, tokens), place + 1
             head.attention.note(x, place, memory)
             x = head.think(x, place, memory)
         found.append(x)
@@ -93,11 +95,15 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     return few.product(x, weight)
 
 
-def _read(self: Any, state: Tensor, token: Tensor) -> Tensor:
+def _read(self: Any, state: Tensor, token: Tensor, tokens: Tensor | None = None) -> Tensor:
     from outrider.kernels.product import join
 
     gains = (self.state_norm.weight, self.token_norm.weight)
-    return join((state, token), gains, self.state_norm.eps, self.join.weight, state)
+    return join((state, token), gains, self.state_norm.eps, self.join.weight, state, tokens)
+
+
+def _read_token(self: Any, state: Tensor, embedding: Tensor, tokens: Tensor) -> Tensor:
+    return _read(self, state, embedding, tokens)
 
 
 def _seen(self: Any, states: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 64
+_TILE = 128
 Buffers = tuple[Tensor, Tensor]  # keys and values [B, Hk, C, D], by position
 
 

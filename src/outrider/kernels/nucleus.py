@@ -66,9 +66,7 @@ def _ties(logits, peaks, found, ties, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _cut(
-    logits, peaks, found, needs, ties, out, size, UNIT: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
-):
+def _cut(logits, peaks, found, needs, ties, out, size, UNIT: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     line = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + line * size + place, mask=place < size, other=-float("inf"))

@@ -95,30 +95,43 @@ def _large(x: Tensor, weight: Tensor, norm: Norm | None, gate: bool, plus: Tenso
 
 @triton.jit
 def _join(
-    a, b, gain_a, gain_b, weight, plus, out, eps, step_a, step_b, step_plus, outputs,
-    SIZE: tl.constexpr, N: tl.constexpr, COLUMNS: tl.constexpr,
+    a, b, chosen, gain_a, gain_b, weight, plus, out, eps, step_a, step_b, step_plus, outputs,
+    SIZE: tl.constexpr, N: tl.constexpr, COLUMNS: tl.constexpr, CHOSEN: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    other = tl.load(chosen + row) if CHOSEN else row
     n = tl.program_id(1) * N + tl.arange(0, N)
     there = n < outputs
     y = tl.load(plus + row * step_plus + n, mask=there, other=0.0).to(tl.float32)
     y += _times(a + row * step_a, weight, gain_a, n, there, eps, SIZE, 2 * SIZE, N, COLUMNS, True)
-    y += _times(b + row * step_b, weight + SIZE, gain_b, n, there, eps, SIZE, 2 * SIZE, N, COLUMNS, True)
+    y += _times(b + other * step_b, weight + SIZE, gain_b, n, there, eps, SIZE, 2 * SIZE, N, COLUMNS, True)
     tl.store(out + row * outputs + n, y.to(out.dtype.element_ty), mask=there)
 
 
-def join(both: tuple[Tensor, Tensor], gains: tuple[Tensor, Tensor], eps: float, weight: Tensor, plus: Tensor) -> Tensor:
-    """The norms of two tensors [..., size] side by side, times weight [out, 2 size], + plus [..., out]."""
+def join(
+    both: tuple[Tensor, Tensor],
+    gains: tuple[Tensor, Tensor],
+    eps: float,
+    weight: Tensor,
+    plus: Tensor,
+    chosen: Tensor | None = None,
+) -> Tensor:
+    """The norms of two tensors [..., size] side by side, times weight [out, 2 size], + plus [..., out].
+
+    With ``chosen`` [...] the second is a table [V, size], of which these rows are taken.
+    """
     size, rows = both[0].shape[-1], both[0].numel() // both[0].shape[-1]
     if rows > FEW:
-        normed = [rms_norm(x, gain, eps) for x, gain in zip(both, gains, strict=True)]
+        second = both[1] if chosen is None else both[1][chosen]
+        normed = [rms_norm(x, gain, eps) for x, gain in zip((both[0], second), gains, strict=True)]
         return _large(torch.cat(normed, -1), weight, None, False, plus)
     flat = [x.flatten(0, -2) for x in (*both, plus)]
     flat = [x if x.stride(-1) == 1 else x.contiguous() for x in flat]
     out = torch.empty(plus.shape, dtype=plus.dtype, device=plus.device)
     each = _each(plus.shape[-1])
     _join[(rows, triton.cdiv(plus.shape[-1], each))](
-        flat[0], flat[1], *gains, weight, flat[2], out, eps, *(x.stride(0) for x in flat), plus.shape[-1],
-        SIZE=size, N=each, COLUMNS=_COLUMNS, num_warps=4,
+        flat[0], flat[1], flat[0] if chosen is None else chosen.contiguous(), *gains, weight, flat[2], out, eps,
+        *(x.stride(0) for x in flat), plus.shape[-1],
+        SIZE=size, N=each, COLUMNS=_COLUMNS, CHOSEN=chosen is not None, num_warps=4,
     )  # fmt: skip
     return out
