@@ -123,7 +123,7 @@ def test_products_of_a_few_rows(size: int, outputs: int, rows: int, dtype: torch
 @pytest.mark.parametrize("rows", [1, 5, 20])
 @pytest.mark.parametrize("size", [64, 576])
 def test_two_norms_joined(size: int, rows: int, dtype: torch.dtype) -> None:
-    """Also of tensors that lie apart, as the states of layers do, and of rows of a table that is part of a wider one."""
+    """Also of tensors that lie apart, as the states of layers do, and of rows of a table inside a wider one."""
     from outrider.kernels.product import join
 
     states, gains = randn(rows, 1, 3, size, dtype=dtype), randn(2, size, dtype=dtype)
