@@ -18,7 +18,7 @@ from outrider.bench import curves, gpu, identity, loop, micro
 from outrider.bench.gpu import GREEDY, Lane, Setting
 from outrider.bench.timing import Report, settle
 from outrider.drafters import ModelDrafter, Nothing
-from outrider.errors import DeviceError, require
+from outrider.errors import DeviceError, ModelNotFound, require
 from outrider.models.shapes import SIZES, build
 
 SECTIONS = ("latency", "decoder", "identity", "curves", "pair", "micro", "profile", "compile")
@@ -44,6 +44,13 @@ class Plan:
         require(len(self.sections) > 0, f"no section to measure; known: {', '.join(SECTIONS)}")
         require(self.size in ("8b", "tiny"), f"size must be 8b or tiny, got {self.size!r}")
         require(self.tokens >= 1, f"tokens must be at least 1, got {self.tokens}")
+        usual = self.prompts is None and self.pair_draft is None
+        require(
+            usual or not self.small, "prompts and pair_draft are for a trained pair; size tiny makes one of its own"
+        )
+        require(
+            self.prompts is None or self.prompts.is_file(), f"prompts file {self.prompts} does not exist", ModelNotFound
+        )
 
     @property
     def small(self) -> bool:
