@@ -64,7 +64,7 @@ def product(
 ) -> Tensor:
     """x [..., in] or its norm, times weight [out, in]; silu(first half) * second half with ``gate``; + ``plus``."""
     size, rows = x.shape[-1], x.numel() // x.shape[-1]
-    if rows > FEW:
+    if rows > FEW or weight.numel() >= 2**31:  # places in a matrix are counted in 32 bits
         return _large(x, weight, norm, gate, plus)
     outputs = weight.shape[0] // (2 if gate else 1)
     out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
@@ -116,7 +116,7 @@ def join(
     With ``chosen`` [...] the second is a table [V, size], of which these rows are taken.
     """
     size, rows = both[0].shape[-1], both[0].numel() // both[0].shape[-1]
-    if rows > FEW:
+    if rows > FEW or weight.numel() >= 2**31:
         second = both[1] if chosen is None else both[1][chosen]
         normed = [rms_norm(x, gain, eps) for x, gain in zip((both[0], second), gains, strict=True)]
         return _large(torch.cat(normed, -1), weight, None, False, plus)
