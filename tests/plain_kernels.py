@@ -53,38 +53,69 @@ def attend(
     return (share @ value).transpose(1, 2).reshape(rows, width, q_heads * size).to(queries.dtype)
 
 
-HEAD = ("norms_side_by_side", "turned", "look_back")
+PRODUCT = ("product", "join")
 
 
-def norms_side_by_side(a: Tensor, b: Tensor, gains: tuple[Tensor, Tensor], eps: float) -> Tensor:
-    normed = [torch.nn.functional.rms_norm(x, x.shape[-1:], gain, eps) for x, gain in zip((a, b), gains, strict=True)]
-    return torch.cat(normed, -1)
+def product(
+    x: Tensor, weight: Tensor, norm: tuple[Tensor, float] | None = None, gate: bool = False, plus: Tensor | None = None
+) -> Tensor:
+    wide = (
+        x.float() if norm is None else torch.nn.functional.rms_norm(x.float(), x.shape[-1:], norm[0].float(), norm[1])
+    )
+    y = wide @ weight.float().t()
+    if gate:
+        first, second = y.chunk(2, -1)
+        y = torch.nn.functional.silu(first) * second
+    return (y if plus is None else y + plus.float()).to(x.dtype)
 
 
-def turned(qkv: Tensor, speed: Tensor, positions: Tensor, heads: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    rows, width, _ = qkv.shape
-    q_heads, k_heads = heads
-    split = qkv.reshape(rows, width, q_heads + 2 * k_heads, -1).transpose(1, 2)  # [B, H + 2 Hk, T, D]
-    angle = positions[:, None, :, None].float() * speed
-    low, high = split[:, : q_heads + k_heads].float().chunk(2, -1)
+def join(
+    both: tuple[Tensor, Tensor],
+    gains: tuple[Tensor, Tensor],
+    eps: float,
+    weight: Tensor,
+    plus: Tensor,
+    chosen: Tensor | None = None,
+) -> Tensor:
+    second = both[1] if chosen is None else both[1][chosen]
+    normed = [
+        torch.nn.functional.rms_norm(x.float(), x.shape[-1:], gain.float(), eps)
+        for x, gain in zip((both[0], second), gains, strict=True)
+    ]
+    return (plus.float() + torch.cat(normed, -1) @ weight.float().t()).to(plus.dtype)
+
+
+HEAD = ("turn_and_store", "look_back", "likeliest")
+
+
+def turn_and_store(
+    qkv: Tensor, speed: Tensor, positions: Tensor, buffers: tuple[Tensor, Tensor], rows: Tensor | None
+) -> Tensor:
+    count, width, _ = qkv.shape
+    k_heads = buffers[0].shape[1]
+    split = qkv.reshape(count, width, -1, 2 * speed.shape[0])  # [R, T, H + 2 Hk, D]
+    angle = positions[:, :, None, None].float() * speed
+    low, high = split[:, :, :-k_heads].float().chunk(2, -1)
     both = torch.cat([low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()], -1)
     both = both.to(qkv.dtype)
-    return both[:, :q_heads], both[:, q_heads:], split[:, q_heads + k_heads :]
+    rows = torch.arange(count, device=qkv.device) if rows is None else rows
+    buffers[0][rows[:, None], :, positions] = both[:, :, -k_heads:]
+    buffers[1][rows[:, None], :, positions] = split[:, :, -k_heads:]
+    return both[:, :, :-k_heads]
 
 
-def look_back(
-    query: Tensor, text: tuple[Tensor, Tensor], own: list[tuple[Tensor, Tensor]], positions: Tensor, window: int
-) -> Tensor:
-    rows, heads, _, size = query.shape
-    groups = heads // text[0].shape[1]
+def look_back(query: Tensor, buffers: tuple[Tensor, Tensor], own: int, positions: Tensor, window: int) -> Tensor:
+    rows, _, heads, size = query.shape
+    groups = heads // buffers[0].shape[1]
     found = []
     for row in range(rows):
-        last = int(positions[row]) - len(own)
-        seen = slice(max(0, last - window + 1), last + 1)
-        keys, values = (
-            torch.cat([part[row, :, seen], *(pair[i][row] for pair in own)], 1).repeat_interleave(groups, 0).float()
-            for i, part in enumerate(text)
-        )
-        weights = (query[row].float() @ keys.transpose(-1, -2) * size**-0.5).softmax(-1)
+        last = int(positions[row])
+        seen = slice(max(0, last - own - window + 1), last + 1)
+        keys, values = (part[row, :, seen].repeat_interleave(groups, 0).float() for part in buffers)
+        weights = (query[row].transpose(0, 1).float() @ keys.transpose(-1, -2) * size**-0.5).softmax(-1)
         found.append((weights @ values).reshape(1, heads * size))
     return torch.stack(found).to(query.dtype)
+
+
+def likeliest(logits: Tensor, tokens: Tensor) -> Tensor:
+    return tokens[logits.argmax(-1)]

@@ -151,12 +151,12 @@ class Noise:
         return self._race(stream, at, _vocabulary_counter(size, at.device))
 
     def _race(self, stream: str, at: Tensor, counter: Tensor) -> Tensor:
-        key = self._key(stream, at)[..., None]  # [B, K, 1]
-        low, high = _low32(key), _low32(key >> 32)
+        key = self._key(stream, at)  # [B, K]
         if kernels.run_on(key.device):
             from outrider.kernels.race import race
 
-            return race(low[..., 0], high[..., 0], counter)
+            return race(key, counter)
+        low, high = _low32(key[..., None]), _low32(key[..., None] >> 32)
         return _exponential(_open_uniform(_mix32(counter, low, high), torch), torch)  # type: ignore[no-any-return]
 
     def winner(self, stream: str, at: Tensor, weights: Tensor, counter: Tensor | None = None) -> Tensor:
@@ -166,6 +166,10 @@ class Noise:
         """
         size = weights.shape[-1]
         counter = _vocabulary_counter(size, at.device) if counter is None else counter
+        if kernels.run_on(at.device) and weights.dtype == torch.float32:
+            from outrider.kernels.race import race
+
+            return largest(race(self._key(stream, at), counter, weights))
         if at.device.type != "cpu" or weights.dtype != torch.float32 or size < _MANY:
             return largest(weights / self._race(stream, at, counter))
         keys, known = self._key(stream, at).flatten().tolist(), counter.numpy()
@@ -174,6 +178,10 @@ class Noise:
 
     def _key(self, stream: str, at: Tensor) -> Tensor:
         name, step = _name_key(f"{self.path}:{stream}"), _signed(0x9E3779B97F4A7C15, 64)
+        if kernels.run_on(at.device):
+            from outrider.kernels.race import keys
+
+            return keys(self.seeds, at, name)
         if at.device.type == "cpu":
             rows = _mix64(self.seeds.numpy() ^ name)
             return whole(_mix64(rows[:, None] + at.numpy() * step))

@@ -22,10 +22,11 @@ from outrider.cli.main import app
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.head_sessions import Prepared
 from outrider.drafters.heads import HeadDrafter
-from outrider.errors import BadOption, DeviceError
+from outrider.errors import BadOption, DeviceError, ModelNotFound
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.inflate import Larger, inflate
 from outrider.models.loading import load
+from outrider.trace import Record, Trace
 from outrider.types import Shape
 
 TINY = ["bench", "gpu", "--size", "tiny", "--device", "cpu"]
@@ -127,11 +128,45 @@ def test_without_a_gpu_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("settings", "match"),
-    [({"sections": ("speed",)}, "known: latency"), ({"size": "9b"}, "size must be"), ({"tokens": 0}, "tokens must be")],
+    [
+        ({"sections": ("speed",)}, "known: latency"),
+        ({"size": "9b"}, "size must be"),
+        ({"tokens": 0}, "tokens must be"),
+        ({"size": "tiny", "prompts": Path("asked.jsonl")}, "size tiny makes one of its own"),
+    ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(BadOption, match=match):
         Plan(**settings)
+
+
+def test_prompts_that_are_not_there_are_named_before_anything_is_measured() -> None:
+    with pytest.raises(ModelNotFound, match=r"nowhere.jsonl does not exist"):
+        Plan(prompts=Path("nowhere.jsonl"))
+
+
+def test_the_trained_pair_is_asked_what_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library.save_llama(tmp_path)
+    small = load(str(tmp_path), "cpu", "float32").model
+    size, own = small.hidden_size, small.model.config
+    assert size is not None
+    head = HeadDrafter(Head(HeadConfig("feature", size, 64, 1)), torch.arange(small.vocab_size))
+    (tmp_path / "draft").mkdir()
+    head.save(tmp_path / "draft")
+    larger = Larger(2 * size, 2 * own.intermediate_size, own.num_hidden_layers + 2, 8, 4)
+    monkeypatch.setattr(pair, "EIGHT_BILLION", larger)
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"prompt": "hello", "task": "greeting"}\n{"prompt": "the hello the", "task": "more"}\n')
+    made = pair.trained_pair(str(tmp_path), tmp_path / "draft", torch.device("cpu"), "float32", asked)
+    assert made.tasks == ("greeting", "more") and len(made.prompts[0]) < len(made.prompts[1])
+    assert pair.trained_pair(str(tmp_path), tmp_path / "draft", torch.device("cpu"), "float32").tasks[0] == "chat"
+
+
+def test_alpha_by_task() -> None:
+    """A guess of rows 0 and 2, which are of one task, was kept every time; of row 1 never."""
+    kept = [(0, 1), (1, 0), (2, 1), (0, 1)]
+    records = [Record(row, 9, (5,), n, token=1, overlap=(float(n),), emitted=n + 1) for row, n in kept]
+    assert pair._by_task(Trace(records=records), ("a", "b", "a")) == {"a": 1.0, "b": 0.0}
 
 
 def test_a_section_that_fails_is_named_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

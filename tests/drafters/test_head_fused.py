@@ -27,16 +27,18 @@ from outrider.types import Shape
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = SimpleNamespace(**{n: getattr(plain_kernels, n) for n in plain_kernels.ROWS})
     head = SimpleNamespace(**{n: getattr(plain_kernels, n) for n in plain_kernels.HEAD})
+    product = SimpleNamespace(**{n: getattr(plain_kernels, n) for n in plain_kernels.PRODUCT})
     monkeypatch.setitem(sys.modules, "outrider.kernels.rows", rows)
     monkeypatch.setitem(sys.modules, "outrider.kernels.head", head)
+    monkeypatch.setitem(sys.modules, "outrider.kernels.product", product)
     proven = kernels.proven
     monkeypatch.setattr(head_fused, "kernels", SimpleNamespace(run_on=lambda device: True, proven=proven))
     monkeypatch.setattr(kernels, "_proven", {})
 
 
-def drafter(heads: tuple[int, int], window: int) -> HeadDrafter:
+def drafter(heads: tuple[int, int], window: int, layers: tuple[int, ...] = (1, -1)) -> HeadDrafter:
     torch.manual_seed(3)
-    config = HeadConfig("feature", 32, 64, 2, layers=(1, -1), heads=heads, window=window, gamma=4)
+    config = HeadConfig("feature", 32, 64, 2, layers=layers, heads=heads, window=window, gamma=4)
     made = Head(config)
     for weight in made.parameters():
         torch.nn.init.normal_(weight, std=0.3)  # new heads add nothing: their outputs start at zero
@@ -65,11 +67,14 @@ def guesses(made: HeadDrafter) -> list[Tensor]:
     return [*found, fork.propose(2, Sampling(), noise, target.context.positions(3)).tokens]
 
 
+@pytest.mark.parametrize("layers", [(1, -1), (0, 1, -1)])
 @pytest.mark.parametrize(("heads", "window"), [((4, 2), 512), ((4, 2), 8), ((4, 4), 512), ((0, 0), 512)])
-def test_a_fused_head_guesses_as_before(heads: tuple[int, int], window: int, request: pytest.FixtureRequest) -> None:
-    expected = guesses(drafter(heads, window))
+def test_a_fused_head_guesses_as_before(
+    heads: tuple[int, int], window: int, layers: tuple[int, ...], request: pytest.FixtureRequest
+) -> None:
+    expected = guesses(drafter(heads, window, layers))
     request.getfixturevalue("on_a_gpu")
-    found = guesses(drafter(heads, window))
+    found = guesses(drafter(heads, window, layers))
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
 

@@ -29,22 +29,49 @@ def compiled(kernel: Any, values: dict[str, str], constants: dict[str, Any], war
 def test_a_heads_kernels(kind: str) -> None:
     from outrider.kernels import head
 
-    tensors = dict.fromkeys(("a", "b", "gain_a", "gain_b", "out"), kind)
-    assert compiled(head._norms, tensors | {"eps": "fp32"}, {"SIZE": 576, "BLOCK": 1024}, 4)
-    tensors = {"qkv": kind, "speed": "*fp32", "positions": "*i64", "queries": kind, "keys": kind, "values": kind}
-    shape = {"T": 1, "HQ": 9, "HK": 3, "HALF": 32, "BLOCK": 32}
-    assert compiled(head._turn, tensors | {"row_step": "i32"}, shape, 1)
-    tensors = dict.fromkeys(("q", "k", "v", "own_k", "own_v"), kind) | {"positions": "*i64", "out": kind}
+    tensors = dict.fromkeys(("qkv", "queries", "keys", "values"), kind) | {"speed": "*fp32", "positions": "*i64"}
+    shape = {"T": 1, "HQ": 9, "HK": 3, "HALF": 32, "BLOCK": 32, "CHOSEN": True}
+    assert compiled(head._turn, tensors | {"rows": "*i64", "row_step": "i32", "capacity": "i32"}, shape, 1)
+    tensors = dict.fromkeys(("q", "k", "v", "out"), kind) | {"positions": "*i64"}
     numbers = {"scale": "fp32", "capacity": "i32", "window": "i32", "own": "i32"}
-    shape = {"GROUP": 3, "HK": 3, "D": 64, "BLOCK_M": 16, "TILE": 64, "OWN": 16, "BLOCK_D": 64}
-    assert compiled(head._look, tensors | numbers, shape | {"EXACT": kind == "*fp32"}, 4)
+    shape = {"GROUP": 3, "HK": 3, "D": 64, "BLOCK_M": 16, "TILE": 64, "BLOCK_D": 64, "EXACT": kind == "*fp32"}
+    assert compiled(head._look, tensors | numbers, shape, 4)
+    tensors = {"logits": kind, "tokens": "*i64", "out": "*i64", "count": "i32"}
+    assert compiled(head._likeliest, tensors, {"BLOCK": 16384}, 32)
+
+
+@pytest.mark.parametrize("kind", ["*bf16", "*fp16", "*fp32"])
+def test_products_of_a_few_rows(kind: str) -> None:
+    from outrider.kernels import product
+
+    shape = {"SIZE": 576, "N": 8, "COLUMNS": 256}
+    tensors = dict.fromkeys(("x", "weight", "gain", "plus", "out"), kind) | {"eps": "fp32", "outputs": "i32"}
+    flags = {"NORM": True, "GATE": True, "PLUS": True}
+    assert compiled(product._product, tensors, shape | flags, 4)
+    tensors = dict.fromkeys(("a", "b", "gain_a", "gain_b", "weight", "plus", "out"), kind)
+    tensors |= {"chosen": "*i64", "eps": "fp32"}
+    shape["CHOSEN"] = True
+    assert compiled(
+        product._join, tensors | dict.fromkeys(("step_a", "step_b", "step_plus", "outputs"), "i32"), shape, 4
+    )
+
+
+def test_noise() -> None:
+    from outrider.kernels import race
+
+    tensors = {"seeds": "*i64", "at": "*i64", "out": "*i64", "name": "i64"}
+    assert compiled(race._keys, tensors, {"K": 3}, 1)
+    tensors = {"keys": "*i64", "counter": "*i32", "weights": "*fp32", "out": "*fp32"}
+    assert compiled(race._race, tensors, {"SIZE": 16384, "BLOCK": 1024, "LN2": 0.69, "WEIGHED": True}, 4)
 
 
 def test_top_p() -> None:
     from outrider.kernels import nucleus
 
-    tensors = {"logits": "*fp32", "peaks": "*fp32", "totals": "*i64", "size": "i32"}
-    constants = {"UNIT": nucleus.UNIT, "BLOCK": 8192}
-    assert compiled(nucleus._total, tensors, constants, 8)
-    tensors = {"logits": "*fp32", "peaks": "*fp32", "needs": "*i64", "out": "*fp32", "size": "i32"}
-    assert compiled(nucleus._cut, tensors, constants, 32)
+    lines = {"logits": "*fp32", "peaks": "*fp32", "found": "*i64", "size": "i32"}
+    block = {"BLOCK": 2048}
+    assert compiled(nucleus._sums, lines | {"sums": "*i64"}, block | {"BIT": 22, "UNIT": nucleus.UNIT}, 4)
+    assert compiled(nucleus._pick, {"sums": "*i64", "found": "*i64", "needs": "*i64"}, {}, 8)
+    assert compiled(nucleus._ties, lines | {"ties": "*i32"}, block, 4)
+    tensors = lines | {"needs": "*i64", "ties": "*i32", "out": "*fp32"}
+    assert compiled(nucleus._cut, tensors, block | {"UNIT": nucleus.UNIT, "BLOCKS": 64}, 4)

@@ -9,7 +9,7 @@ import plain_kernels
 from outrider import kernels
 from outrider import nucleus as nucleus_module
 from outrider.drafters import head_fused
-from outrider.noise import Noise
+from outrider.noise import Noise, counter_of
 from outrider.nucleus import nucleus
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -105,43 +105,76 @@ def test_attention_does_not_depend_on_neighbours_or_capacity() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", [64, 576])
-def test_a_heads_norms(size: int, dtype: torch.dtype) -> None:
-    from outrider.kernels.head import norms_side_by_side
+@pytest.mark.parametrize("rows", [1, 5, 20])
+@pytest.mark.parametrize(("size", "outputs"), [(64, 30), (576, 1920), (1920, 576), (576, 5000)])
+def test_products_of_a_few_rows(size: int, outputs: int, rows: int, dtype: torch.dtype) -> None:
+    """With everything before and after them; twenty rows go another way."""
+    from outrider.kernels.product import product
 
-    a, b, gains = randn(3, 2, size, dtype=dtype), randn(3, 2, size, dtype=dtype), randn(2, size, dtype=dtype)
-    expected = plain_kernels.norms_side_by_side(a, b, (gains[0], gains[1]), 1e-5)
-    assert_close(norms_side_by_side(a, b, (gains[0], gains[1]), 1e-5), expected)
+    x, gain = randn(rows, 1, size, dtype=dtype), randn(size, dtype=dtype)
+    weight = randn(2 * outputs, size, dtype=dtype) / size**0.5
+    plus = randn(rows, 1, outputs, dtype=dtype)
+    for options in ({}, {"norm": (gain, 1e-5)}, {"plus": plus}, {"gate": True}, {"norm": (gain, 1e-5), "gate": True}):
+        chosen = weight if options.get("gate") else weight[:outputs]
+        assert_close(product(x, chosen, **options), plain_kernels.product(x, chosen, **options))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 5, 20])
+@pytest.mark.parametrize("size", [64, 576])
+def test_two_norms_joined(size: int, rows: int, dtype: torch.dtype) -> None:
+    """Also of tensors that lie apart, as the states of layers do, and of rows of a table inside a wider one."""
+    from outrider.kernels.product import join
+
+    states, gains = randn(rows, 1, 3, size, dtype=dtype), randn(2, size, dtype=dtype)
+    weight = randn(size, 2 * size, dtype=dtype) / size**0.5
+    given = ((states[..., 0, :], states[..., 1, :]), (gains[0], gains[1]), 1e-5, weight, states[..., 2, :])
+    assert_close(join(*given), plain_kernels.join(*given))
+    table, chosen = randn(40, 2 * size, dtype=dtype)[:, :size], (torch.arange(rows, device=DEVICE) * 7 % 40)[:, None]
+    looked_up = ((states[..., 0, :], table), *given[1:], chosen)
+    assert_close(join(*looked_up), plain_kernels.join(*looked_up))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "shared", "size"), [(9, 3, 64), (4, 2, 8)])
 @pytest.mark.parametrize("alike", [False, True])
-def test_a_heads_rotary_positions(heads: int, shared: int, size: int, alike: bool, dtype: torch.dtype) -> None:
-    from outrider.kernels.head import turned
+@pytest.mark.parametrize("chosen", [False, True])
+def test_a_heads_keys_and_queries(
+    heads: int, shared: int, size: int, alike: bool, chosen: bool, dtype: torch.dtype
+) -> None:
+    from outrider.kernels.head import turn_and_store
 
     qkv = randn(2, 5, (heads + 2 * shared) * size, dtype=dtype)
     speed = 10_000.0 ** -(torch.arange(size // 2, device=DEVICE) / (size // 2))
-    starts = torch.tensor([[3], [700]], device=DEVICE)[: 1 if alike else 2]
-    positions = starts + torch.arange(5, device=DEVICE)
-    expected = plain_kernels.turned(qkv, speed, positions, (heads, shared))
-    for ours, theirs in zip(turned(qkv, speed, positions, (heads, shared)), expected, strict=True):
-        assert_close(ours, theirs)
+    positions = torch.tensor([[3], [700]], device=DEVICE)[: 1 if alike else 2] + torch.arange(5, device=DEVICE)
+    rows = torch.tensor([2, 0], device=DEVICE) if chosen else None
+    ours, theirs = (randn(2, 3 if chosen else 2, shared, 1024, size, dtype=dtype) for _ in range(2))
+    found = turn_and_store(qkv, speed, positions, (ours[0], ours[1]), rows)
+    assert_close(found, plain_kernels.turn_and_store(qkv, speed, positions, (theirs[0], theirs[1]), rows))
+    assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "shared", "size"), [(9, 3, 64), (4, 2, 8)])
-@pytest.mark.parametrize("guesses", [0, 1, 7, 17])
+@pytest.mark.parametrize("guesses", [0, 1, 17])
 def test_a_head_looks_back(heads: int, shared: int, size: int, guesses: int, dtype: torch.dtype) -> None:
     """Rows at very different lengths, within the window and beyond it."""
     from outrider.kernels.head import look_back
 
     keys, values = randn(2, 3, shared, 512, size, dtype=dtype)
-    own = [tuple(randn(2, 3, shared, 1, size, dtype=dtype) + k) for k in range(guesses)]
-    query = randn(3, heads, 1, size, dtype=dtype)
+    query = randn(3, 1, heads, size, dtype=dtype)
     positions = torch.tensor([[0], [126], [400]], device=DEVICE) + guesses
-    expected = plain_kernels.look_back(query, (keys, values), own, positions, 200)  # type: ignore[arg-type]
-    assert_close(look_back(query, (keys, values), own, positions, 200), expected)  # type: ignore[arg-type]
+    expected = plain_kernels.look_back(query, (keys, values), guesses, positions, 200)
+    assert_close(look_back(query, (keys, values), guesses, positions, 200), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("count", [1, 100, 16384])
+def test_the_likeliest_token(count: int, dtype: torch.dtype) -> None:
+    from outrider.kernels.head import likeliest
+
+    logits, tokens = randn(3, count, dtype=dtype), torch.arange(count, device=DEVICE) * 3
+    assert torch.equal(likeliest(logits, tokens), plain_kernels.likeliest(logits, tokens))
 
 
 @pytest.mark.parametrize("size", [7, 1000, 50000])
@@ -186,3 +219,19 @@ def test_noise_has_the_bits_it_has_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(kernels, "wanted", False)
     assert torch.equal(here, Noise(seeds).race("token", at, 5000))
     assert torch.equal(here, Noise(seeds.to(DEVICE)).race("token", at.to(DEVICE), 5000).cpu()), "without the kernel"
+
+
+def test_a_race_is_won_by_whom_it_is_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With weights of all tokens, and of some; and runs have streams of the same name on both."""
+    seeds, at = torch.tensor([0, 7, -(2**60)]), torch.tensor([[1, 2], [511, 512], [100_000, 3]])
+    weights = randn(3, 2, 5000).softmax(-1)
+    some = torch.arange(0, 50_000, 10)
+    found = []
+    for device in (DEVICE, torch.device("cpu")):
+        noise = Noise(seeds.to(device)).of_run(at.to(device))
+        given = at.to(device), weights.to(device)
+        found.append([noise.winner("token", *given), noise.winner("token", *given, counter_of(some).to(device))])
+        found[-1].append(noise.uniform("accept", given[0]))
+        monkeypatch.setattr(kernels, "wanted", False)
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours.cpu(), theirs)

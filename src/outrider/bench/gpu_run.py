@@ -18,7 +18,7 @@ from outrider.bench import curves, gpu, identity, loop, micro
 from outrider.bench.gpu import GREEDY, Lane, Setting
 from outrider.bench.timing import Report, settle
 from outrider.drafters import ModelDrafter, Nothing
-from outrider.errors import DeviceError, require
+from outrider.errors import DeviceError, ModelNotFound, require
 from outrider.models.shapes import SIZES, build
 
 SECTIONS = ("latency", "decoder", "identity", "curves", "pair", "micro", "profile", "compile")
@@ -36,6 +36,7 @@ class Plan:
     tokens: int = 2500  # of each of eight rows, for the comparison of speculative with plain text
     pair: str = "smollm2-135m"  # the trained model that is inflated
     pair_draft: Path | None = None  # a head trained for it; None: the one that comes with the package
+    prompts: Path | None = None  # that the pair continues; None: twelve of six tasks
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.sections if name not in SECTIONS]
@@ -43,6 +44,13 @@ class Plan:
         require(len(self.sections) > 0, f"no section to measure; known: {', '.join(SECTIONS)}")
         require(self.size in ("8b", "tiny"), f"size must be 8b or tiny, got {self.size!r}")
         require(self.tokens >= 1, f"tokens must be at least 1, got {self.tokens}")
+        usual = self.prompts is None and self.pair_draft is None
+        require(
+            usual or not self.small, "prompts and pair_draft are for a trained pair; size tiny makes one of its own"
+        )
+        require(
+            self.prompts is None or self.prompts.is_file(), f"prompts file {self.prompts} does not exist", ModelNotFound
+        )
 
     @property
     def small(self) -> bool:
@@ -119,7 +127,7 @@ def _pair(plan: Plan, setting: Setting, report: Report) -> None:
         made.append(
             pair.tiny_pair(setting.device)
             if plan.small
-            else pair.trained_pair(plan.pair, plan.pair_draft, setting.device, dtype)
+            else pair.trained_pair(plan.pair, plan.pair_draft, setting.device, dtype, plan.prompts)
         )
         lengths = [len(prompt) for prompt in made[0].prompts]
         return {"about": made[0].about, "drafter": made[0].drafter.name, "prompt_lengths": lengths}
@@ -129,7 +137,7 @@ def _pair(plan: Plan, setting: Setting, report: Report) -> None:
         if made:
             report.section(
                 f"pair_temperature_{temperature}",
-                lambda: pair.measure(made[0], setting, 16 if plan.small else 256, temperature),  # noqa: B023
+                lambda: pair.measure(made[0], setting, 64 if plan.small else 256, temperature),  # noqa: B023
             )
 
 
@@ -180,6 +188,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2500)
     parser.add_argument("--pair", default="smollm2-135m")
     parser.add_argument("--pair-draft", type=Path)
+    parser.add_argument("--prompts", type=Path)
     given = vars(parser.parse_args())
     run(Plan(**given | {"sections": tuple(given["sections"].split(","))}))
 

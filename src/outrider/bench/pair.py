@@ -49,6 +49,7 @@ class Pair:
     prompts: list[tuple[int, ...]]
     about: str
     ends: frozenset[int] = frozenset()  # tokens that end a text
+    tasks: tuple[str, ...] = ()  # what each prompt asks for, where it is known
 
 
 class _Narrow:
@@ -93,8 +94,9 @@ def tiny_pair(device: torch.device) -> Pair:
     return Pair(large, ModelDrafter(small, "itself"), prompts, describe(small.model, large.model))
 
 
-def trained_pair(name: str, draft: Path | None, device: torch.device, dtype: str) -> Pair:
+def trained_pair(name: str, draft: Path | None, device: torch.device, dtype: str, prompts: Path | None = None) -> Pair:
     """A trained Llama by name or directory, inflated to eight billion weights, with a head trained for it."""
+    asked = [(task, text) for task, texts in read(prompts).items() for text in texts]
     loaded = load(name, str(device), dtype)
     head = HeadDrafter.load(draft) if draft is not None else shipped_draft(loaded)
     if not isinstance(head, HeadDrafter):
@@ -102,13 +104,12 @@ def trained_pair(name: str, draft: Path | None, device: torch.device, dtype: str
     head = HeadDrafter(head.head, head.tokens, head.name, floor=0.0)  # gamma guesses always, as the theorem has it
     large = HuggingFaceModel(inflate(loaded.model.model, EIGHT_BILLION))
     large.fuse()
-    asked = [text for texts in read(None).values() for text in texts]
     words = loaded.tokenizer
     chat = bool(getattr(words, "chat_template", None))
-    texts = [_as_chat(words, text) if chat else text for text in asked]
-    prompts = [tuple(words.encode(text, add_special_tokens=not chat)) for text in texts]
-    ends = defaults(loaded.model).eos
-    return Pair(large, Narrowed(head), prompts, describe(loaded.model.model, large.model), ends)
+    texts = [_as_chat(words, text) if chat else text for _, text in asked]
+    encoded = [tuple(words.encode(text, add_special_tokens=not chat)) for text in texts]
+    about, ends = describe(loaded.model.model, large.model), defaults(loaded.model).eos
+    return Pair(large, Narrowed(head), encoded, about, ends, tuple(task for task, _ in asked))
 
 
 def _as_chat(words: Any, text: str) -> str:
@@ -117,7 +118,10 @@ def _as_chat(words: Any, text: str) -> str:
 
 
 def measure(pair: Pair, setting: Setting, tokens: int, temperature: float) -> dict[str, Any]:
-    """With the setting's gamma first, then with the one that Theorem 3.8 prefers for the alpha and c found there."""
+    """With the setting's gamma first, then with the one that Theorem 3.8 prefers for the alpha and c found there.
+
+    All at the setting's width: another one would round differently, and at temperature 0 write other texts.
+    """
     lanes = Lanes(graphs=True)
     rule = Rule(choose("maximal", temperature == 0), Sampling(temperature))
     plain = _decoded(pair, Nothing(), rule, replace(setting, gamma=0), lanes, tokens)
@@ -146,9 +150,11 @@ def _compared(pair: Pair, rule: Rule, setting: Setting, tokens: int, plain: Deco
         "alpha_counted": stats.alpha_counted,
         "alpha_interval": stats.alpha_interval,
         "alpha_by_depth": _by_depth(ours.trace, gamma),
+        "alpha_by_task": _by_task(ours.trace, pair.tasks),
         "examined": stats.examined,
         "c": c,
         "gamma": gamma,
+        "width": setting.width,
         "tokens": stats.tokens,
         "plain_tokens_per_second": plain.rate,
         "tokens_per_second": ours.rate,
@@ -184,3 +190,11 @@ def _by_depth(trace: Trace, gamma: int) -> list[float]:
     tried = [sum(r.examined > k for r in trace.records) for k in range(gamma)]
     kept = [sum(r.accepted > k for r in trace.records) for k in range(gamma)]
     return [round(ratio(a, b), 4) for a, b in zip(kept, tried, strict=True)]
+
+
+def _by_task(trace: Trace, tasks: tuple[str, ...]) -> dict[str, float]:
+    found = {}
+    for name in dict.fromkeys(tasks):
+        rows = {row for row, task in enumerate(tasks) if task == name}
+        found[name] = round(summarise(replace(trace, records=[r for r in trace.records if r.row in rows])).alpha, 4)
+    return found

@@ -36,6 +36,10 @@ def gpu(
     tokens: Annotated[int, typer.Option(help="Tokens of each of eight rows for the test of identity.")] = 2500,
     pair: Annotated[str, typer.Option(help="The trained Llama that section pair inflates.")] = common.DEFAULT_TARGET,
     pair_draft: Annotated[Path | None, typer.Option(help="A head trained for it; else the one shipped.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="A .jsonl file of prompts for the pair, with a task each; else twelve of six tasks."),
+    ] = None,
     budget: Annotated[float, typer.Option(help="Seconds after which no further section is begun.")] = float("inf"),
     out: Annotated[Path | None, typer.Option(help="Also write the numbers here, after every section.")] = None,
     shown: Annotated[
@@ -60,7 +64,7 @@ def gpu(
 
         common.check_writable(out, "--out")
         sections = tuple(section) if section else ("latency", "identity", "curves")
-        results = run(Plan(size, device, sections, budget, out, tokens, pair, pair_draft)).results
+        results = run(Plan(size, device, sections, budget, out, tokens, pair, pair_draft, prompts)).results
     drawn = figures(results)
     if as_json:
         answers.out(json.dumps(results, default=str), highlight=False)

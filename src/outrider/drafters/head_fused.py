@@ -1,4 +1,4 @@
-"""A trained head on a GPU: a dozen launches a layer become four, since launches are most of what a guess costs there.
+"""A trained head on a GPU: a dozen launches a layer become two, since launches are most of what a guess costs there.
 
 Set on the instance a session runs; the classes stay as they are, and training runs through them. Same mathematics,
 other rounding in places: guesses may differ, and text cannot, since the target decides.
@@ -10,7 +10,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outrider import kernels
 from outrider.drafters.head_layers import Attention, Block, Head, HeadConfig, Memory
@@ -29,6 +29,9 @@ def fuse(head: Head, device: torch.device) -> bool:
 
 def _set(head: Head, device: torch.device) -> None:
     head.read = MethodType(_read, head)  # type: ignore[method-assign]
+    head.read_token = MethodType(_read_token, head)  # type: ignore[method-assign]
+    if len(head.layer_norms) == 2:
+        head.seen = MethodType(_seen, head)  # type: ignore[method-assign]
     for module in head.modules():
         if isinstance(module, Block):
             module.outrider_joined = torch.cat([module.gate.weight, module.up.weight])
@@ -40,8 +43,8 @@ def _set(head: Head, device: torch.device) -> None:
             steps = torch.arange(half, device=device, dtype=torch.float32) / half
             module.outrider_speed = 10_000.0**-steps
             module.outrider_window = head.config.window  # type: ignore[assignment]
-            module.outrider_last = None  # type: ignore[assignment]
-            module.remember = MethodType(_remember, module)  # type: ignore[method-assign]
+            module.store = MethodType(_store, module)  # type: ignore[method-assign]
+            module.note = MethodType(_note, module)  # type: ignore[method-assign]
             module.forward = MethodType(_attention, module)  # type: ignore[method-assign]
 
 
@@ -52,7 +55,7 @@ def _try(device: torch.device, dtype: torch.dtype) -> bool:
     for fused in (False, True):
         drawn = torch.Generator().manual_seed(0)
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers are the caller's
-            head = Head(HeadConfig("feature", 64, 96, 1, heads=(4, 2), window=40))
+            head = Head(HeadConfig("feature", 64, 96, 1, layers=(1, 2, -1), heads=(4, 2), window=40))
         for weight in head.parameters():
             weight.copy_(torch.randn(weight.shape, generator=drawn) / weight.shape[-1] ** 0.5)
         head = head.to(device, dtype)
@@ -60,62 +63,83 @@ def _try(device: torch.device, dtype: torch.dtype) -> bool:
         if fused:
             _set(head, device)
         keys, values = torch.randn((2, 2, 2, 128, 16), generator=drawn).to(device, dtype)
-        x, token = torch.randn((2, 2, 1, 64), generator=drawn).to(device, dtype)
+        states, table = (torch.randn(s, generator=drawn).to(device, dtype) for s in ((2, 1, 3, 64), (9, 64)))
+        tokens = torch.tensor([[7], [1]], device=device)
         place = torch.tensor([[3], [90]], device=device)
         slots = torch.arange(128, device=device)
         visible = (slots <= place) & (slots > place - 40)
         memory = Memory(keys, values, visible[:, None, None, None])
+        x = head.read(head.seen(states), table[tokens])
+        head.attention.store(x, place, (keys, values))
         x = head.think(x, place, memory)
         for _ in range(2):
-            x, place = head.read(x, token), place + 1
-            memory.own.append(head.attention.remember(x, place))
+            x, place = head.read_token(x, table, tokens), place + 1
+            head.attention.note(x, place, memory)
             x = head.think(x, place, memory)
         found.append(x)
     slack = 2e-2 if dtype == torch.float32 else 0.1  # products of float32 may be rounded to fewer bits
     return torch.allclose(found[0], found[1], atol=slack, rtol=slack)
 
 
-def _plus(x: Tensor, y: Tensor, linear: nn.Linear) -> Tensor:
-    """x + linear(y), the sum inside the product."""
-    flat = torch.addmm(x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]), linear.weight.t())
-    return flat.view(x.shape)
+def likeliest(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Of a head that is fused: the token [B] with the highest of logits [B, N], which are of ``tokens`` [N]."""
+    from outrider.kernels.head import likeliest as chosen
+
+    return chosen(logits, tokens)
 
 
-def _read(self: Any, state: Tensor, token: Tensor) -> Tensor:
-    from outrider.kernels.head import norms_side_by_side
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """Of a head that is fused: its output layer."""
+    from outrider.kernels import product as few
+
+    return few.product(x, weight)
+
+
+def _read(self: Any, state: Tensor, token: Tensor, tokens: Tensor | None = None) -> Tensor:
+    from outrider.kernels.product import join
 
     gains = (self.state_norm.weight, self.token_norm.weight)
-    return _plus(state, norms_side_by_side(state, token, gains, self.state_norm.eps), self.join)
+    return join((state, token), gains, self.state_norm.eps, self.join.weight, state, tokens)
+
+
+def _read_token(self: Any, state: Tensor, embedding: Tensor, tokens: Tensor) -> Tensor:
+    return _read(self, state, embedding, tokens)
+
+
+def _seen(self: Any, states: Tensor) -> Tensor:
+    from outrider.kernels.product import join
+
+    norms = self.layer_norms
+    gains = (norms[0].weight, norms[1].weight)
+    return join((states[..., 0, :], states[..., 1, :]), gains, norms[0].eps, self.fuse.weight, states[..., 2, :])
 
 
 def _block(self: Any, x: Tensor) -> Tensor:
-    from outrider.kernels.rows import rms_norm, silu_gate
+    from outrider.kernels.product import product
 
-    y = nn.functional.linear(rms_norm(x, self.norm.weight, self.norm.eps), self.outrider_joined)
-    return _plus(x, silu_gate(y), self.down)
-
-
-def _turned(self: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    from outrider.kernels.head import turned
-    from outrider.kernels.rows import rms_norm
-
-    both = nn.functional.linear(rms_norm(x, self.norm.weight, self.norm.eps), self.outrider_joined)
-    return turned(both, self.outrider_speed, positions, (self.heads, self.shared))
+    y = product(x, self.outrider_joined, norm=(self.norm.weight, self.norm.eps), gate=True)
+    return product(y, self.down.weight, plus=x)
 
 
-def _remember(self: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries come along: a guess looks back from the very input its keys are made of."""
-    query, keys, values = _turned(self, x, positions)
-    self.outrider_last = (x, query)
-    return keys, values
+def _store(
+    self: Any, x: Tensor, positions: Tensor, buffers: tuple[Tensor, Tensor], rows: Tensor | None = None
+) -> Tensor:
+    from outrider.kernels.head import turn_and_store
+    from outrider.kernels.product import product
+
+    qkv = product(x, self.outrider_joined, norm=(self.norm.weight, self.norm.eps))
+    return turn_and_store(qkv, self.outrider_speed, positions, buffers, rows)
+
+
+def _note(self: Any, x: Tensor, positions: Tensor, memory: Memory) -> None:
+    memory.guesses += 1  # keys are made with the queries, which come from the same input
 
 
 def _attention(self: Any, x: Tensor, positions: Tensor, memory: Memory) -> Tensor:
+    """Of one place in each row. Its keys are written where the text's would be: over them, if the guess is right."""
     from outrider.kernels.head import look_back
+    from outrider.kernels.product import product
 
-    if x.shape[1] != 1:  # finished text, as in training
-        return Attention.forward(self, x, positions, memory)
-    known, self.outrider_last = self.outrider_last, None
-    query = known[1] if known is not None and known[0] is x else _turned(self, x, positions)[0]
-    found = look_back(query, (memory.keys, memory.values), memory.own, positions, self.outrider_window)
-    return _plus(x, found, self.out)
+    query = self.store(x, positions, (memory.keys, memory.values))
+    found = look_back(query, (memory.keys, memory.values), memory.guesses, positions, self.outrider_window)
+    return product(found, self.out.weight, plus=x)

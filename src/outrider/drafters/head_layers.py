@@ -42,10 +42,11 @@ class Block(nn.Module):
 class Memory:
     """Keys and values a guess may look at: those of the text, shared, and those of its own guesses before."""
 
-    def __init__(self, keys: Tensor, values: Tensor, visible: Tensor) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, visible: Tensor | None) -> None:
         self.keys, self.values = keys, values  # [B, Hk, C, D]
-        self.visible = visible  # [B or 1, 1, 1, T, C] bool
+        self.visible = visible  # [B or 1, 1, 1, T, C] bool; a fused head knows it by position
         self.own: list[tuple[Tensor, Tensor]] = []  # [B, Hk, T, D] each: of the guess after each of T places
+        self.guesses = 0  # that stand in ``keys`` and ``values`` instead, behind the text: see head_fused.py
 
     def look(self, query: Tensor) -> Tensor:
         """Queries [B, H, T, D] -> what they find [B, T, H * D]; heads in groups share keys."""
@@ -56,6 +57,7 @@ class Memory:
         # Queries that share keys as rows of one product: broadcasting would copy the keys.
         scores = q.flatten(2, 3) @ self.keys.transpose(-1, -2)  # [B, Hk, G * T, C]
         scores = scores.reshape(rows, shared, groups, places, -1).float()
+        assert self.visible is not None
         scores = scores.masked_fill(~self.visible, torch.finfo(torch.float32).min)
         mine = [(q * k[:, :, None]).sum(-1, keepdim=True).float() for k, _ in self.own]
         weights = (torch.cat([scores, *mine], -1) * size**-0.5).softmax(-1).to(query.dtype)
@@ -84,6 +86,22 @@ class Attention(nn.Module):
         """Inputs [B, T, size] at positions [B or 1, T] -> keys and values [B, Hk, T, D]."""
         y = self.norm(x)
         return rotate(self._split(self.key(y), self.shared), positions), self._split(self.value(y), self.shared)
+
+    def store(
+        self, x: Tensor, positions: Tensor, buffers: tuple[Tensor, Tensor], rows: Tensor | None = None
+    ) -> Tensor | None:
+        """Keep keys and values of inputs [R, T, size] at positions [R or 1, T] of ``rows`` [R] of the buffers, or all.
+
+        A fused head gives the queries of these inputs, too.
+        """
+        rows = torch.arange(x.shape[0], device=x.device) if rows is None else rows
+        for buffer, made in zip(buffers, self.remember(x, positions), strict=True):
+            buffer[rows[:, None], :, positions] = made.transpose(1, 2)
+        return None
+
+    def note(self, x: Tensor, positions: Tensor, memory: Memory) -> None:
+        """A guess that was read as x can be looked back at."""
+        memory.own.append(self.remember(x, positions))
 
     def forward(self, x: Tensor, positions: Tensor, memory: Memory) -> Tensor:
         query = rotate(self._split(self.query(self.norm(x)), self.heads), positions)
@@ -131,6 +149,10 @@ class Head(nn.Module):
         """Join a state [..., size] with the embedding of the token that came after it."""
         joined = torch.cat([self.state_norm(state), self.token_norm(token)], -1)
         return state + self.join(joined)  # type: ignore[no-any-return]
+
+    def read_token(self, state: Tensor, embedding: Tensor, tokens: Tensor) -> Tensor:
+        """Join states [B, T, size] with tokens [B, T] that came after them."""
+        return self.read(state, embedding[tokens])
 
     def think(self, x: Tensor, positions: Tensor, memory: Memory | None) -> Tensor:
         """Feature: from what was read [B, T, size] to the state behind the next token."""

@@ -37,16 +37,16 @@ class Prepared:
         return self._target is target.unembedding
 
     @cached_property
-    def batched(self) -> tuple[Head, Tensor]:
-        """The head in the target's dtype, and the output layer's rows [N, size]."""
+    def batched(self) -> tuple[Head, Tensor, bool]:
+        """The head in the target's dtype, the output layer's rows [N, size], and whether the head is fused."""
         # A copy: the drafter is shared, and beside another target it may run in another dtype.
         head = deepcopy(self._head).to(device=self.device, dtype=self._unembedding.dtype)
-        head_fused.fuse(head, self.device)
+        fused = head_fused.fuse(head, self.device)
         output = self._unembedding[self.tokens]
         if self.device.type == "cpu" and output.dtype == torch.float32:
             pack(head, rows=1)
             output = packed(output, rows=1)
-        return head, output
+        return head, output, fused
 
     @cached_property
     def alone(self) -> Weights | None:
@@ -72,6 +72,10 @@ class _HeadSession(ContextSession):
     def head(self) -> Head:
         return self.ready.batched[0]
 
+    @property
+    def fused(self) -> bool:
+        return self.ready.batched[2]
+
     def begin(self, gamma: int) -> int:
         """Before the first guess; -> how many guesses there can be."""
         raise NotImplementedError
@@ -82,7 +86,8 @@ class _HeadSession(ContextSession):
 
     def logits(self, k: int, last: Tensor) -> Tensor:
         """Of the N tokens for guess k, drawn after token ``last`` [B] -> [B, N]."""
-        return product(self.state(k, last), self.ready.batched[1], None)
+        state, output = self.state(k, last), self.ready.batched[1]
+        return head_fused.product(state, output) if self.fused else product(state, output, None)
 
     @torch.no_grad()
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
@@ -123,7 +128,8 @@ class _HeadSession(ContextSession):
         """
         if not (sampling.penalised or sampling.logit_bias or sampling.processors):
             if sampling.greedy:
-                return self.ready.tokens[largest(logits)], None
+                tokens = self.ready.tokens
+                return head_fused.likeliest(logits, tokens) if self.fused else tokens[largest(logits)], None
             q = standardise(logits[:, None], sampling, self.context, at[:, :0])
             return self.ready.tokens[noise.winner("token", at, q, self.ready.counter)[:, 0]], q[:, 0]
         full = torch.full((logits.shape[0], self.vocab_size), -torch.inf, device=self.device)
@@ -255,19 +261,18 @@ class FeatureSession(_HeadSession):
             return gamma if self._read_alone(self.alone) else 0
         place = self._newest()
         self.x = self._remember(self.rows, place[:, None]) if self.supposed is None else self.supposed  # [B, 1, size]
-        self.place = place[:, None]
+        self.places = place[:, None] + torch.arange(gamma, device=self.device)  # [B, G]
         if self.attends:
-            visible = (self.slots <= self.place) & (self.slots > self.place - self.ready.config.window)  # [B, C]
-            self.memory = Memory(self.keys, self.values, visible[:, None, None, None])
+            self.memory = Memory(self.keys, self.values, None if self.fused else self._visible(place[:, None]))
         return gamma
 
     def state(self, k: int, last: Tensor) -> Tensor:
+        place = self.places[:, k : k + 1]
         if k > 0:
-            self.x = self.head.read(self.x, self.embedding[last][:, None])
-            self.place = self.place + 1
+            self.x = self.head.read_token(self.x, self.embedding, last[:, None])
             if self.memory is not None and self.head.attention is not None:
-                self.memory.own.append(self.head.attention.remember(self.x, self.place))
-        self.x = self.head.think(self.x, self.place, self.memory)
+                self.head.attention.note(self.x, place, self.memory)
+        self.x = self.head.think(self.x, place, self.memory)
         return self.x[:, 0]
 
     def logits(self, k: int, last: Tensor) -> Tensor:
@@ -284,6 +289,10 @@ class FeatureSession(_HeadSession):
         start = min(alone.made, length - 2)
         alone.read(states[0, start : length - 1], self.embedding[self.context.tokens[0, start + 1 : length]], start)
         return True
+
+    def _visible(self, place: Tensor) -> Tensor:
+        """From place [B, 1], of the text -> [B, 1, 1, 1, C]."""
+        return ((self.slots <= place) & (self.slots > place - self.ready.config.window))[:, None, None, None]
 
     def _newest(self) -> Tensor:
         """[B]: the newest token whose state is known, or supposed."""
@@ -304,22 +313,18 @@ class FeatureSession(_HeadSession):
     def _suppose(self, before: Tensor, token: Tensor, real: Tensor) -> None:
         """Another token [B, 1] behind rows where real [B]: what the head would read there, and its keys."""
         self.begin(1)
-        read = self.head.read(self.state(0, token)[:, None], self.embedding[token])
+        read = self.head.read_token(self.state(0, token)[:, None], self.embedding, token)
         self.supposed = torch.where(real[:, None, None], read, before)  # [B, 1, size]
         super().commit(token, real.to(torch.int64))
         if self.head.attention is not None:
-            rows, place = self.rows, self._newest()
-            keys, values = self.head.attention.remember(self.supposed, place[:, None])
-            self.keys[rows, :, place], self.values[rows, :, place] = keys[:, :, 0], values[:, :, 0]
+            self.head.attention.store(self.supposed, self._newest()[:, None], (self.keys, self.values))
 
     def _remember(self, rows: Tensor, positions: Tensor) -> Tensor:
         """What the head reads at positions [R, T] of these rows -> [R, T, size]; its keys are kept."""
         states = self.target.states
         assert states is not None
         tokens = self.context.tokens[rows[:, None], positions + 1]
-        x = self.head.read(self.head.seen(states[rows[:, None], positions]), self.embedding[tokens])
+        x = self.head.read_token(self.head.seen(states[rows[:, None], positions]), self.embedding, tokens)
         if self.head.attention is not None:
-            keys, values = self.head.attention.remember(x, positions)
-            self.keys[rows[:, None], :, positions] = keys.transpose(1, 2)
-            self.values[rows[:, None], :, positions] = values.transpose(1, 2)
+            self.head.attention.store(x, positions, (self.keys, self.values), rows)
         return x

@@ -1,7 +1,8 @@
 """Top-p by searching for the least logit that stays, with no order made among the others; see ``nucleus.py``.
 
-One program per distribution. A float's bits, read as a whole number, are in the order of the floats: so the search is
-one over whole numbers, two bits closer with every pass over the logits.
+A float's bits, read as a whole number, are in the order of the floats: so the search is one over whole numbers. Three
+times the weights are added up by eleven bits of them, from the highest bits down, and the place is found where the
+sum from the top reaches what is needed. Every pass is spread over the whole GPU.
 """
 
 from __future__ import annotations
@@ -13,81 +14,91 @@ from torch import Tensor
 
 from outrider.nucleus import UNIT, needed
 
-_BLOCK = 8192
+_BLOCK = 2048
+_BITS = (22, 11, 0)  # where the three pieces of a key begin
 
 
 @triton.jit
-def _weight(x, peak, inside, UNIT: tl.constexpr):
-    return tl.where(inside, (tl.exp(x - peak) * UNIT).to(tl.int64), 0)
+def _below(x, peak):
+    """How far x is below the peak, counted in floats: whole numbers from 0 to 2**32 - 1."""
+    x = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # there are two zeros
+    peak = tl.where(peak == 0.0, 0.0, peak).to(tl.int32, bitcast=True)
+    x = tl.where(x < 0, x ^ 0x7FFFFFFF, x).to(tl.int64)
+    peak = tl.where(peak < 0, peak ^ 0x7FFFFFFF, peak).to(tl.int64)
+    return tl.minimum(tl.maximum(peak - x, 0), 0xFFFFFFFF)  # within bounds whatever the numbers are
 
 
 @triton.jit
-def _order(x):  # int64 keys in the order of float32 values
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # there are two zeros
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
-
-
-@triton.jit
-def _total(logits, peaks, totals, size, UNIT: tl.constexpr, BLOCK: tl.constexpr):
+def _sums(logits, peaks, found, sums, size, BIT: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr):
+    """Weights of the tokens whose higher bits were found, by their next eleven bits."""
     line = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    x = tl.load(logits + line * size + place, mask=inside, other=-float("inf"))
-    tl.atomic_add(totals + line, tl.sum(_weight(x, tl.load(peaks + line), inside, UNIT), 0))
+    x = tl.load(logits + line * size + place, mask=place < size, other=-float("inf"))
+    peak = tl.load(peaks + line)
+    key = _below(x, peak)
+    weight = (tl.exp(x - peak) * UNIT).to(tl.int64)
+    counts = (place < size) & (weight > 0) & ((key >> BIT) >> 11 == tl.load(found + line))
+    tl.atomic_add(sums + line * 2048 + ((key >> BIT) & 2047), weight, mask=counts, sem="relaxed")
 
 
 @triton.jit
-def _cut(logits, peaks, needs, out, size, UNIT: tl.constexpr, BLOCK: tl.constexpr):
+def _pick(sums, found, needs):
+    """Where the sums from the top reach the need: eleven bits more are found, and the rest of the need."""
     line = tl.program_id(0).to(tl.int64)
-    row = logits + line * size
-    peak, need = tl.load(peaks + line), tl.load(needs + line)
-    place = tl.arange(0, BLOCK)
-    # Keys from low on weigh ``need`` or more, keys above high weigh less.
-    high = _order(peak)
-    low = high * 0 - 2147483648
-    while low < high:
-        step = (high - low + 3) // 4
-        one, two, three = low + step, low + 2 * step, low + 3 * step
-        first, second, third = high * 0, high * 0, high * 0
-        for start in range(0, size, BLOCK):
-            inside = start + place < size
-            x = tl.load(row + start + place, mask=inside, other=-float("inf"))
-            key, weight = _order(x), _weight(x, peak, inside, UNIT)
-            first += tl.sum(tl.where(key >= one, weight, 0), 0)
-            second += tl.sum(tl.where(key >= two, weight, 0), 0)
-            third += tl.sum(tl.where(key >= three, weight, 0), 0)
-        quarters = (first >= need).to(tl.int64) + (second >= need).to(tl.int64) + (third >= need).to(tl.int64)
-        low += quarters * step
-        high = tl.minimum(high, low + step - 1)
-    above, each = high * 0, high * 0
-    for start in range(0, size, BLOCK):
-        inside = start + place < size
-        x = tl.load(row + start + place, mask=inside, other=-float("inf"))
-        key, weight = _order(x), _weight(x, peak, inside, UNIT)
-        above += tl.sum(tl.where(key > low, weight, 0), 0)
-        each = tl.maximum(each, tl.max(tl.where(key == low, weight, 0), 0))
-    wanted = (need - above + each - 1) // tl.maximum(each, 1)  # of the equal ones
-    seen = high * 0
-    for start in range(0, size, BLOCK):
-        inside = start + place < size
-        x = tl.load(row + start + place, mask=inside, other=-float("inf"))
-        key = _order(x)
-        tied = ((key == low) & inside).to(tl.int64)
-        stays = (key > low) | ((tied > 0) & (seen + tl.cumsum(tied, 0) <= wanted))
-        seen += tl.sum(tied, 0)
-        tl.store(out + line * size + start + place, tl.where(stays, x, -float("inf")), mask=inside)
+    place = tl.arange(0, 2048)
+    own = tl.load(sums + line * 2048 + place)
+    reached = tl.cumsum(own, 0)
+    need = tl.load(needs + line)
+    here = tl.minimum(tl.sum((reached < need).to(tl.int64), 0), 2047)
+    before = tl.sum(tl.where(place < here, own, 0), 0)
+    tl.store(found + line, tl.load(found + line) * 2048 + here)
+    tl.store(needs + line, need - before)
+
+
+@triton.jit
+def _ties(logits, peaks, found, ties, size, BLOCK: tl.constexpr):
+    """How many tokens of each block are equal to the least that stays."""
+    line = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + line * size + place, mask=place < size, other=-float("inf"))
+    tied = (place < size) & (_below(x, tl.load(peaks + line)) == tl.load(found + line))
+    tl.store(ties + line * tl.num_programs(1) + tl.program_id(1), tl.sum(tied.to(tl.int32), 0))
+
+
+@triton.jit
+def _cut(logits, peaks, found, needs, ties, out, size, UNIT: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    line = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + line * size + place, mask=place < size, other=-float("inf"))
+    peak, last = tl.load(peaks + line), tl.load(found + line)
+    key = _below(x, peak)
+    tied = (place < size) & (key == last)
+    each = tl.max(tl.where(tied, (tl.exp(x - peak) * UNIT).to(tl.int64), 0), 0)
+    wanted = (tl.load(needs + line) + each - 1) // tl.maximum(each, 1)  # of the equal ones, the first
+    block = tl.arange(0, BLOCKS)
+    earlier = tl.load(ties + line * tl.num_programs(1) + block, mask=block < tl.program_id(1), other=0)
+    stays = (key < last) | (tied & (tl.sum(earlier, 0) + tl.cumsum(tied.to(tl.int32), 0) <= wanted))
+    tl.store(out + line * size + place, tl.where(stays, x, -float("inf")), mask=place < size)
 
 
 def cut(logits: Tensor, top_p: float) -> Tensor:
     """Logits [..., V] in float32 with -inf for what top_p cuts."""
     logits = logits.contiguous()
-    size = logits.shape[-1]
-    lines = logits.numel() // size
+    size, device = logits.shape[-1], logits.device
+    lines, blocks = logits.numel() // size, triton.cdiv(size, _BLOCK)
     peaks = logits.amax(-1)
-    totals = torch.zeros(peaks.shape, dtype=torch.int64, device=logits.device)
-    block = min(_BLOCK, triton.next_power_of_2(size))
-    _total[(lines, triton.cdiv(size, block))](logits, peaks, totals, size, UNIT=UNIT, BLOCK=block, num_warps=8)
+    sums = torch.zeros((len(_BITS), lines, 2048), dtype=torch.int64, device=device)
+    found = torch.zeros(lines, dtype=torch.int64, device=device)
+    needs = found
+    for step, bit in enumerate(_BITS):
+        _sums[(lines, blocks)](logits, peaks, found, sums[step], size, BIT=bit, UNIT=UNIT, BLOCK=_BLOCK, num_warps=4)
+        needs = needed(sums[0].sum(-1), top_p) if step == 0 else needs
+        _pick[(lines,)](sums[step], found, needs, num_warps=8)
+    ties = torch.empty((lines, blocks), dtype=torch.int32, device=device)
     out = torch.empty_like(logits)
-    warps = max(1, min(32, block // 256))
-    _cut[(lines,)](logits, peaks, needed(totals, top_p), out, size, UNIT=UNIT, BLOCK=block, num_warps=warps)
+    _ties[(lines, blocks)](logits, peaks, found, ties, size, BLOCK=_BLOCK, num_warps=4)
+    _cut[(lines, blocks)](
+        logits, peaks, found, needs, ties, out, size,
+        UNIT=UNIT, BLOCK=_BLOCK, BLOCKS=triton.next_power_of_2(blocks), num_warps=4,
+    )  # fmt: skip
     return out
