@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy, deepcopy
-from functools import cached_property
+from copy import copy
 from typing import Self
 
 import torch
@@ -13,47 +12,14 @@ from torch import Tensor
 from outrider.drafters import head_fused
 from outrider.drafters.base import ContextSession, Reach
 from outrider.drafters.head_layers import Head, Memory
-from outrider.drafters.one_row import OneRow, Weights
+from outrider.drafters.one_row import OneRow
+from outrider.drafters.ready_head import ReadyHead
 from outrider.host import largest
-from outrider.noise import Noise, counter_of
-from outrider.packing import pack, packed, product
+from outrider.noise import Noise
+from outrider.packing import product
 from outrider.prices import Prices
 from outrider.sampling import Sampling, standardise
 from outrider.types import Draft, Session, Shape, Source
-
-
-class Prepared:
-    """A head's weights as sessions beside one target use them, and the rows of its output layer for N tokens."""
-
-    def __init__(self, head: Head, tokens: Tensor, target: Session) -> None:
-        assert target.unembedding is not None
-        self._target = target.unembedding
-        self._head, self._unembedding, self.device = head, target.unembedding.detach(), target.device
-        self.config = head.config
-        self.tokens = tokens.to(target.device).sort().values  # [N], in the vocabulary's order: ties end as in all of it
-        self.counter = counter_of(self.tokens)
-
-    def fits(self, target: Session) -> bool:
-        return self._target is target.unembedding
-
-    @cached_property
-    def batched(self) -> tuple[Head, Tensor, bool]:
-        """The head in the target's dtype, the output layer's rows [N, size], and whether the head is fused."""
-        # A copy: the drafter is shared, and beside another target it may run in another dtype.
-        head = deepcopy(self._head).to(device=self.device, dtype=self._unembedding.dtype)
-        fused = head_fused.fuse(head, self.device)
-        output = self._unembedding[self.tokens]
-        if self.device.type == "cpu" and output.dtype == torch.float32:
-            pack(head, rows=1)
-            output = packed(output, rows=1)
-        return head, output, fused
-
-    @cached_property
-    def alone(self) -> Weights | None:
-        """For one row on a CPU; None where there is no such way."""
-        if self.device.type != "cpu" or self.config.kind != "feature":
-            return None
-        return Weights(self._head, self._unembedding[self.tokens])
 
 
 class _HeadSession(ContextSession):
@@ -62,7 +28,7 @@ class _HeadSession(ContextSession):
     recordable = True
     prices: Prices | None = None  # what guesses take here and time is worth, where a policy tells
 
-    def __init__(self, ready: Prepared, floor: float, rows: int, shape: Shape, target: Session) -> None:
+    def __init__(self, ready: ReadyHead, floor: float, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
         assert target.embedding is not None
         self.ready, self.floor, self.target = ready, floor, target
@@ -191,7 +157,7 @@ class FeatureSession(_HeadSession):
     def recordable(self) -> bool:  # type: ignore[override]
         return self.alone is None
 
-    def __init__(self, ready: Prepared, floor: float, rows: int, shape: Shape, target: Session) -> None:
+    def __init__(self, ready: ReadyHead, floor: float, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(ready, floor, rows, shape, target)
         target.keep_states(ready.config.layers)
         self.width = shape.width

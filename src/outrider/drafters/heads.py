@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.drafters.head_layers import Head, HeadConfig
-from outrider.drafters.head_sessions import BlockwiseSession, FeatureSession, Prepared
+from outrider.drafters.head_sessions import BlockwiseSession, FeatureSession
+from outrider.drafters.ready_head import ReadyHead
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
 from outrider.types import DraftSession, Session, Shape
 
@@ -42,7 +43,7 @@ class HeadDrafter:
         self.head, self.tokens, self.name = head.eval().requires_grad_(False), tokens, name
         require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
         self.floor = floor
-        self._prepared: Prepared | None = None
+        self._prepared: ReadyHead | None = None
 
     @property
     def gamma(self) -> int:
@@ -76,10 +77,10 @@ class HeadDrafter:
         kind = BlockwiseSession if self.head.config.kind == "blockwise" else FeatureSession
         return kind(self._ready(target), self.floor if self.plans else 0.0, rows, shape, target)
 
-    def _ready(self, target: Session) -> Prepared:
+    def _ready(self, target: Session) -> ReadyHead:
         """Weights are prepared once for a target, not for every request."""
         if self._prepared is None or not self._prepared.fits(target):
-            self._prepared = Prepared(self.head, self.tokens, target)
+            self._prepared = ReadyHead(self.head, self.tokens, target)
         return self._prepared
 
     def save(self, folder: Path) -> None:
