@@ -226,14 +226,17 @@ def test_optimal_gamma_is_the_best_of_all(alpha: float, c: float, most: int) -> 
     st.lists(st.floats(0, 1), min_size=12, max_size=12),
     st.lists(st.floats(0.5, 3), min_size=13, max_size=13),
     st.lists(st.floats(0, 0.5), min_size=12, max_size=12),
+    st.floats(0, 0.5),
 )
-def test_optimal_gamma_with_measured_costs(alphas: list[float], widths: list[float], draft: list[float]) -> None:
+def test_optimal_gamma_with_measured_costs(
+    alphas: list[float], widths: list[float], draft: list[float], asking: float
+) -> None:
     """A cost that jumps with the width and guesses of different prices: nothing unimodal to climb."""
-    costs = Costs(widths, draft)
+    costs = Costs(widths, draft, asking)
 
     def speed(gamma: int) -> float:
         tokens = 1 + math.fsum(math.prod(alphas[:i]) for i in range(1, gamma + 1))
-        return tokens / (widths[gamma] + math.fsum(draft[:gamma]))
+        return tokens / (widths[gamma] + math.fsum(draft[:gamma]) + (asking if gamma else 0))
 
     best = theory.optimal_gamma(alphas, costs, 12)
     assert speed(best) >= max(map(speed, range(13))) * (1 - 1e-9)

@@ -200,6 +200,13 @@ def test_families_without_a_graph(tmp_path: Path, options: dict[str, str]) -> No
         outrider.load(str(folder), **options)
 
 
+def test_bfloat16_where_the_cpu_has_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a setting that makes a model slow, and on some CPUs wrong, without a word."""
+    monkeypatch.setattr("outrider.models.loading.cpu_is_fast_at_bfloat16", lambda: False)
+    with pytest.warns(UserWarning, match="leave dtype out"):
+        outrider.load(str(folder), "none", "cpu", "bfloat16")
+
+
 def test_what_auto_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU numba for weights in bfloat16, else onnxruntime in float32; torch for small ones and all others."""
     config, cpu, large = tf.AutoConfig.from_pretrained(folder), torch.device("cpu"), 1e9

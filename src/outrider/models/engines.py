@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import subprocess
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -47,6 +48,11 @@ def cpu_identity() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
+    if platform.system() == "Darwin":
+        named = subprocess.run(
+            ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
+        )
+        lines = [f"model name {named.stdout.strip()}"]
     facts = [platform.machine(), platform.processor(), *sorted({line for line in lines if line.startswith(telling)})]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
 

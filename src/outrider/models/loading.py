@@ -205,6 +205,12 @@ def choose_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
     if dtype != "auto":
         if dtype not in DTYPES:
             raise BadOption(f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
+        if dtype == "bfloat16" and device.type == "cpu" and not cpu_is_fast_at_bfloat16():
+            warnings.warn(
+                "this CPU has no instructions for bfloat16: torch imitates them, slowly, and on some ARM CPUs wrongly; "
+                "leave dtype out (weights saved in bfloat16 are read as such where that is faster)",
+                stacklevel=4,
+            )
         return DTYPES[dtype]
     saved = getattr(config, "dtype", None) or torch.float32
     if device.type == "cpu" and not (saved == torch.bfloat16 and cpu_is_fast_at_bfloat16()):
