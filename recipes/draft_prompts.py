@@ -236,7 +236,7 @@ def main() -> None:
             break
         kind = kinds[turn % len(kinds)]
         prompt = maker.kinds[kind]()
-        if json.dumps(prompt)[1:-1] not in excluded:
+        if not any(json.dumps(prompt, ensure_ascii=way)[1:-1] in excluded for way in (True, False)):
             made.setdefault(prompt, kind)
     with options.out.open("w", encoding="utf-8") as file:
         for prompt, kind in made.items():

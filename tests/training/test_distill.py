@@ -304,6 +304,24 @@ def test_only_a_draft_for_the_same_target_goes_on(target: loading.Loaded, tmp_pa
         make_student(target, replace(PLAN, start=str(tmp_path)), torch.arange(64))
 
 
+def test_the_command_goes_on_from_a_draft(target: loading.Loaded, tmp_path: Path) -> None:
+    """Catches an option that does not reach the training, and words about a draft that are not true."""
+    _fresh_head(target, tmp_path / "first")
+    words = ["distill", target.name, "--tokens", "1500", "--text-tokens", "1500", "--block", "32", "--batch", "4"]
+    words += ["--depth", "2", "--generate-batch", "8", "--dtype", "float32", "--no-measure", "--temperatures", "1,0"]
+    out = tmp_path / "second"
+    result = CliRunner().invoke(app, [*words, "--out", str(out), "--from", str(tmp_path / "first")])
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    settings = json.loads((out / "training" / "plan.json").read_text(encoding="utf-8"))
+    assert settings["temperatures"] == [1.0, 0.0] and settings["start"] == str(tmp_path / "first")
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "went on from the draft in" in card and "the tokens of the draft it goes on from" in card
+    assert HeadDrafter.load(out).head.config == HeadDrafter.load(tmp_path / "first").head.config
+    for wrong, message in ((["--from", "nowhere"], "not the directory"), (["--temperatures", "hot"], "must look like")):
+        result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "third"), *wrong])
+        assert result.exit_code != 0 and message in " ".join(f"{result.output} {result.exception}".split())
+
+
 def _fresh_head(target: loading.Loaded, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     make_student(target, PLAN, torch.arange(64))[1](folder)

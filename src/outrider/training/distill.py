@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -136,9 +135,9 @@ def _budget(target: Loaded, plan: Plan, tokens: torch.Tensor, corpus: Corpus, wo
         few = corpus.split(1)[1]
         # The first steps prepare whatever the parts of the training need, and do not count.
         for steps in (12, 60) if target.model.device.type == "cuda" else (3, 6):
-            began = time.perf_counter()
-            train(student, corpus, few, replace(plan.budget, tokens=steps * step), every=1000)
-            rate = steps * step / (time.perf_counter() - began)
+            rate = train(
+                student, corpus, few, replace(plan.budget, tokens=steps * step), every=1000
+            ).tokens_per_second  # by its own clock, which starts when everything is laid out
         kept.write_text(json.dumps({"tokens": max(step, int(rate * plan.seconds))}), encoding="utf-8")
     return replace(plan.budget, tokens=int(json.loads(kept.read_text(encoding="utf-8"))["tokens"]))
 
