@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from outrider.cli import common
 from outrider.cli.common import answers, notes
-from outrider.errors import require
+from outrider.errors import BadOption, require
 from outrider.trace import finite
 
 
@@ -21,6 +21,10 @@ def distill(
     target: Annotated[str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")],
     out: Annotated[Path, typer.Option(help="Where the draft goes: a new directory, or one to resume.")],
     kind: Annotated[str, typer.Option(help="model, feature or blockwise.")] = "feature",
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="Heads: go on from the draft in this directory; its shape and tokens are kept."),
+    ] = None,
     size: Annotated[
         str | None, typer.Option(help="model: 256x1024x2x4 (width, inner, layers, heads); heads: inner width.")
     ] = None,
@@ -42,17 +46,23 @@ def distill(
     ] = None,
     objective: Annotated[
         str,
-        typer.Option(help="kl (soft targets), tv (acceptance itself), ce (cross-entropy), or two in turn: kl+tv."),
+        typer.Option(help="kl (soft targets), tv (acceptance itself), ce (cross-entropy), or in turn: kl+kl+tv."),
     ] = "kl",
-    vocab: Annotated[int, typer.Option(help="The most frequent tokens the draft can write; 0 for all.")] = 8192,
+    vocab: Annotated[
+        int | None,
+        typer.Option(help="The most frequent tokens the draft can write (default 8192, or as --from); 0 for all."),
+    ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens to train on, text repeated as needed.")] = 10_000_000,
     seconds: Annotated[float | None, typer.Option(help="Seconds to train, instead of --tokens.")] = None,
     text_tokens: Annotated[int, typer.Option(help="Tokens of text to gather.")] = 2_000_000,
     block: Annotated[int, typer.Option(help="Tokens per training example.")] = 512,
     batch: Annotated[int, typer.Option(help="Examples per step.")] = 16,
     generate_batch: Annotated[int, typer.Option(help="Texts written at a time with --self.")] = 64,
+    temperatures: Annotated[
+        str, typer.Option(help="At which the target writes with --self, round by round in turn.")
+    ] = "0,1",
     depth: Annotated[int, typer.Option(help="Heads: guesses trained in a row.")] = 5,
-    blocks: Annotated[int, typer.Option(help="Feature head: layers, 1 or 2.")] = 1,
+    blocks: Annotated[int | None, typer.Option(help="Feature head: layers (default 1, or as --from).")] = None,
     reads: Annotated[
         str | None, typer.Option(help="Feature head: layers of the target it reads beside the last, as 10,20.")
     ] = None,
@@ -83,12 +93,14 @@ def distill(
     plan = Plan(
         kind=kind, size=size, layers=layers, data=tuple(map(str, data or ())),
         prompts=tuple(map(str, prompts or ())), text=None if text is None else str(text),
-        vocab=vocab or None, text_tokens=text_tokens, block=block, depth=depth, blocks=blocks,
+        vocab=vocab, start=None if start is None else str(start), text_tokens=text_tokens, block=block,
+        temperatures=_temperatures(temperatures), depth=depth, blocks=blocks,
         reads=None if reads is None else _numbers(reads), attention=attention,
         generate_batch=generate_batch, seconds=seconds,
         budget=Budget(tokens=tokens, batch=batch, rate=rate, objective=objective, seed=seed, on_policy=on_policy),
     )  # fmt: skip
     require(text is None or not (data or prompts), "--text is text already gathered: leave out --data and --prompts")
+    require(start is None or start.is_dir(), f"--from {start} is not the directory of a draft")
     for path in (*(data or ()), *(prompts or ()), *([text] if text else ()), *filter(None, [measure_prompts])):
         require(path.is_file(), f"data file {path} does not exist")
     prepare(out, plan)
@@ -134,6 +146,13 @@ def _numbers(text: str) -> tuple[int, ...]:
     parts = [p for p in text.split(",") if p]
     require(all(p.isdigit() for p in parts), f"reads must look like 10,20, got {text!r}")
     return tuple(int(p) for p in parts)
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise BadOption(f"temperatures must look like 0,1,1, got {text!r}") from None
 
 
 class _Bars:

@@ -21,6 +21,14 @@ def fingerprint(model: HuggingFaceModel) -> str:
     return hashlib.sha256(sample.view(torch.int16).numpy().tobytes()).hexdigest()[:16]
 
 
+Choose = Callable[[Tensor], Tensor]
+"""Of values at all positions [B, T, ...] those at some of them [..., ...]."""
+
+
+def _everywhere(values: Tensor) -> Tensor:
+    return values
+
+
 @dataclass(frozen=True)
 class Reading:
     """What a target makes of a text: its logits after every token, and the states they came from."""
@@ -29,15 +37,16 @@ class Reading:
     hidden: Tensor | None  # [B, T, size]: what the output layer read; None where the target shows none
     states: Tensor | None  # [B, T, L, size]: what the layers asked for gave
 
-    def likeliest(self) -> Tensor:
-        """The target's own choice among all tokens after each position -> [B, T]."""
-        return self.logits.argmax(-1)
+    def likeliest(self, at: Choose = _everywhere) -> Tensor:
+        """The target's own choice among all tokens, after the positions chosen."""
+        return at(self.logits).argmax(-1)
 
-    def probabilities(self, tokens: Tensor, chunk: int = 8192) -> Tensor:
-        """p of the chosen tokens [N] after each position -> [B, T, N]; the vocabulary is normalised whole."""
+    def probabilities(self, tokens: Tensor, at: Choose = _everywhere, chunk: int = 8192) -> Tensor:
+        """p of the chosen tokens [N] after the positions chosen -> [..., N]; the vocabulary is normalised whole."""
         of = _compiled_among() if self.logits.is_cuda else _among
-        parts = [of(piece, tokens) for piece in torch.split(self.logits.flatten(0, 1), chunk)]
-        return torch.cat(parts).reshape(*self.logits.shape[:-1], len(tokens))
+        logits = at(self.logits)
+        parts = [of(piece, tokens) for piece in torch.split(logits.flatten(0, -2), chunk)]
+        return torch.cat(parts).reshape(*logits.shape[:-1], len(tokens))
 
 
 def _among(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from transformers.masking_utils import sdpa_mask
 from outrider.errors import BadOption
 from outrider.models.cache import GrowingCache
 from outrider.models.huggingface import HuggingFaceModel
+from outrider.models.rolling import ends_of, roll
 
 GROUPED = "outrider_grouped"
 COMPACT_EVERY = 32
@@ -51,6 +52,15 @@ def write(
         raise BadOption(
             "the tokenizer has neither a pad nor an eos token: give text files with --data instead of --self"
         )
+    if model.fused and prompts:
+        fitting = [_fitting(prompt, model) for prompt in prompts]
+        rows = max(1, batch * 512 // (max(map(len, fitting)) + new_tokens))  # memory goes by tokens, as below
+        chance = torch.Generator(model.device).manual_seed(seed * 1_000_003)
+        yield from roll(
+            model, fitting, new_tokens=new_tokens, rows=min(rows, batch),
+            choose=lambda logits: _draw(logits, temperature, chance),
+        )  # fmt: skip
+        return
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     start = 0
     while start < len(order):
@@ -76,7 +86,7 @@ def write(
             with _grouped_attention(model.model):
                 answers = _continue(model, ids, mask, room, temperature, chance)
         for prompt, row in zip(chosen, answers.tolist(), strict=True):
-            yield prompt, _until_end(row, _ends(model))
+            yield prompt, _until_end(row, ends_of(model))
 
 
 def _fitting(prompt: Sequence[int], model: HuggingFaceModel) -> Sequence[int]:
@@ -109,7 +119,7 @@ def _continue(
     are dropped now and then.
     """
     rows, longest = ids.shape
-    ends = torch.tensor(sorted(_ends(model)), device=ids.device)
+    ends = torch.tensor(sorted(ends_of(model)), device=ids.device)
     written = torch.full((rows, new_tokens), -1, dtype=torch.int64, device=ids.device)
     live = torch.arange(rows, device=ids.device)  # the rows still in the batch
     going = torch.ones(rows, dtype=torch.bool, device=ids.device)
@@ -142,11 +152,6 @@ def _draw(logits: Tensor, temperature: float, chance: torch.Generator) -> Tensor
         return logits.argmax(-1)
     race = torch.empty_like(logits).exponential_(generator=chance)
     return ((logits / temperature).softmax(-1) / race).argmax(-1)
-
-
-def _ends(model: HuggingFaceModel) -> set[int]:
-    ends = model.model.generation_config.eos_token_id
-    return {ends} if isinstance(ends, int) else set(ends or ())
 
 
 def _until_end(tokens: list[int], ends: set[int]) -> list[int]:

@@ -23,7 +23,7 @@ class SelfText:
     """How a target writes its own training text."""
 
     tokens: int  # prompts and answers, about
-    temperatures: tuple[float, ...] = (0.0, 1.0)  # of the answers, in turn
+    temperatures: tuple[float, ...] = (0.0, 1.0)  # of the answers, round by round in turn
     new_tokens: int = 256
     batch: int = 64
     block: int = 512
@@ -77,7 +77,7 @@ def _asked(loaded: Loaded, plan: SelfText, prompts: Sequence[str], number: int, 
     """
     if prompts and number % 3 != 2:
         first = (number - number // 3) * size
-        return _messages(loaded, [prompts[(first + i) % len(prompts)] for i in range(size)])
+        return messages(loaded, [prompts[(first + i) % len(prompts)] for i in range(size)])
     opener = loaded.tokenizer.encode(user_turn_opener(loaded.tokenizer), add_special_tokens=False) or [0]
     written = write(
         loaded.model, loaded.tokenizer, [opener] * size, new_tokens=96, temperature=1.0, batch=plan.batch,
@@ -86,10 +86,10 @@ def _asked(loaded: Loaded, plan: SelfText, prompts: Sequence[str], number: int, 
     if not getattr(loaded.tokenizer, "chat_template", None):
         return [[*opener, *words] for _, words in written]
     texts = loaded.tokenizer.batch_decode([words for _, words in written], skip_special_tokens=True)
-    return _messages(loaded, [text.strip() for text in texts if text.strip()])
+    return messages(loaded, [text.strip() for text in texts if text.strip()])
 
 
-def _messages(loaded: Loaded, texts: Sequence[str]) -> list[list[int]]:
+def messages(loaded: Loaded, texts: Sequence[str]) -> list[list[int]]:
     """All at once: the tokenizer then uses every core."""
     if not texts:
         return []

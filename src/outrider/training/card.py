@@ -18,7 +18,9 @@ KINDS = {
 def describe(target: str, out: Path, plan: Plan, last: Report, command: str) -> str:
     """Everything about a draft that the machine it runs on does not decide, as Markdown."""
     size = (out / "model.safetensors").stat().st_size
-    known = "every token" if plan.vocab is None else f"the {plan.vocab} most frequent tokens"
+    known = "every token" if plan.vocab == 0 else f"the {plan.vocab or 8192} most frequent tokens"
+    if plan.start is not None:
+        known = "the tokens of the draft it goes on from" if plan.vocab is None else known
     lines = [
         f"# Draft for {target}",
         "",
@@ -33,6 +35,7 @@ def describe(target: str, out: Path, plan: Plan, last: Report, command: str) -> 
         "",
         f"With torch {version('torch')} and transformers {version('transformers')}, in {last.steps} steps of "
         f"{plan.budget.batch} examples, objective {plan.budget.objective}.",
+        *([] if plan.start is None else ["", f"Training went on from the draft in `{plan.start}`."]),
         "",
         "## Data",
         "",

@@ -44,15 +44,10 @@ class Corpus:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def row_tokens(self) -> float:
-        """Tokens of a row, padding not counted, on average."""
-        return float((self.tokens >= 0).sum()) / max(1, len(self))
-
-    def take(self, rows: slice | Sequence[int]) -> Corpus:
-        """Some rows, no wider than they need be."""
-        sources = None if self.sources is None else _narrowed(self.sources[rows])
-        tokens = _narrowed(self.tokens[rows])
+    def take(self, rows: slice | Sequence[int], stride: int = 1) -> Corpus:
+        """Some rows, no wider than they need be: a multiple of ``stride``, where the text is that wide."""
+        sources = None if self.sources is None else _narrowed(self.sources[rows], stride)
+        tokens = _narrowed(self.tokens[rows], stride)
         written = None if self.written is None else self.written[rows][:, : tokens.shape[1]]
         return Corpus(tokens, sources, written)
 
@@ -98,10 +93,11 @@ class Corpus:
         return corpus
 
 
-def _narrowed(tokens: Tensor) -> Tensor:
+def _narrowed(tokens: Tensor, stride: int) -> Tensor:
     """Without columns at the end that are padding in every row."""
     used = (tokens >= 0).any(0).nonzero()
-    return tokens[:, : int(used[-1]) + 1] if len(used) else tokens[:, :1]
+    wide = int(used[-1]) + 1 if len(used) else 1
+    return tokens[:, : -(-wide // stride) * stride]
 
 
 def open_text(path: Path) -> IO[str]:
@@ -154,11 +150,19 @@ def from_texts(texts: Iterable[str], loaded: Loaded, block: int, most_tokens: in
 
 
 def from_answers(pairs: Sequence[Pair], block: int) -> Corpus:
-    """Prompts with the target's answers, cut into blocks; which tokens are answers is kept beside them."""
-    total = sum(len(prompt) + len(answer) for prompt, answer in pairs)
-    tokens = pack(([*prompt, *answer] for prompt, answer in pairs), block, total)
-    written = pack(([0] * len(prompt) + [1] * len(answer) for prompt, answer in pairs), block, total)
-    return Corpus(tokens, written=written.bool())
+    """Prompts with the target's answers, one in a row as in use; which tokens are answers is kept beside them.
+
+    What is longer than a block loses its beginning.
+    """
+    require(len(pairs) > 0, "there is no answer to learn from; give other prompts")
+    width = min(block, max(len(prompt) + len(answer) for prompt, answer in pairs))
+    tokens = torch.full((len(pairs), width), PADDING)
+    written = torch.zeros((len(pairs), width), dtype=torch.bool)
+    for row, (prompt, answer) in enumerate(pairs):
+        text = torch.tensor([*prompt, *answer])[-width:]
+        tokens[row, : len(text)] = text
+        written[row, max(0, len(text) - len(answer)) : len(text)] = True
+    return Corpus(tokens, written=written)
 
 
 def pack(sequences: Iterable[Sequence[int]], block: int, most: int) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +24,7 @@ from outrider.models.teacher import Teacher, fingerprint
 from outrider.training.answers import SelfText, self_written
 from outrider.training.data import Corpus, documents, frequent_tokens, from_texts
 from outrider.training.loop import Budget, Report, train
+from outrider.training.order import Order
 from outrider.training.sources import examples, from_examples
 from outrider.training.students import HeadStudent, ModelStudent, Student, Vocabulary
 
@@ -36,27 +36,33 @@ class Plan:
     """Everything that decides a draft."""
 
     kind: str = "feature"
+    start: str | None = None  # heads: the directory of a draft to go on from, whose shape this one then has
     size: str | None = None  # model: 256x1024x2x4 (2+1 layers: encoder+decoder); heads: the inner width
     layers: str = ""  # model: start from these layers of the target (0,15,29 or 0,3+0) instead of from scratch
     data: tuple[str, ...] = ()  # text files, for an encoder-decoder sources and targets; none: the target writes
     prompts: tuple[str, ...] = ()  # files of prompts, or sources, for the target to answer
     text: str | None = None  # the training/text.safetensors of another run, to train on the same text
-    vocab: int | None = 8192  # tokens the draft can write; None: all
+    vocab: int | None = None  # tokens the draft can write, 0: all; None: those of ``start``, or 8192
     text_tokens: int = 2_000_000  # of text to gather
     block: int = 512
     depth: int = 5  # heads: guesses trained in a row
-    blocks: int = 1  # feature head: layers
+    blocks: int | None = None  # feature head: layers; None: 1
     reads: tuple[int, ...] | None = None  # feature head: layers of the target it reads; None: two of them and the last
     attention: bool = True  # feature head: look back over the text
     generate_batch: int = 64
+    temperatures: tuple[float, ...] = (0.0, 1.0)  # at which the target writes, in turn
     seconds: float | None = None  # of training; the budget's tokens then follow from the measured speed
     budget: Budget = Budget(tokens=10_000_000)
 
     def __post_init__(self) -> None:
         require(self.kind in KINDS, f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        require(self.vocab is None or self.vocab > 0, f"vocab must be positive, got {self.vocab}")
+        require(self.vocab is None or self.vocab >= 0, f"vocab must be positive, or 0 for all, got {self.vocab}")
+        require(self.blocks is None or self.blocks >= 1, f"blocks must be at least 1, got {self.blocks}")
+        good = len(self.temperatures) > 0 and all(t >= 0 for t in self.temperatures)
+        require(good, f"temperatures must be numbers of at least 0, got {self.temperatures}")
         require(self.depth >= 1, f"depth must be at least 1, got {self.depth}")
         require(not self.layers or self.kind == "model", "layers are for --kind model: heads read the target itself")
+        require(self.start is None or self.kind != "model", "only heads go on from another draft: leave out --from")
 
 
 class Say(Protocol):
@@ -84,9 +90,9 @@ def distill(target: Loaded, out: Path, plan: Plan, say: Say | None = None) -> Re
     _same_target(work, fingerprint(target.model))
     with _memory_explained(plan, work):
         corpus = _corpus(target, plan, work, say.data)
-        training, held_out = corpus.split(max(2, min(64, len(corpus) // 20)))
+        training, held_out = corpus.split(max(2, min(256, len(corpus) // 20)))
         torch.manual_seed(plan.budget.seed)
-        tokens = frequent_tokens(training, target.model.vocab_size, plan.vocab, small.special_tokens(target.model))
+        tokens = _tokens(target, plan, training)
         budget = _budget(target, plan, tokens, training, work)
         torch.manual_seed(budget.seed)
         student, save = make_student(target, plan, tokens)
@@ -125,12 +131,13 @@ def _budget(target: Loaded, plan: Plan, tokens: torch.Tensor, corpus: Corpus, wo
     kept = work / "budget.json"
     if not kept.is_file():
         student, _ = make_student(target, plan, tokens)
-        step = int(plan.budget.batch * corpus.row_tokens)
+        step = int(Order(corpus, plan.budget.batch, plan.budget.seed).tokens_per_step) + 1
         few = corpus.split(1)[1]
-        for steps in (3, 6):  # the first three prepare whatever either half of the training needs, and do not count
-            began = time.perf_counter()
-            train(student, corpus, few, replace(plan.budget, tokens=steps * step), every=1000)
-            rate = steps * step / (time.perf_counter() - began)
+        # The first steps prepare whatever the parts of the training need, and do not count.
+        for steps in (12, 60) if target.model.device.type == "cuda" else (3, 6):
+            rate = train(
+                student, corpus, few, replace(plan.budget, tokens=steps * step), every=1000
+            ).tokens_per_second  # by its own clock, which starts when everything is laid out
         kept.write_text(json.dumps({"tokens": max(step, int(rate * plan.seconds))}), encoding="utf-8")
     return replace(plan.budget, tokens=int(json.loads(kept.read_text(encoding="utf-8"))["tokens"]))
 
@@ -165,7 +172,9 @@ def _corpus(target: Loaded, plan: Plan, work: Path, progress: Callable[[str, flo
 
 
 def _gathered(target: Loaded, plan: Plan, work: Path, progress: Callable[[str, float], None]) -> Corpus:
-    how = SelfText(plan.text_tokens, batch=plan.generate_batch, block=plan.block, seed=plan.budget.seed)
+    how = SelfText(
+        plan.text_tokens, plan.temperatures, batch=plan.generate_batch, block=plan.block, seed=plan.budget.seed
+    )
     if target.model.encoder_decoder:
         return from_examples(target, list(examples(map(Path, (*plan.data, *plan.prompts)))), how, progress)
     if plan.data:
@@ -185,21 +194,51 @@ def make_student(target: Loaded, plan: Plan, tokens: torch.Tensor) -> tuple[Stud
         target.model.hidden_size is not None,
         f"{target.name} shows no hidden states for a head to read; use --kind model",
     )
-    size = int(target.model.hidden_size or 0)
-    config = HeadConfig(
-        kind=plan.kind,
-        hidden_size=size,
-        inner_size=_inner(plan.size, 2 * size),
-        blocks=plan.depth if plan.kind == "blockwise" else plan.blocks,
-        **({} if plan.kind == "blockwise" else _looks(target, plan)),
-        fingerprint=fingerprint(target.model),
-    )
-    head = Head(config).to(target.model.device).train()
+    head = Head(_shape(target, plan)) if plan.start is None else _started(target, plan).head
+    head = head.to(target.model.device).requires_grad_().train()
 
     def save(out: Path) -> None:
         HeadDrafter(head, tokens, plan.kind).save(out)
 
     return HeadStudent(teacher, head, vocabulary, plan.depth), save
+
+
+def _shape(target: Loaded, plan: Plan) -> HeadConfig:
+    size = int(target.model.hidden_size or 0)
+    return HeadConfig(
+        kind=plan.kind,
+        hidden_size=size,
+        inner_size=_inner(plan.size, 2 * size),
+        blocks=plan.depth if plan.kind == "blockwise" else plan.blocks or 1,
+        **({} if plan.kind == "blockwise" else _looks(target, plan)),
+        fingerprint=fingerprint(target.model),
+    )
+
+
+def _started(target: Loaded, plan: Plan) -> HeadDrafter:
+    """The head to go on from, which must be for this very target and of the shape that was asked for, if one was."""
+    drafter = HeadDrafter.load(Path(str(plan.start)))
+    has, wished = drafter.head.config, _shape(target, plan)
+    if has.fingerprint != wished.fingerprint:
+        raise BadOption(f"the draft in {plan.start} was trained for another target than {target.name}")
+    asked = {
+        "kind": True, "inner_size": plan.size is not None, "layers": plan.reads is not None,
+        "blocks": plan.blocks is not None or plan.kind == "blockwise", "heads": not plan.attention,
+    }  # fmt: skip
+    for name in (name for name, given in asked.items() if given and getattr(has, name) != getattr(wished, name)):
+        raise BadOption(
+            f"{name} of the draft in {plan.start} is {getattr(has, name)}, not {getattr(wished, name)}: it goes on "
+            "with the shape it has; leave the option out, or --from"
+        )
+    return drafter
+
+
+def _tokens(target: Loaded, plan: Plan, corpus: Corpus) -> torch.Tensor:
+    """The tokens [N] a draft can write. A head's states do not depend on them, so they can be chosen anew."""
+    if plan.start is not None and plan.vocab is None:
+        return _started(target, plan).tokens
+    most = 8192 if plan.vocab is None else plan.vocab or None
+    return frequent_tokens(corpus, target.model.vocab_size, most, small.special_tokens(target.model))
 
 
 def _looks(target: Loaded, plan: Plan) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 from outrider.errors import BadOption, require
 from outrider.training.data import Corpus
 from outrider.training.objectives import OBJECTIVES, fused, known, objective_at
+from outrider.training.order import STRIDE, Order
 from outrider.training.students import Measured, Student
 
 
@@ -23,7 +24,7 @@ class Budget:
     """How long and how hard to train. Everything that decides the result is here."""
 
     tokens: int  # of text, repeated as needed
-    batch: int = 16  # rows of text per step
+    batch: int = 16  # rows of full length per step, or as many shorter ones as have as many tokens
     rate: float = 1e-3
     warmup: float = 0.03  # share of the steps
     objective: str = "kl"
@@ -37,18 +38,18 @@ class Budget:
         require(0 <= self.on_policy <= 1, f"on_policy must be a share from 0 to 1, got {self.on_policy}")
         require(
             known(self.objective),
-            f"objective must be one of {', '.join(OBJECTIVES)}, or two as in kl+tv, got {self.objective!r}",
+            f"objective must be one of {', '.join(OBJECTIVES)}, or several as in kl+kl+tv, got {self.objective!r}",
         )
 
-    def steps(self, corpus: Corpus) -> int:
-        return max(1, int(self.tokens / (self.batch * corpus.row_tokens)))
+    def steps(self, order: Order) -> int:
+        return max(1, int(self.tokens / order.tokens_per_step))
 
     def rate_at(self, step: int, steps: int) -> float:
-        """Linear warm-up, then half a cosine down to a tenth."""
+        """Linear warm-up, then half a cosine down to a fiftieth."""
         warm = max(1, int(self.warmup * steps))
         if step < warm:
             return self.rate * (step + 1) / warm
-        return self.rate * (0.55 + 0.45 * math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+        return self.rate * (0.51 + 0.49 * math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def train(
 
     The order of the text is a function of the seed and the step, and a checkpoint holds the optimiser too.
     """
-    steps = budget.steps(corpus)
+    order = Order(corpus, budget.batch, budget.seed)
+    steps = budget.steps(order)
     optimiser = torch.optim.AdamW(student.module.parameters(), lr=budget.rate, betas=(0.9, 0.95), weight_decay=0.01)
     first = _resume(student, optimiser, budget, checkpoint)
     cuda = next(student.module.parameters()).is_cuda
@@ -85,7 +87,7 @@ def train(
         for group in optimiser.param_groups:
             group["lr"] = budget.rate_at(step, steps)
         with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
-            batch = mixed(student, batch_at(corpus, step, budget), budget, step)
+            batch = mixed(student, corpus.take(order.rows(step), STRIDE), budget, step)
             objective = objective_at(budget.objective, step / steps)
             loss = student.loss(batch, fused(objective) if cuda else objective)
         optimiser.zero_grad(set_to_none=True)
@@ -95,19 +97,11 @@ def train(
         if (step + 1) % every == 0 or step + 1 == steps:
             total = float(loss.detach())
             require(math.isfinite(total), f"the loss became {total} at step {step + 1}; lower --rate", BadOption)
-            rate = (step + 1 - first) * budget.batch * corpus.row_tokens / (time.perf_counter() - began)
+            rate = (step + 1 - first) * order.tokens_per_step / (time.perf_counter() - began)
             last = Report(step + 1, steps, total, measure(student, held_out, budget.batch), rate)
             report(last)
             _save(student, optimiser, budget, checkpoint, step + 1)
     return last
-
-
-def batch_at(corpus: Corpus, step: int, budget: Budget) -> Corpus:
-    """The rows of a step: each pass over the text is a new permutation, drawn from the seed and the pass alone."""
-    rows = len(corpus)
-    wanted = range(step * budget.batch, (step + 1) * budget.batch)
-    index = [int(_order(rows, budget.seed, i // rows)[i % rows]) for i in wanted]
-    return corpus.take(index)
 
 
 def mixed(student: Student, batch: Corpus, budget: Budget, step: int) -> Corpus:
@@ -121,18 +115,6 @@ def mixed(student: Student, batch: Corpus, budget: Budget, step: int) -> Corpus:
     guesses = student.draw(batch, random)
     chosen = (torch.rand(guesses.shape, generator=random) < budget.on_policy) & (guesses >= 0)
     return Corpus(torch.where(chosen, guesses, batch.tokens), batch.sources, batch.written)
-
-
-_orders: dict[tuple[int, int, int], torch.Tensor] = {}
-
-
-def _order(rows: int, seed: int, turn: int) -> torch.Tensor:
-    key = (rows, seed, turn)
-    if key not in _orders:
-        while len(_orders) > 4:
-            _orders.pop(next(iter(_orders)))
-        _orders[key] = torch.randperm(rows, generator=torch.Generator().manual_seed(seed * 7919 + turn))
-    return _orders[key]
 
 
 def measure(student: Student, held_out: Corpus, batch: int) -> Measured:

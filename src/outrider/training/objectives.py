@@ -47,11 +47,10 @@ OBJECTIVES: dict[str, Objective] = {"kl": kl, "tv": tv, "ce": ce}
 
 
 def objective_at(name: str, share: float) -> Objective:
-    """The objective when this share of the training is done: "kl+tv" is kl for two thirds, then tv."""
-    first, _, second = name.partition("+")
-    return OBJECTIVES[second if second and share >= 2 / 3 else first]
+    """The objective when this share of the training is done: "kl+kl+tv" is kl for two thirds, then tv."""
+    parts = name.split("+")
+    return OBJECTIVES[parts[min(len(parts) - 1, int(share * len(parts)))]]
 
 
 def known(name: str) -> bool:
-    first, plus, second = name.partition("+")
-    return first in OBJECTIVES and (not plus or second in OBJECTIVES)
+    return all(part in OBJECTIVES for part in name.split("+"))

@@ -56,15 +56,32 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Guesses:
-    """What a draft says at all positions of a batch, beside what the target says there."""
+class Places:
+    """The tokens of a batch a draft is judged by: n of them, each with its row and its column in the text [B, T]."""
 
-    logits: Tensor  # [B, L, N] of the draft
-    p: Tensor  # [B, L, N] of the target
-    labels: Tensor  # [B, L]: the text's own token as an index into N, -1 if outside
-    choice: Tensor  # [B, L]: the target's likeliest token, likewise
-    counts: Tensor  # [B, L]: 1 where the text counts, 0 where it was given, and for padding
-    first: int  # the place in the text of the token that the first of them is about
+    rows: Tensor  # [n]
+    columns: Tensor  # [n], from 1 on: nothing is guessed about the first token of a text
+
+    @staticmethod
+    def of(batch: Corpus, device: torch.device) -> Places:
+        rows, columns = batch.counts[:, 1:].nonzero(as_tuple=True)  # on the text's own device: nothing is waited for
+        return Places(rows.to(device), columns.to(device) + 1)
+
+    def before(self, values: Tensor, back: int = 1) -> Tensor:
+        """Of values [B, T, ...] those so many tokens earlier -> [n, ...]; where there are none, any."""
+        return values[self.rows, (self.columns - back).clamp(min=0)]
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What a draft says of every token it is judged by, beside what the target says of it."""
+
+    logits: Tensor  # [n, N] of the draft
+    p: Tensor  # [n, N] of the target
+    labels: Tensor  # [n]: the text's own token as an index into N, -1 if outside
+    choice: Tensor  # [n]: the target's likeliest token, likewise
+    counts: Tensor  # [n]: 1, or 0 where the text is too young for a guess that deep
+    places: Places
 
     def loss(self, objective: Objective) -> Tensor:
         return self._mean(objective(self.logits, self.p, self.labels))
@@ -77,12 +94,11 @@ class Guesses:
 
     def draw(self, tokens: Tensor, like: Tensor, random: torch.Generator) -> Tensor:
         """A token [of N ``tokens``] from each q, put where it stands in the text ``like`` [B, T]; padding elsewhere."""
-        q = self.logits.float().softmax(-1).cpu()
-        chosen = torch.multinomial(q.flatten(0, 1), 1, generator=random).reshape(q.shape[:2])
+        chosen = torch.multinomial(self.logits.float().softmax(-1).cpu(), 1, generator=random)[:, 0]
         drawn = torch.full_like(like, PADDING)
-        known = min(drawn.shape[1] - self.first, chosen.shape[1])
-        drawn[:, self.first : self.first + known] = tokens.cpu()[chosen][:, :known]
-        return torch.where(like >= 0, drawn, PADDING)
+        known = self.counts.cpu() > 0
+        drawn[self.places.rows.cpu()[known], self.places.columns.cpu()[known]] = tokens.cpu()[chosen][known]
+        return drawn
 
     def _mean(self, values: Tensor) -> Tensor:
         return (values * self.counts).sum() / self.counts.sum().clamp(min=1)
@@ -99,7 +115,7 @@ class HeadStudent:
     head: Head
     vocabulary: Vocabulary
     depth: int = 5
-    decay: float = 0.8
+    decay: float = 0.7
 
     @property
     def module(self) -> nn.Module:
@@ -107,44 +123,41 @@ class HeadStudent:
 
     def loss(self, batch: Corpus, objective: Objective) -> Tensor:
         total = torch.zeros((), device=self.teacher.device)
-        for k, guesses in enumerate(self._guesses(batch)):
+        for k, guesses in enumerate(self.guesses(batch)):
             total = total + self.decay**k * guesses.loss(objective)
         return total
 
     @torch.no_grad()
     def measure(self, batch: Corpus) -> Measured:
-        guesses = self._guesses(batch)
+        guesses = self.guesses(batch)
         return Measured([g.overlap() for g in guesses], [g.agreement() for g in guesses])
 
     @torch.no_grad()
     def draw(self, batch: Corpus, random: torch.Generator) -> Tensor:
-        return self._guesses(batch)[0].draw(self.vocabulary.tokens, batch.tokens, random)
+        return self.guesses(batch)[0].draw(self.vocabulary.tokens, batch.tokens, random)
 
-    def _guesses(self, batch: Corpus) -> list[Guesses]:
-        """For each depth k, at all positions."""
+    def guesses(self, batch: Corpus) -> list[Guesses]:
+        """For each depth k, of all tokens that count: most work is over the vocabulary, and prompts need none of it."""
+        places = Places.of(batch, self.teacher.device)
         batch = batch.to(self.teacher.device)
         tokens = batch.tokens  # [B, T]
-        judged = batch.counts  # [B, T]
-        if batch.sources is not None:  # short texts: their last positions count as well, with padding behind them
-            tokens = nn.functional.pad(tokens, (0, self.depth), value=PADDING)
-            judged = nn.functional.pad(judged, (0, self.depth))
         told = self.teacher.read(tokens, batch.sources, self.head.config.layers)
         assert told.hidden is not None and told.states is not None
-        p = told.probabilities(self.vocabulary.tokens)  # [B, T, N]
+        p = told.probabilities(self.vocabulary.tokens, places.before)  # [n, N]
+        labels = self.vocabulary.labels(places.before(tokens, 0).clamp(min=0))
+        choice = self.vocabulary.labels(told.likeliest(places.before))
         embedded = nn.functional.embedding(tokens.clamp(min=0), self.teacher.model.embedding).to(self._dtype)
-        labels, choice = self.vocabulary.labels(tokens.clamp(min=0)), self.vocabulary.labels(told.likeliest())
+        embedded = nn.functional.pad(embedded, (0, 0, 0, self.depth))  # behind the end, where nothing counts
         output = self.teacher.model.unembedding[self.vocabulary.tokens].t().to(self._dtype)  # [size, N]
-        length = tokens.shape[1] - self.depth - 1  # positions with all of their guesses inside the text
         if self.head.config.kind == "blockwise":
-            states = self._fan(told.hidden[:, :length].to(self._dtype), embedded)
+            states = self._fan(told.hidden.to(self._dtype), embedded)
         else:
-            states = self._chain(told.states[:, :length].to(self._dtype), embedded)
+            states = self._chain(told.states.to(self._dtype), embedded)
         guesses = []
-        for k, state in enumerate(states, 1):
-            here, next_one = slice(k, k + length), slice(k + 1, k + 1 + length)
-            counts = judged[:, next_one].float()
-            logits = state @ output
-            guesses.append(Guesses(logits, p[:, here], labels[:, next_one], choice[:, here], counts, k + 1))
+        for k, state in enumerate(states, 1):  # of a draft that began k + 1 tokens before the one in question
+            counts = (places.columns > k).float()
+            logits = places.before(state, k + 1) @ output
+            guesses.append(Guesses(logits, p, labels, choice, counts, places))
         return guesses
 
     def _fan(self, hidden: Tensor, embedded: Tensor) -> list[Tensor]:
@@ -205,17 +218,18 @@ class ModelStudent:
         return self._guesses(batch).draw(self.vocabulary.tokens, batch.tokens, random)
 
     def _guesses(self, batch: Corpus) -> Guesses:
+        places = Places.of(batch, self.teacher.device)
         batch = batch.to(self.teacher.device)
         tokens, index = batch.tokens, self.vocabulary.index
         told = self.teacher.read(tokens, batch.sources)
-        p = told.probabilities(self.vocabulary.tokens)[:, :-1]
+        p = told.probabilities(self.vocabulary.tokens, places.before)
         given = {"input_ids": index[tokens.clamp(min=0)[:, :-1]], "use_cache": False}
         if batch.sources is not None:
             given |= {
                 "input_ids": index[batch.sources.clamp(min=0)], "attention_mask": (batch.sources >= 0).long(),
                 "decoder_input_ids": given["input_ids"],
             }  # fmt: skip
-        logits = self.model(**given).logits[..., : len(self.vocabulary)]
-        labels = self.vocabulary.labels(tokens.clamp(min=0))[:, 1:]
-        choice = self.vocabulary.labels(told.likeliest())[:, :-1]
-        return Guesses(logits, p, labels, choice, batch.counts[:, 1:].float(), 1)
+        logits = places.before(self.model(**given).logits)[:, : len(self.vocabulary)]
+        labels = self.vocabulary.labels(places.before(tokens, 0).clamp(min=0))
+        choice = self.vocabulary.labels(told.likeliest(places.before))
+        return Guesses(logits, p, labels, choice, torch.ones_like(places.rows, dtype=torch.float32), places)
