@@ -122,9 +122,9 @@ def test_a_seed_with_maximal_coupling_is_planned_without_a_clock(llm: outrider.L
     def policy(**options: Any) -> Any:
         return llm.decoder(Options(**options)).gamma
 
-    assert policy(temperature=1.0, seed=1).given is not None
+    assert not policy(temperature=1.0, seed=1).clock
     for options in ({"temperature": 0.0, "seed": 1}, {"temperature": 1.0}, {"temperature": 1.0, "coupling": "gumbel"}):
-        assert policy(**options).given is None
+        assert policy(**options).clock
         assert policy(**options) is policy(**options), "what steps cost is remembered from call to call"
     texts = [llm.generate(PROMPT, max_new_tokens=24, temperature=1.0, seed=5).tokens for _ in range(2)]
     assert texts[0] == texts[1]

@@ -20,8 +20,8 @@ from outrider.bench.gpu_table import Line, failed, lines
 from outrider.bench.timing import Report
 from outrider.cli.main import app
 from outrider.drafters.head_layers import Head, HeadConfig
-from outrider.drafters.head_sessions import Prepared
 from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.ready_head import ReadyHead
 from outrider.errors import BadOption, DeviceError, ModelNotFound
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.inflate import Larger, inflate
@@ -212,7 +212,7 @@ def test_a_head_beside_an_inflated_target_guesses_as_before(
     tmp_path: Path, graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head reads the first columns of states and tables: its guesses are those it makes for the small model."""
-    monkeypatch.setattr(Prepared, "alone", None)  # as on a GPU: the way of one row on a CPU cannot be recorded
+    monkeypatch.setattr(ReadyHead, "alone", None)  # as on a GPU: the way of one row on a CPU cannot be recorded
     library.save_llama(tmp_path)
     small = load(str(tmp_path), "cpu", "float32").model
     size = small.hidden_size
