@@ -140,3 +140,60 @@ def test_interrupts_are_not_swallowed() -> None:
     decoder = Decoder(TARGET, Interrupted("start"), maximal_coupling, WARM, 2)
     with pytest.raises(KeyboardInterrupt):
         list(decoder.stream(REQUESTS, Trace()))
+
+
+class Listening:
+    """Remembers what it is told, and how."""
+
+    name = "listening"
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        self.widths: list[int] = []
+        self.asked: list[tuple[int, int]] = []  # guesses, and tokens known at that time
+
+    def start(self, rows: int, shape: Shape, target: Any) -> Any:
+        session = Nothing().start(rows, shape, target)
+        honest = session.commit
+
+        def commit(tokens: Any, count: Any) -> None:
+            self.told += tokens[0, : int(count[0])].tolist()
+            self.widths.append(tokens.shape[1])
+            honest(tokens, count)
+
+        def propose(gamma: int, *_: Any) -> Draft:
+            self.asked.append((gamma, len(self.told)))
+            return Draft.empty(rows, target.device)
+
+        session.commit, session.propose = commit, propose
+        return session
+
+
+class Rarely:
+    """A policy that asks in every tenth run."""
+
+    def start(self, setting: Any) -> Any:
+        self.runs = 0
+        return self
+
+    def admit(self, row: int) -> None: ...
+
+    def learn(self, *_: int) -> None: ...
+
+    def timed(self, step: Any) -> None: ...
+
+    def choose(self, row: int) -> int:
+        self.runs += 1
+        return 2 if self.runs % 10 == 0 else 0
+
+
+def test_a_drafter_that_is_not_asked_hears_everything_in_time() -> None:
+    """Catches tokens that are lost or told twice while speculation steps aside, and more at once than a run commits."""
+    drafter = Listening()
+    decoder = Decoder(TARGET, drafter, maximal_coupling, Sampling(0.0), Rarely(), width=5)
+    request = Request((1, 2, 3), Stopping(40))
+    (*_, last) = decoder.stream([request], Trace())
+    text = list(last.row.tokens)
+    assert drafter.told == text[: len(drafter.told)] and len(text) - len(drafter.told) <= 5
+    assert drafter.asked == [(2, 9), (2, 19), (2, 29), (2, 39)], "asked only where guesses are wanted, and knowing all"
+    assert max(drafter.widths) <= 5

@@ -22,16 +22,22 @@ T = TypeVar("T")
 
 
 class Guarded:
-    """A draft session that answers with no guesses once the real one has raised; ``error`` says why."""
+    """A draft session that answers with no guesses once the real one has raised; ``error`` says why.
 
-    def __init__(self, start: Callable[[], DraftSession], rows: int, target: Session) -> None:
-        self.rows, self.target = rows, target
+    While it is asked for nothing it is told nothing either: it hears of up to ``most`` tokens at once.
+    """
+
+    def __init__(self, start: Callable[[], DraftSession], rows: int, target: Session, most: int = 1) -> None:
+        self.rows, self.target, self.most = rows, target, most
         self.error: str | None = None
         self.session: DraftSession | None = None
         self._guarding = True
         self.recorded = False  # set where steps are recorded and replayed: what they read must stay in place
         self.caps: Tensor | None = None  # [B]: the most guesses of each row; None: what the drafter gives
         self._capped: list[int] = []  # what ``caps`` holds, where steps are recorded
+        self._asked = True
+        self._pending: list[Tensor] = []  # [B, 1] each: committed to every row, and not yet told
+        self._nothing = Draft.empty(rows, target.device)
         try:
             self.session = start()
         except OutriderError:  # a drafter that does not fit this target is the user's to know
@@ -40,12 +46,18 @@ class Guarded:
             self._fail(error)
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        self._tell()
         self._call("admit", row, prompt, source)
 
     def release(self, row: int) -> None:
+        self._tell()
         self._call("release", row)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        self._asked = gamma > 0 or self.recorded
+        if not self._asked:
+            return self._nothing
+        self._tell()
         draft = self._call("propose", gamma, sampling, noise, at)
         if self.session is not None:
             self._try(_check_form, draft, (self.rows, gamma, self.target.vocab_size))
@@ -77,17 +89,32 @@ class Guarded:
         return getattr(self.session, "spent", None)
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
-        self._call("commit", tokens, count)
+        if self._asked or tokens.shape[1] > 1:
+            self._tell()
+            self._call("commit", tokens, count)
+            return
+        self._pending.append(tokens)
+        if len(self._pending) >= self.most:
+            self._tell()
+
+    def _tell(self) -> None:
+        """A run without guesses adds one token to each row: those of several runs are one commit."""
+        if self._pending:
+            tokens, self._pending = torch.cat(self._pending, 1), []
+            self._call("commit", tokens, torch.full_like(tokens[:, 0], tokens.shape[1]))
 
     def rewind(self, lengths: Tensor) -> None:
+        self._tell()
         self._call("rewind", lengths)
 
     def select(self, rows: Tensor) -> None:
-        self.rows = len(rows)
+        self._tell()
+        self.rows, self._nothing = len(rows), Draft.empty(len(rows), rows.device)
         self._call("select", rows)
 
     def attempt(self, function: Callable[[DraftSession], T]) -> T | None:
         """Whatever else is to be done with the real session; None if it has raised or does now."""
+        self._tell()
         if self.session is None:
             return None
         try:

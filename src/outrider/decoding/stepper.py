@@ -55,7 +55,8 @@ class Stepper:
         target, drafter = models
         self.name = drafter.name
         self.target = target.start(slots, shape)
-        self.drafter = Guarded(lambda: drafter.start(slots, shape, self.target), slots, self.target)
+        # As many tokens at once as a run may commit: no drafter is told more.
+        self.drafter = Guarded(lambda: drafter.start(slots, shape, self.target), slots, self.target, shape.width)
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=target.device)
         self.shape, self.graphs, self.note = shape, graphs, note
         self.spoiled = False  # a model's bad numbers are in its memory: not for another batch

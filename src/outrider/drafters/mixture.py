@@ -192,6 +192,8 @@ class _MixtureSession:
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self._learn(tokens, count)
+        if self.on_cpu:
+            self.last = Draft.empty(len(count), count.device)  # learnt from, once: it may not be asked before the next
         for session in (self.first, self.second):
             session.commit(tokens, count)
 
