@@ -116,3 +116,22 @@ def test_plain_runs_are_wanted_where_widths_differ() -> None:
 def test_the_declared_is_believed_until_something_is_seen() -> None:
     clock = Clock(Costs({1: 1.0, 2: 1.5, 3: 1.7}, 0.25, 0.1), 2)
     assert clock.ladder().runs == (1.0, 1.5, 1.7) and clock.ladder().drafts == pytest.approx((0.1, 0.35, 0.6))
+
+
+def test_what_asking_takes_says_nothing_of_guesses() -> None:
+    """Catches a drafter taken for five times as dear because being asked, in vain, took five times what it declared."""
+    clock = Clock(Costs(draft=0.25, asking=0.01), 8)
+    for _ in range(4):
+        clock.add(Timing(1, 9.0, 0.45, 0))
+    assert clock.ladder().drafts[:3] == pytest.approx((0.05, 0.30, 0.55))
+
+
+def test_the_first_draft_of_all_does_not_count() -> None:
+    """Catches a drafter that is left alone for ever because it had to be made ready once."""
+    clock = Clock(Costs(draft=0.25), 8)
+    clock.add(Timing(1, 9.0))
+    clock.add(Timing(1, 9.0))
+    clock.add(Timing(3, 11.0, 900.0, 2))
+    assert clock.ladder().drafts[2] == pytest.approx(0.5)
+    clock.add(Timing(3, 11.0, 4.0, 2))
+    assert clock.ladder().drafts[2] == pytest.approx(4.0 / 9)

@@ -184,6 +184,20 @@ def test_a_token_costs_the_same_in_any_row() -> None:
     assert [widths(width) for width in (1, 2, 3)] == pytest.approx([1.0, 2.0, 3.0])
 
 
+def test_a_drafter_that_may_decline_is_asked_until_it_was_in_vain_often() -> None:
+    """Catches a copy that is never looked for because the first two runs had none, and one that is looked for in vain
+    in every run."""
+    dear = Costs(lambda width: 1 + 0.4 * (width - 1), 0.25, 0.05)
+    planner = Auto(dear).start(setting(plans=True, declines=True))
+    asked = []
+    for run in range(60):
+        asked.append(planner.choose(0))
+        kept = 2 if run == 3 else 0
+        planner.learn(0, asked[-1], kept, kept)
+    assert asked[:8] == [LIMIT] * 8, "three in vain, one kept, four in vain"
+    assert 0 < sum(map(bool, asked[8:])) <= 8
+
+
 def test_depths_are_learnt_apart() -> None:
     """Catches one alpha for all depths: here guesses 1 to 3 are always right and the fourth never is."""
     seen = Acceptance(LIMIT)

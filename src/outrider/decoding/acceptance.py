@@ -9,6 +9,9 @@ from outrider.fading import FADE
 PRIOR = 0.6
 """Acceptance before anything is known: a fair drafter's."""
 
+CHOSEN = 0.8
+"""The same of a drafter that is told what guesses cost and makes none that it does not believe in."""
+
 _PRIOR_WEIGHT = 8.0
 """Counts as so many guesses: where guesses are dear, two that fail at the start must not end the matter."""
 
@@ -26,6 +29,7 @@ class Acceptance:
     """
 
     limit: int
+    prior: float = PRIOR
     asked: list[float] = field(init=False)  # runs that reached depth k with guesses still asked for
     made: list[float] = field(init=False)
     kept: list[float] = field(init=False)
@@ -42,7 +46,7 @@ class Acceptance:
 
     @property
     def alpha(self) -> float:
-        return (sum(self.kept) + PRIOR * _PRIOR_WEIGHT) / (sum(self.made) + _PRIOR_WEIGHT)
+        return (sum(self.kept) + self.prior * _PRIOR_WEIGHT) / (sum(self.made) + _PRIOR_WEIGHT)
 
     def chances(self) -> list[float]:
         """Of guess 1, 2, ... to be kept if it is made and those before it were kept."""

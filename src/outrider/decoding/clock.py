@@ -37,6 +37,7 @@ class Clock:
     limit: int  # the most guesses of a step
     steps: int = 0
     since_plain: int = 0  # steps since one whose run had a single token
+    drafted: bool = False
 
     def __post_init__(self) -> None:
         numbers = range(self.limit + 1)
@@ -49,8 +50,9 @@ class Clock:
             return  # the first step of a shape warms up; a process that was stopped may see clocks run backwards
         self.since_plain = 0 if step.width == 1 else self.since_plain + 1
         self.runs.add(step.width, step.seconds)
-        if step.drafting is not None:
+        if step.drafting is not None and (self.drafted or step.guesses == 0):
             self.drafts.add(step.guesses, step.drafting)
+        self.drafted = self.drafted or step.guesses > 0  # the first draft of all makes the drafter ready
         if self.steps % 256 == 0:
             self.runs.forget()
             self.drafts.forget()
@@ -104,6 +106,8 @@ class _Curve:
         right = next((k for k, (x, _) in enumerate(knots) if x >= number), len(knots))
         if right in (0, len(knots)):  # beyond: in proportion, or from nothing in declared steps
             known, value = knots[min(right, len(knots) - 1)]
+            if known == 0:  # what asking takes says nothing of what guesses do
+                return value + (shape[number] - shape[0]) * unit
             return value * shape[number] / shape[known] if shape[known] > 0 else value + shape[number] * unit
         (a, low), (b, high) = knots[right - 1], knots[right]
         rise = shape[b] - shape[a]

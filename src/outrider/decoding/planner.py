@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from outrider.decoding.acceptance import PRIOR, Acceptance, Pause
+from outrider.decoding.acceptance import CHOSEN, PRIOR, Acceptance, Pause
 from outrider.decoding.clock import Clock, Timing
 from outrider.errors import require
 from outrider.options import GAMMAS
@@ -70,6 +70,11 @@ def declared_cost(drafter: Drafter) -> float:
 def plans(drafter: Drafter) -> bool:
     """Whether the drafter itself stops where another guess is not worth its cost."""
     return bool(getattr(drafter, "plans", False))
+
+
+def declines(drafter: Drafter) -> bool:
+    """Whether the drafter, asked, makes no guess that is not worth its time: asking it costs next to nothing."""
+    return bool(getattr(drafter, "declines", False))
 
 
 class Planner(Protocol):
@@ -147,6 +152,10 @@ class Auto:
         return _Adaptive(setting, self._clocks.setdefault(key, Clock(setting.declared, setting.limit)))
 
 
+_PATIENCE = 4
+"""Runs in a row for which a drafter that may decline is asked in vain before it is asked less often."""
+
+
 class _Adaptive:
     def __init__(self, setting: Setting, costs: Costs | Clock) -> None:
         self.setting, self.clock = setting, costs if isinstance(costs, Clock) else None
@@ -154,12 +163,16 @@ class _Adaptive:
         # Asked for all or none where what it does not draft takes its time all the same.
         self.choices = (0, setting.limit) if self.plans and not setting.splits else range(setting.limit + 1)
         self.ladder = costs.ladder() if isinstance(costs, Clock) else Ladder.of(costs, setting.limit)
-        self.rows = [Acceptance(setting.limit) for _ in range(setting.rows)]
+        self.declines = declines(setting.drafter) and setting.splits
+        self.vain = [0] * setting.rows  # how often in a row it was asked and nothing came of it
+        self.prior = CHOSEN if self.plans and setting.splits else PRIOR
+        self.rows = [Acceptance(setting.limit, self.prior) for _ in range(setting.rows)]
         self.pauses = [Pause() for _ in range(setting.rows)]
         self.rates = [1.0] * setting.rows
 
     def admit(self, row: int) -> None:
-        self.rows[row], self.pauses[row] = Acceptance(self.setting.limit), Pause()
+        self.rows[row], self.pauses[row] = Acceptance(self.setting.limit, self.prior), Pause()
+        self.vain[row] = 0
 
     def choose(self, row: int) -> int:
         if self.clock is not None and self.clock.wants_plain:
@@ -167,6 +180,8 @@ class _Adaptive:
         rates = self.ladder.rates(*self._outlook(self.rows[row]))
         best = max(self.choices, key=rates.__getitem__)
         self.rates[row] = rates[best]
+        if self.declines and self.vain[row] < _PATIENCE:
+            return self.setting.limit
         if best == 0 and self.pauses[row].over():
             best = max(self.choices[1:], key=rates.__getitem__, default=0)
             self.rates[row] /= 2  # time is cheap for once: a drafter that ends its drafts itself must try, too
@@ -191,6 +206,8 @@ class _Adaptive:
 
     def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
         self.rows[row].add(asked, accepted, examined)
+        if asked:
+            self.vain[row] = 0 if accepted else self.vain[row] + 1
         if accepted:
             self.pauses[row].encourage()
 

@@ -40,6 +40,9 @@ class Mixture:
     plans = True
     """It limits its guesses itself: ask it for all there is room for."""
 
+    declines = True
+    """Asked, it weighs a copy, which is free, against the second drafter and against nothing."""
+
     cost: float
     """Of a guess of the second; what asking takes is small, and measured where steps are timed."""
 
