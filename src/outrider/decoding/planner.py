@@ -22,7 +22,7 @@ from outrider.prices import Ladder, Prices
 from outrider.theory import ByNumber, Costs, interpolated
 from outrider.types import Drafter, LanguageModel
 
-ASKING = 0.01
+ASKING = 0.05
 """What asking a drafter costs where nothing is known, in plain runs: one that never has a guess must be left alone."""
 
 
