@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="how many decode at once")
-    parser.add_argument("--engine", default="auto", help="torch, onnxruntime or auto")
+    parser.add_argument("--engine", default="auto", help="numba, onnxruntime, torch or auto")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="also write every value here, as JSON")

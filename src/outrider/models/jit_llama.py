@@ -144,6 +144,20 @@ def _step(panels: int, threads: int) -> int:
     return max(1, panels // (8 * threads))
 
 
+@compiled
+def _add_all(
+    model: Weights, batch: Batch, layer: int, piece: int, which: int, given: Any, step: int, temp: Any
+) -> None:
+    """A piece of work: a product with given [N, inputs], added to x."""
+    counters = batch.counters.ctypes.data
+    items = (model.hidden // PANEL + step - 1) // step
+    done, item = 0, take(counters, piece)
+    while item < items:
+        _add_product(model, batch, layer, which, given, item, step, temp)
+        done, item = done + 1, take(counters, piece)
+    finish(counters, piece, done, items)
+
+
 @on_disk
 def layers(model: Weights, batch: Batch) -> None:
     """x -> found, with keys, values and states written on the way. Every thread calls this with the same arguments."""
@@ -176,12 +190,7 @@ def layers(model: Weights, batch: Batch) -> None:
         finish(counters, piece, done, items)
 
         piece += 1
-        items = (hidden // PANEL + inward - 1) // inward
-        done, item = 0, take(counters, piece)
-        while item < items:
-            _add_product(model, batch, layer, 1, batch.mixed, item, inward, temp)
-            done, item = done + 1, take(counters, piece)
-        finish(counters, piece, done, items)
+        _add_all(model, batch, layer, piece, 1, batch.mixed, inward, temp)
 
         piece += 1
         fresh = True
@@ -196,12 +205,7 @@ def layers(model: Weights, batch: Batch) -> None:
         finish(counters, piece, done, items)
 
         piece += 1
-        items = (hidden // PANEL + inward - 1) // inward
-        done, item = 0, take(counters, piece)
-        while item < items:
-            _add_product(model, batch, layer, 3, batch.gated, item, inward, temp)
-            done, item = done + 1, take(counters, piece)
-        finish(counters, piece, done, items)
+        _add_all(model, batch, layer, piece, 3, batch.gated, inward, temp)
     piece = PIECES * model.layers
     done, item = 0, take(counters, piece)
     while item < rows:

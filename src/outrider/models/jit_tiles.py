@@ -95,16 +95,16 @@ def together(rows: int) -> int:
     return max(panels for panels in (1, 2, 4) if panels == 1 or 2 * panels * rows <= _registers() - 4)
 
 
-_LONG, _WORD, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
-_FLOATS, _WORDS = ir.VectorType(_FLOAT, _HALF), ir.VectorType(_WORD, _HALF)
-_TURN = ir.VectorType(_FLOAT, _STEP)
+_LONG, WORD, FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
+_FLOATS, _WORDS = ir.VectorType(FLOAT, _HALF), ir.VectorType(WORD, _HALF)
+_TURN = ir.VectorType(FLOAT, _STEP)
 
 
-def _number(value: int) -> Any:
+def number(value: int) -> Any:
     return ir.Constant(_LONG, value)
 
 
-def _pointer(builder: Any, address: Any, offset: Any, kind: Any) -> Any:
+def pointer(builder: Any, address: Any, offset: Any, kind: Any) -> Any:
     return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
 
 
@@ -116,25 +116,25 @@ def _repeated(builder: Any, vector: Any, place: int) -> Any:
 def _inputs(builder: Any, row: Any, place: Any) -> list[Any]:
     """The next inputs of a row, each in all lanes: ARM multiplies by a lane, others repeat what they load."""
     if ARM:
-        turn = builder.load(_pointer(builder, row, place, _TURN), align=4)
+        turn = builder.load(pointer(builder, row, place, _TURN), align=4)
         return [_repeated(builder, turn, step) for step in range(_STEP)]
     found = []
     for step in range(_STEP):
-        one = builder.load(_pointer(builder, row, builder.add(place, _number(4 * step)), _FLOAT))
-        first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), one, ir.Constant(_WORD, 0))
+        one = builder.load(pointer(builder, row, builder.add(place, number(4 * step)), FLOAT))
+        first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), one, ir.Constant(WORD, 0))
         found.append(_repeated(builder, first, 0))
     return found
 
 
 def _widened(builder: Any, address: Any, place: Any) -> tuple[Any, Any]:
     """Columns 0..7 and 8..15 of one input."""
-    words = builder.load(_pointer(builder, address, place, _WORDS), align=32)
+    words = builder.load(pointer(builder, address, place, _WORDS), align=32)
     low = builder.shl(words, ir.Constant(_WORDS, [16] * _HALF))
     high = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * _HALF))
     return builder.bitcast(low, _FLOATS), builder.bitcast(high, _FLOATS)
 
 
-def _loop(builder: Any, turns: Any, step: int, first: list[Any]) -> tuple[Any, list[Any], Any]:
+def loop(builder: Any, turns: Any, step: int, first: list[Any]) -> tuple[Any, list[Any], Any]:
     """Begin a loop over 0, step, 2 step ... below ``turns`` that carries values -> counter, values, how to end it."""
     before, body, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
     builder.branch(body)
@@ -143,8 +143,8 @@ def _loop(builder: Any, turns: Any, step: int, first: list[Any]) -> tuple[Any, l
     carried = [builder.phi(value.type) for value in first]
 
     def end(last: list[Any]) -> None:
-        further = builder.add(place, _number(step))
-        for phi, start, value in zip([place, *carried], [_number(0), *first], [further, *last], strict=True):
+        further = builder.add(place, number(step))
+        for phi, start, value in zip([place, *carried], [number(0), *first], [further, *last], strict=True):
             phi.add_incoming(start, before)
             phi.add_incoming(value, body)
         builder.cbranch(builder.icmp_signed("<", further, turns), body, after)
@@ -164,22 +164,22 @@ def tile(rows: int, panels: int) -> Any:
         multiply = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fma.v{_HALF}f32"
         )
-        lines = [builder.add(x, builder.mul(x_stride, _number(4 * row))) for row in range(rows)]
-        starts = [builder.add(weights, builder.mul(inputs, _number(2 * PANEL * panel))) for panel in range(panels)]
+        lines = [builder.add(x, builder.mul(x_stride, number(4 * row))) for row in range(rows)]
+        starts = [builder.add(weights, builder.mul(inputs, number(2 * PANEL * panel))) for panel in range(panels)]
         nought = ir.Constant(_FLOATS, [0.0] * _HALF)
-        place, totals, end = _loop(builder, inputs, _STEP, [nought] * (2 * panels * rows))
-        given = [_inputs(builder, line, builder.mul(place, _number(4))) for line in lines]
+        place, totals, end = loop(builder, inputs, _STEP, [nought] * (2 * panels * rows))
+        given = [_inputs(builder, line, builder.mul(place, number(4))) for line in lines]
         for step in range(_STEP):
-            offset = builder.mul(builder.add(place, _number(step)), _number(2 * PANEL))
+            offset = builder.mul(builder.add(place, number(step)), number(2 * PANEL))
             halves = [half for start in starts for half in _widened(builder, start, offset)]
             for row in range(rows):
                 for column, half in enumerate(halves, start=2 * panels * row):
                     totals[column] = builder.call(multiply, [given[row][step], half, totals[column]])
         end(totals)
         for row in range(rows):
-            line = builder.add(out, builder.mul(out_stride, _number(4 * row)))
+            line = builder.add(out, builder.mul(out_stride, number(4 * row)))
             for column in range(2 * panels):
-                to = _pointer(builder, line, _number(4 * _HALF * column), _FLOATS)
+                to = pointer(builder, line, number(4 * _HALF * column), _FLOATS)
                 builder.store(totals[2 * panels * row + column], to, align=4)
         return context.get_dummy_value()
 
@@ -192,78 +192,6 @@ def tile(rows: int, panels: int) -> Any:
         generated(weights, x, x_stride, out, out_stride, inputs)
 
     return product
-
-
-# --- attention ---------------------------------------------------------------------------------------
-
-
-_BLOCK = ir.VectorType(_FLOAT, 16)
-_NOUGHT = ir.Constant(_BLOCK, [0.0] * 16)
-
-
-def _block_fma(builder: Any) -> Any:
-    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(_BLOCK, [_BLOCK] * 3), "llvm.fma.v16f32")
-
-
-def _dots(keys: int) -> Any:
-    """A function (query, first key, size, out): a query times several keys, one behind the other."""
-
-    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        query, first, size, out = args
-        multiply = _block_fma(builder)
-        lines = [builder.add(first, builder.mul(size, _number(4 * key))) for key in range(keys)]
-        place, totals, end = _loop(builder, size, 16, [_NOUGHT] * keys)
-        offset = builder.mul(place, _number(4))
-        asked, *given = (builder.load(_pointer(builder, at, offset, _BLOCK), align=4) for at in [query, *lines])
-        totals = [builder.call(multiply, [asked, key, total]) for key, total in zip(given, totals, strict=True)]
-        end(totals)
-        add = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_FLOAT, [_FLOAT, _BLOCK]), "llvm.vector.reduce.fadd.v16f32"
-        )
-        for key, total in enumerate(totals):
-            one = builder.call(add, [ir.Constant(_FLOAT, 0.0), total], fastmath=("reassoc",))
-            builder.store(one, _pointer(builder, out, _number(4 * key), _FLOAT))
-        return context.get_dummy_value()
-
-    @intrinsic
-    def generated(typing: Any, query: Any, first: Any, size: Any, out: Any) -> Any:
-        return types.void(*[types.int64] * 4), generate
-
-    return generated
-
-
-dot, four_dots = _dots(1), _dots(4)
-"""Sizes are multiples of 16."""
-
-
-def _blend(blocks: int) -> Any:
-    """A function (weights, values, stride, count, out): weights [count] times values [count, 16 * blocks] -> out."""
-
-    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        weights, values, stride, count, out = args
-        multiply = _block_fma(builder)
-        place, totals, end = _loop(builder, count, 1, [_NOUGHT] * blocks)
-        weight = builder.load(_pointer(builder, weights, builder.mul(place, _number(4)), _FLOAT))
-        first = builder.insert_element(ir.Constant(_BLOCK, ir.Undefined), weight, ir.Constant(_WORD, 0))
-        lanes = ir.Constant(ir.VectorType(_WORD, 16), [0] * 16)
-        everywhere = builder.shuffle_vector(first, ir.Constant(_BLOCK, ir.Undefined), lanes)
-        line = builder.add(values, builder.mul(builder.mul(place, stride), _number(4)))
-        parts = [builder.load(_pointer(builder, line, _number(64 * b), _BLOCK), align=4) for b in range(blocks)]
-        totals = [builder.call(multiply, [everywhere, part, total]) for part, total in zip(parts, totals, strict=True)]
-        end(totals)
-        for block, total in enumerate(totals):
-            builder.store(total, _pointer(builder, out, _number(64 * block), _BLOCK), align=4)
-        return context.get_dummy_value()
-
-    @intrinsic
-    def generated(typing: Any, weights: Any, values: Any, stride: Any, count: Any, out: Any) -> Any:
-        return types.void(*[types.int64] * 5), generate
-
-    return generated
-
-
-blend, wide_blend = _blend(1), _blend(4)
-"""16 and 64 columns."""
 
 
 # --- threads that share work -------------------------------------------------------------------------
@@ -294,7 +222,7 @@ def float_of_bits(typing: Any, bits: Any) -> Any:
     """An int32's bits as a float32."""
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], _FLOAT)
+        return builder.bitcast(args[0], FLOAT)
 
     return types.float32(types.int32), generate
 
