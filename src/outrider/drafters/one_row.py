@@ -43,6 +43,9 @@ class Weights:
             self.keys = _after(keys, attention.norm)
             self.out = product_with(attention.out.weight)
 
+    def row(self, memory: tuple[Tensor, Tensor] | None) -> OneRow:
+        return OneRow(self, memory)
+
 
 def _after(weight: Tensor, *norms: Any) -> Product:
     """A product with what these norms, side by side, make of their inputs: their weights go into it."""

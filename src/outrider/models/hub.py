@@ -29,6 +29,7 @@ from outrider.errors import ModelCorrupt, ModelError, ModelNotFound, PullFailed
 from outrider.models import gguf, pairs
 from outrider.models.gguf import KNOWN, MB
 from outrider.models.weights import check_length
+from outrider.places import cache_dir
 
 NAMES = (*KNOWN, *pairs.SHIPPED)
 
@@ -45,14 +46,6 @@ class Installed:
     size: int  # bytes
     source: str
     licence: str | None
-
-
-def cache_dir() -> Path:
-    """``$OUTRIDER_CACHE``, else ``$XDG_CACHE_HOME/outrider``, else ``~/.cache/outrider``."""
-    if own := os.environ.get("OUTRIDER_CACHE"):
-        return Path(own).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser().absolute() if base else Path.home() / ".cache") / "outrider"
 
 
 # --- names -----------------------------------------------------------------------------------------
