@@ -233,6 +233,19 @@ class FeatureSession(_HeadSession):
             self.memory = Memory(self.keys, self.values, None if self.fused else self._visible(place[:, None]))
         return gamma
 
+    @torch.no_grad()
+    def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        alone, plain = self.alone, not (sampling.penalised or sampling.logit_bias or sampling.processors)
+        if not isinstance(alone, CompiledRow) or not (sampling.greedy and plain and bool(self.context.active)):
+            return super().propose(gamma, sampling, noise, at)
+        if gamma == 0 or not self._read_alone(alone):
+            return Draft.empty(1, self.device)
+        floors = [self.floor] * gamma
+        if self.prices is not None and self.floor > 0:
+            floors = self.prices.floors(0, gamma)
+        tokens = alone.draft(self.embedding, self.ready.tokens, floors)[None]
+        return Draft(tokens, None, torch.ones_like(tokens, dtype=torch.bool))
+
     def state(self, k: int, last: Tensor) -> Tensor:
         place = self.places[:, k : k + 1]
         if k > 0:

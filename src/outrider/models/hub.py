@@ -12,7 +12,6 @@ import contextlib
 import difflib
 import errno
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
