@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from outrider.models import width_costs
 from outrider.models.any_width import bits_do_not_depend_on_width
-from outrider.models.cache import RaggedCache
+from outrider.models.buffers import Buffers
 from outrider.models.engines import cpu_identity
 from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession
 from outrider.models.prepared import Prepared
@@ -38,8 +38,10 @@ class Engine(Protocol):
     kernels: str  # what else its bits depend on
     threads: int
     reads_masks: bool
+    embedding: Any  # [V, size]: indexed by tokens they give float32 rows
+    unembedding: Any
 
-    def run(self, cache: RaggedCache, given: Run, keep: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
+    def run(self, cache: Buffers, given: Run, keep: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """Write keys and values -> hidden [N, size], and the inputs [N, size] of the layers to keep (from 1 on)."""
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -83,7 +85,6 @@ class EngineModel(HuggingFaceModel):
         self.prepared = prepared
         self.engine = engine(prepared, outline.config, self.vocab_size)
         self._frequencies, self._scale = frequencies(self.config)
-        self._embedding, self._unembedding = prepared.tensor("embedding"), prepared.tensor("unembedding")
         self.weights_read = self._sizes.weights + self._sizes.hidden * self.vocab_size
         self.engine_name = f"{self.engine.name}, {prepared.weights} weights"
         conditions = f"{self.engine.name} {self.engine.kernels}, {self.engine.threads} threads, CPU {cpu_identity()}"
@@ -99,11 +100,11 @@ class EngineModel(HuggingFaceModel):
 
     @property
     def embedding(self) -> Tensor:
-        return self._embedding
+        return cast(Tensor, self.engine.embedding)
 
     @property
     def unembedding(self) -> Tensor:
-        return self._unembedding
+        return cast(Tensor, self.engine.unembedding)
 
     @property
     def groups(self) -> int:
@@ -133,6 +134,9 @@ class EngineSession(HuggingFaceSession):
     def __init__(self, model: EngineModel, rows: int, shape: Shape) -> None:
         super().__init__(model, rows, replace(shape, fixed=shape.fixed and not model.any_width))
 
+    def _allocate(self, shapes: list[Any], capacity: int) -> Buffers:
+        return Buffers.allocate(shapes, self.context.rows, capacity, self.model.dtype, self.model.device)
+
     @torch.no_grad()
     def _feed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         hidden = self._layers(self.cache, tokens, positions, torch.arange(len(tokens)))
@@ -145,13 +149,13 @@ class EngineSession(HuggingFaceSession):
             tokens, positions = tokens[:, : last + 1], positions[:, : last + 1]
         return self._layers(self.cache.row(row), tokens, positions, torch.tensor([row]))[0, last]
 
-    def _layers(self, cache: RaggedCache, tokens: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+    def _layers(self, cache: Buffers, tokens: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         """Run tokens [B, W] -> hidden [B, W, size]; states are kept under ``rows`` where a drafter asked for them."""
         width = tokens.shape[1]
         if width * self.model.groups == 1 and self.model.engine.reads_masks:
             # A single row of attention weights meets other kernels than several: a second one, of no consequence.
             tokens, positions = tokens.expand(-1, 2), torch.cat([positions, positions + 1], 1)
-        x = torch.nn.functional.embedding(tokens.clamp(max=self.model.vocab_size - 1), self.model.embedding)
+        x = self.model.embedding[tokens.clamp(max=self.model.vocab_size - 1)]
         masks = dict(self._masks(positions)) if self.model.engine.reads_masks else None
         run = Run(x.flatten(0, 1), positions[:, 0].contiguous(), *self.model.turns(positions), masks)
         layers = self.model.config.num_hidden_layers
