@@ -27,6 +27,7 @@ class _HeadSession(ContextSession):
 
     recordable = True
     prices: Prices | None = None  # what guesses take here and time is worth, where a policy tells
+    alone: OneRow | None = None  # drafts for one row on a CPU, without what ``ready.batched`` makes
 
     def __init__(self, ready: ReadyHead, floor: float, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
@@ -40,7 +41,7 @@ class _HeadSession(ContextSession):
 
     @property
     def fused(self) -> bool:
-        return self.ready.batched[2]
+        return self.alone is None and self.ready.batched[2]
 
     def begin(self, gamma: int) -> int:
         """Before the first guess; -> how many guesses there can be."""
