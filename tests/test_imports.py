@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,17 +11,27 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
+import outrider
 import tiny_gguf
-from outrider.models import hub, loading
+from outrider.errors import ModelNotFound
+from outrider.models import hub, loading, plain
+from outrider.starting import uncollected
 
 HEAVY = {
     "import outrider": ("torch", "transformers", "numpy", "rich", "typer"),
     "import outrider.cli.main": ("torch", "transformers", "numpy", "matplotlib"),
     "import outrider; outrider.load": (
-        "torch._dynamo", "torch._inductor.compile_fx", "transformers.modeling_utils", "onnx", "matplotlib",
-        "outrider.training",
+        "transformers", "huggingface_hub", "sympy", "torch._dynamo", "torch._inductor.compile_fx", "numba",
+        "onnxruntime", "onnx", "matplotlib", "outrider.training",
     ),
 }  # fmt: skip
+
+
+@pytest.fixture
+def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model that was converted here."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return hub.pull(str(tiny_gguf.write_gguf(tmp_path / "tiny.gguf")))
 
 
 def imported(code: str, names: tuple[str, ...]) -> list[str]:
@@ -34,29 +46,93 @@ def test_nothing_heavy_is_imported(code: str, heavy: tuple[str, ...]) -> None:
     assert not imported(code, heavy)
 
 
-def test_onnxruntime_decodes_without_transformers_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing them, and what they bring along, took two of seven seconds from the start to the first token."""
+DECODING = ("transformers", "huggingface_hub", "sympy", "torch._dynamo", "matplotlib")
+
+
+def test_onnxruntime_decodes_without_transformers(converted: Path) -> None:
+    """Importing it, and what it brings along, took three of seven seconds from the start to the first token."""
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    target = hub.pull(str(tiny_gguf.write_gguf(tmp_path / "tiny.gguf")))
-    code = f"import outrider; llm = outrider.load({str(target)!r}, 'copy', 'cpu', engine='onnxruntime')"
+    code = f"import outrider; llm = outrider.load({str(converted)!r}, 'copy', 'cpu', engine='onnxruntime')"
     code += "; llm.generate('hello', max_new_tokens=4, temperature=1.0, top_p=0.9)"
-    assert not imported(code, ("transformers.models.auto", "transformers.modeling_utils", "torch._dynamo", "sympy"))
+    assert not imported(code, DECODING)
 
 
-def test_a_description_without_its_classes_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_the_default_model_decodes_without_transformers() -> None:
+    """With the engine and the draft that are its own."""
+    pytest.importorskip("numba")
+    try:
+        hub.resolve("smollm2-135m", pull=False)
+    except ModelNotFound as error:
+        pytest.skip(str(error))
+    code = "import outrider; llm = outrider.load('smollm2-135m', device='cpu'); llm.generate('hello', max_new_tokens=4)"
+    assert not imported(code, (*DECODING, "onnxruntime", "onnx"))
+
+
+def test_a_description_without_transformers_is_the_same(converted: Path) -> None:
     """Catches a setting that only transformers' class for it knows, and a directory of somebody else's read so."""
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    target = hub.pull(str(tiny_gguf.write_gguf(tmp_path / "tiny.gguf")))
-    quick, words = loading.description(target)
-    full, theirs = AutoConfig.from_pretrained(target), AutoTokenizer.from_pretrained(target)
-    assert type(quick) is not type(full) and type(words) is type(theirs)
+    quick, _ = loading.description(converted)
+    full = AutoConfig.from_pretrained(converted)
+    assert isinstance(quick, plain.Settings)
     asked = {"model_type", "is_encoder_decoder", "dtype", "layer_types", "sliding_window", "eos_token_id"}
-    for name in asked | loading._LLAMA:
+    for name in asked | plain.LLAMA:
         assert getattr(quick, name, None) == getattr(full, name, None), name
     assert quick.get_text_config(decoder=True).hidden_size == full.hidden_size
-    assert words.encode("hello  there") == theirs.encode("hello  there") and words.eos_token_id == theirs.eos_token_id
-    assert words.chat_template == theirs.chat_template and words.all_special_ids == theirs.all_special_ids
-    (target / hub.MANIFEST).unlink()
-    assert type(loading.description(target)[0]) is type(full)
+    (converted / hub.MANIFEST).unlink()
+    assert type(loading.description(converted)[0]) is type(full)
+
+
+TEXTS = ("hello  there", "", " 12 34\n\tx", "<|im_start|>user\nhe<|im_end|>", "naïve ☃ 雪", "  ll")
+
+
+def test_a_tokenizer_without_transformers_is_the_same(converted: Path) -> None:
+    """Catches special tokens that are split, digits that are not, spaces that are cleaned away."""
+    _, quick = loading.description(converted)
+    full = AutoTokenizer.from_pretrained(converted)
+    assert isinstance(quick, plain.PlainTokenizer) and not isinstance(full, plain.PlainTokenizer)
+    for text in TEXTS:
+        for special in (True, False):
+            ids = quick.encode(text, add_special_tokens=special)
+            assert ids == full.encode(text, add_special_tokens=special)
+            assert quick.decode(ids, skip_special_tokens=special) == full.decode(ids, skip_special_tokens=special)
+    assert quick.get_vocab() == full.get_vocab()
+    # What else is asked of it transformers' own answers.
+    assert quick.chat_template == full.chat_template and quick.all_special_ids == full.all_special_ids
+    assert quick("hello").input_ids == full("hello").input_ids and len(quick) == len(full)
+    assert quick.encode("hello there", max_length=3, truncation=True) == quick.encode("hello there")[:3]
+
+
+def test_a_rule_of_the_checkpoint_counts_without_transformers(converted: Path) -> None:
+    """Catches a generation config that is read and not followed."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    options = {"max_new_tokens": 6, "eos": ()}
+    free = outrider.load(str(converted), None, "cpu", engine="onnxruntime").generate("hello", **options).tokens
+    _set(converted, suppress_tokens=[free[0]], eos_token_id=[free[1], 300])
+    llm = outrider.load(str(converted), None, "cpu", engine="onnxruntime")
+    assert free[0] not in llm.generate("hello", **options).tokens
+    assert llm._defaults.eos == {free[1], 300}
+
+
+def _set(folder: Path, **settings: object) -> None:
+    """Settings of the checkpoint, changed as its owner might, with the manifest in step."""
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | settings), encoding="utf-8")
+    manifest = json.loads((folder / hub.MANIFEST).read_text("utf-8"))
+    manifest["files"][file.name]["bytes"] = file.stat().st_size
+    (folder / hub.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_collector_is_as_it_was(on: bool) -> None:
+    """Catches a process that never collects garbage again, or does though it was told not to."""
+    before = gc.isenabled()
+    try:
+        (gc.enable if on else gc.disable)()
+        with pytest.raises(ZeroDivisionError), uncollected():
+            assert not gc.isenabled()
+            _ = 1 / 0
+        assert gc.isenabled() == on
+    finally:
+        (gc.enable if before else gc.disable)()

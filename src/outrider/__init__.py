@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from outrider.starting import uncollected
 from outrider.threads import wait_considerately
 
 if TYPE_CHECKING:
@@ -104,5 +105,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(f"outrider.{_HOMES[name]}"), name)
+        with uncollected():
+            return getattr(import_module(f"outrider.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'outrider' has no attribute {name!r}")

@@ -20,6 +20,7 @@ from outrider.models.engines import Kernels
 from outrider.naming import Beside, drafter_named
 from outrider.options import Options
 from outrider.output import Chunk, Output
+from outrider.starting import uncollected
 from outrider.trace import Trace
 from outrider.types import Drafter, Verifier
 from outrider.verification.choose import choose
@@ -27,6 +28,7 @@ from outrider.verification.choose import choose
 Prompt = str | Sequence[int]
 
 
+@uncollected()
 def load(
     target: str,
     draft: str | Drafter | None = "auto",
@@ -246,6 +248,8 @@ class LLM:
 
     def _special_stops(self, options: Options) -> frozenset[int]:
         """Stop strings that are special tokens: decoded text does not show them, so their ids are watched for."""
+        if not options.stop_strings:
+            return frozenset()
         ids = {self.tokenizer.convert_tokens_to_ids(stop) for stop in options.stop_strings}
         return frozenset(ids & set(self.tokenizer.all_special_ids))
 

@@ -13,7 +13,7 @@ pytest.importorskip("numba")
 import numpy as np
 
 from outrider.drafters import compiled_row
-from outrider.drafters.compiled_row import CompiledRow, CompiledWeights
+from outrider.drafters.compiled_row import CompiledRow, CompiledWeights, table_of
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.one_row import OneRow, Weights
 
@@ -112,9 +112,9 @@ def test_a_draft_in_one_call_is_guess_after_guess(name: str) -> None:
         chance *= float(logits.softmax(-1).max())
         chances.append(chance)
         token = embedding[expected[-1]][None]
-    assert other.draft(embedding, tokens, [0.0] * 5).tolist() == expected
+    assert other.draft(table_of(embedding), tokens, [0.0] * 5).tolist() == expected
     assert other.place == one.place and np.allclose(other.x, one.x)
     for most in (1, 3):
         again = begun(CompiledRow, weights, head.config)
         floors = [0.0] * most + [chances[most - 1] * 1.01] + [0.0] * (4 - most)
-        assert again.draft(embedding, tokens, floors).tolist() == expected[:most]
+        assert again.draft(table_of(embedding), tokens, floors).tolist() == expected[:most]

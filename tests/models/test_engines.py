@@ -108,6 +108,20 @@ def test_the_same_function_as_transformers(name: str, engine: str, tmp_path: Pat
     assert torch.allclose(found, expected, atol=5e-5)
 
 
+@pytest.mark.parametrize("name", ["tied", "a head each", "wide"])
+def test_rows_looked_up_in_panels(name: str, tmp_path: Path) -> None:
+    """Catches a row of another token, and an embedding that is kept twice."""
+    torch.manual_seed(0)
+    model = rounded(BUILT[name]())
+    found = run_by("numba", model, tmp_path / "model")
+    tokens = torch.randperm(found.vocab_size).view(1, -1)
+    for kept, layer in ((found.embedding, model.get_input_embeddings()), (found.unembedding, model.lm_head)):
+        assert torch.equal(kept[tokens], layer.weight[tokens]) and torch.equal(kept[:9], layer.weight[:9])
+        assert kept.shape == layer.weight.shape and kept.dtype == torch.float32
+    places = found.prepared.record["places"]
+    assert (places["embedding"] == places["output"]) == (name == "tied")
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["llama", "a head each"])
 def test_sessions_keep_their_contract(name: str, engine: str, tmp_path: Path) -> None:

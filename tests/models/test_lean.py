@@ -11,8 +11,9 @@ import library
 import tiny
 from outrider.models import loading
 from outrider.models.engines import Kernels
+from outrider.models.families import LLAMA_LIKE
 from outrider.models.huggingface import HuggingFaceModel
-from outrider.models.lean import FAMILIES, make_lean
+from outrider.models.lean import make_lean
 from outrider.packing import pack, worth_packing
 from outrider.types import Shape
 
@@ -27,7 +28,7 @@ def scored(model: HuggingFaceModel) -> torch.Tensor:
     return session.score(torch.tensor([[1, 2, 3, 4], [0, 0, 0, 0], [4, 3, 2, 1]]))[[0, 2]]
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("family", list(LLAMA_LIKE))
 def test_lean_layers_are_the_same_function(family: str) -> None:
     """Catches heads grouped in the wrong order, a rotation the wrong way round, a mask of another row, a lost bias."""
     ordinary, lean = (HuggingFaceModel(tiny.build(family)) for _ in range(2))

@@ -204,7 +204,7 @@ def start(
             target, draft, dtype, tokens, repeats,
             lambda what, share: bar.update(shown, description=what, completed=share),
         )  # fmt: skip
-    report |= {"target": target, "cpu": cpu_name(), "weights": numbers * SIZES.get(report["dtype"], 4.0)}
+    report |= {"target": target, "cpu": cpu_name(), "bytes": numbers * SIZES.get(report["weights"], 4.0)}
     if as_json:
         answers.out(json.dumps(report), highlight=False)
     else:
@@ -212,14 +212,15 @@ def start(
 
 
 def _starts(report: dict[str, Any]) -> Table:
-    weights = report["weights"]
-    title = f"{report['cpu']}, {report['target']} in {report['dtype']}: weights of {weights / 1e6:.0f} MB"
-    table = _table(title, ("until", "seconds", "least-most", "resident MB", "peak MB", "less libraries", "/ weights"))
+    size, shown = report["bytes"], ("resident", "private", "peak", "beyond_libraries")
+    title = f"{report['cpu']}, {report['target']} by {report['engine']}: weights of {size / 1e6:.0f} MB; sizes in MB"
+    columns = ("until", "seconds", "least-most", "resident", "private", "peak", "less libraries", "/ weights")
+    table = _table(title, columns)
     for stage in report["stages"]:
         seconds = stage["seconds"]
-        sizes = [f"{stage[key] / 1e6:.0f}" if key in stage else "-" for key in ("resident", "peak", "beyond_libraries")]
+        sizes = [f"{stage[key] / 1e6:.0f}" if key in stage else "-" for key in shown]
         table.add_row(
             stage["stage"], f"{seconds['median']:.2f}", f"{seconds['min']:.2f}-{seconds['max']:.2f}", *sizes,
-            f"{stage['beyond_libraries'] / weights:.2f}" if "beyond_libraries" in stage else "-",
+            f"{stage['beyond_libraries'] / size:.2f}" if "beyond_libraries" in stage else "-",
         )  # fmt: skip
     return table

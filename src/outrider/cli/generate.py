@@ -12,6 +12,7 @@ import typer
 from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.errors import require
+from outrider.starting import uncollected
 
 
 def generate(
@@ -89,7 +90,8 @@ def generate(
         "draft_beams": draft_beams,
     }
     require(beams == 1 or not show_trace, "--show-trace shows one text as it grows; leave it out with --beams")
-    check_options(options, text)
+    with uncollected():  # torch is imported here
+        check_options(options, text)
     common.check_writable(trace, "--trace")
     llm = outrider.load(
         target,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -61,3 +62,5 @@ def main() -> None:
     except KeyboardInterrupt:
         notes.print("interrupted")
         sys.exit(130)
+    finally:
+        gc.freeze()  # the process ends: looking through everything for garbage once more took more than half a second

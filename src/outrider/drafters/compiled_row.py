@@ -87,6 +87,17 @@ def _stacked(norms: Iterable[Any], size: int) -> np.ndarray[Any, Any]:
     return (torch.stack(rows) if rows else torch.empty((0, size))).numpy()
 
 
+def table_of(embedding: Any) -> Any:
+    """A target's embeddings as compiled code reads them; None where it cannot."""
+    from outrider.jit.rows import Table
+
+    if not isinstance(embedding, Tensor):
+        return getattr(embedding, "table", None)  # see models/panel_rows.py
+    if embedding.dtype != torch.float32 or not embedding.is_contiguous():
+        return None
+    return Table(embedding.data_ptr(), embedding.shape[1], panels=False)
+
+
 class CompiledRow:
     """What the head has read of one text. Keys and values stand by position and are written over in time."""
 
@@ -135,8 +146,10 @@ class CompiledRow:
         )  # fmt: skip
         return logits
 
-    def draft(self, embedding: Tensor, tokens: Tensor, floors: Sequence[float]) -> Tensor:
+    def draft(self, embedding: Any, tokens: Tensor, floors: Sequence[float]) -> Tensor:
         """The likeliest guesses [G], each read behind the last, of ``tokens`` [N], whose logits these are.
+
+        ``embedding`` is what ``table_of`` gives.
 
         No guess is made whose forerunners are right with less than the chance that ``floors`` has for it.
         """
@@ -147,8 +160,8 @@ class CompiledRow:
         states[0] = self.x[0]
         found = torch.empty(most + 1, dtype=torch.int64)
         self.weights.crew.run(
-            head.draft, numbers, self._text, states, embedding.numpy(), tokens.numpy(), np.array(floors), self.place,
-            self.oldest, self._room, np.empty((1, numbers.tokens), np.float32), self._best(most),
+            head.draft, numbers, self._text, states, embedding, tokens.numpy(), np.array(floors), self.place, self.oldest,
+            self._room, np.empty((1, numbers.tokens), np.float32), self._best(most),
             crew.zeros((head.GUESSING + 2 * len(numbers.blocks)) * most), found.numpy(), self.weights.crew.threads,
             holding=self,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.drafters import head_fused
 from outrider.drafters.base import ContextSession, Reach
-from outrider.drafters.compiled_row import CompiledRow
+from outrider.drafters.compiled_row import CompiledRow, table_of
 from outrider.drafters.head_layers import Head, Memory
 from outrider.drafters.one_row import OneRow
 from outrider.drafters.ready_head import ReadyHead
@@ -28,6 +28,7 @@ class _HeadSession(ContextSession):
 
     recordable = True
     prices: Prices | None = None  # what guesses take here and time is worth, where a policy tells
+    alone: OneRow | CompiledRow | None = None  # drafts for one row on a CPU, without what ``ready.batched`` makes
 
     def __init__(self, ready: ReadyHead, floor: float, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
@@ -41,7 +42,7 @@ class _HeadSession(ContextSession):
 
     @property
     def fused(self) -> bool:
-        return self.ready.batched[2]
+        return self.alone is None and self.ready.batched[2]
 
     def begin(self, gamma: int) -> int:
         """Before the first guess; -> how many guesses there can be."""
@@ -172,7 +173,7 @@ class FeatureSession(_HeadSession):
             dtype = torch.float32 if alone is not None else self.embedding.dtype
             self.keys, self.values = torch.zeros(kept, dtype=dtype, device=self.device)
         memory = (self.keys[0], self.values[0]) if self.attends else None
-        self.alone: OneRow | CompiledRow | None = None if alone is None else alone.row(memory)
+        self.alone = None if alone is None else alone.row(memory)
 
     @torch.no_grad()
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
@@ -236,14 +237,15 @@ class FeatureSession(_HeadSession):
     @torch.no_grad()
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         alone, plain = self.alone, not (sampling.penalised or sampling.logit_bias or sampling.processors)
-        if not isinstance(alone, CompiledRow) or not (sampling.greedy and plain and bool(self.context.active)):
+        table = table_of(self.embedding) if isinstance(alone, CompiledRow) and sampling.greedy and plain else None
+        if not isinstance(alone, CompiledRow) or table is None or not bool(self.context.active):
             return super().propose(gamma, sampling, noise, at)
         if gamma == 0 or not self._read_alone(alone):
             return Draft.empty(1, self.device)
         floors = [self.floor] * gamma
         if self.prices is not None and self.floor > 0:
             floors = self.prices.floors(0, gamma)
-        tokens = alone.draft(self.embedding, self.ready.tokens, floors)[None]
+        tokens = alone.draft(table, self.ready.tokens, floors)[None]
         return Draft(tokens, None, torch.ones_like(tokens, dtype=torch.bool))
 
     def state(self, k: int, last: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 
 from outrider.jit.bytes import GIVEN, RECORD, blocks_of, product, shorten
 from outrider.jit.math import STRIDE, attend, exp, finish, norm, rotate, take
+from outrider.jit.rows import Table, look_up
 from outrider.jit.tiles import PANEL, compiled, on_disk
 
 READING, GUESSING = 3, 5
@@ -255,7 +256,7 @@ def guess(
 
 @on_disk
 def draft(
-    head: Weights, text: Text, states: Any, embedding: Any, tokens: Any, floors: Any, place: int, oldest: int,
+    head: Weights, text: Text, states: Any, embedding: Table, tokens: Any, floors: Any, place: int, oldest: int,
     room: Any, logits: Any, best: Any, zeros: Any, found: Any, threads: int,
 ) -> None:  # fmt: skip
     """Guess after guess, the likeliest token each time -> found [G + 1]: how many, then tokens.
@@ -264,14 +265,14 @@ def draft(
     are those that logits are of. Guess k is made only if all before it are right with a chance of floors[k], by the
     head's own confidence. Every thread calls this with the same arguments, and comes to the same end by itself.
     """
-    pieces, chance, nothing = GUESSING + 2 * len(head.blocks), 1.0, embedding[:0]
-    token = nothing
+    pieces, chance = GUESSING + 2 * len(head.blocks), 1.0
+    token = np.empty((1, head.size), np.float32)
     for k in range(len(floors)):
         if k and chance < floors[k]:
             return
         counters = zeros.ctypes.data + STRIDE * pieces * k
         x, before = states[k % 2 : k % 2 + 1], states[1 - k % 2 : 2 - k % 2]
-        _think(head, text, before, token, x, place + k, oldest, room, counters, threads)
+        _think(head, text, before, token[: min(k, 1)], x, place + k, oldest, room, counters, threads)
         _write(head, counters, pieces - 1, x, logits, best[k], threads)
         most, total, chosen = -np.inf, 0.0, 0
         for item in range(best.shape[1]):
@@ -281,4 +282,4 @@ def draft(
             total += best[k, item, 2] * exp(np.float32(best[k, item, 0] - most))
         chance /= total
         found[1 + k], found[0] = tokens[chosen], k + 1
-        token = embedding[tokens[chosen] : tokens[chosen] + 1]
+        look_up(embedding, tokens[chosen], token[0])

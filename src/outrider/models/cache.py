@@ -1,4 +1,4 @@
-"""Key/value buffers of fixed capacity with a write position per row.
+"""Key/value buffers of fixed capacity as a transformers model wants them, with a write position per row.
 
 The only file that touches transformers' cache classes. A run writes its keys and values at absolute
 positions and attends over the whole buffer; the mask hides what is stale, so a rollback is nothing but a
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, EncoderDecoderCache
 
-LayerShape = tuple[int, int, int]
-"""(key/value heads, key dimension, value dimension) of one layer."""
+from outrider.models.buffers import Buffers, LayerShape
 
 
 class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -60,39 +59,17 @@ class _Place:
         self.grouped: tuple[Tensor, Tensor] | None = None  # see lean.py
 
 
-class RaggedCache(Cache):  # type: ignore[misc]
+class RaggedCache(Buffers, Cache):  # type: ignore[misc]
     """A transformers cache over ragged rows. ``at(positions)`` before each run says where it writes."""
 
     def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
         self.place = _Place()
-        super().__init__(layers=[RaggedLayer(k, v, self.place) for k, v in layers])
-
-    @staticmethod
-    def allocate(
-        shapes: Sequence[LayerShape], rows: int, capacity: int, dtype: torch.dtype, device: torch.device
-    ) -> RaggedCache:
-        def buffer(heads: int, size: int) -> Tensor:
-            return torch.zeros((rows, heads, capacity, size), dtype=dtype, device=device)
-
-        return RaggedCache([(buffer(h, dk), buffer(h, dv)) for h, dk, dv in shapes])
+        Cache.__init__(self, layers=[RaggedLayer(k, v, self.place) for k, v in layers])
 
     def at(self, positions: Tensor) -> RaggedCache:
         self.place.positions = positions
         self.place.rows = torch.arange(positions.shape[0], device=positions.device)[:, None]
         return self
-
-    def row(self, row: int) -> RaggedCache:
-        """A view of one row's buffers: what is written there is written here."""
-        return RaggedCache([(k[row : row + 1], v[row : row + 1]) for k, v in self.buffers()])
-
-    def select(self, rows: Tensor) -> RaggedCache:
-        return RaggedCache([(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.buffers()])
-
-    def move(self, to: Tensor, source: Tensor, length: int) -> None:
-        """Overwrite rows ``to`` with the old rows ``source``, as far as they are filled: most stay where they are."""
-        if len(to):
-            for buffer in (b for pair in self.buffers() for b in pair):
-                buffer[to, :, :length] = buffer[source, :, :length]  # the right side is a copy: rows may change places
 
     def buffers(self) -> list[tuple[Tensor, Tensor]]:
         return [(layer.keys, layer.values) for layer in self.layers]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from outrider.models import width_costs
 from outrider.models.any_width import bits_do_not_depend_on_width
-from outrider.models.cache import RaggedCache
+from outrider.models.buffers import Buffers
 from outrider.models.engines import cpu_identity
 from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession
 from outrider.models.prepared import Prepared
@@ -42,8 +42,10 @@ class Engine(Protocol):
     kernels: str  # what else its bits depend on
     threads: int
     reads_masks: bool
+    embedding: Any  # [V, size]: indexed by tokens they give float32 rows
+    unembedding: Any
 
-    def run(self, cache: RaggedCache, given: Run, keep: Sequence[int], logits: bool) -> Found:
+    def run(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> Found:
         """Write keys and values; the layers to ``keep`` the inputs of are counted from 1 on."""
 
 
@@ -84,7 +86,6 @@ class EngineModel(HuggingFaceModel):
         self.prepared = prepared
         self.engine = engine(prepared, outline.config, self.vocab_size)
         self._frequencies, self._scale = frequencies(self.config)
-        self._embedding, self._unembedding = prepared.tensor("embedding"), prepared.tensor("unembedding")
         self.weights_read = self._sizes.weights + self._sizes.hidden * self.vocab_size
         self.engine_name = f"{self.engine.name}, {prepared.weights} weights"
         conditions = f"{self.engine.name} {self.engine.kernels}, {self.engine.threads} threads, CPU {cpu_identity()}"
@@ -100,11 +101,11 @@ class EngineModel(HuggingFaceModel):
 
     @property
     def embedding(self) -> Tensor:
-        return self._embedding
+        return cast(Tensor, self.engine.embedding)
 
     @property
     def unembedding(self) -> Tensor:
-        return self._unembedding
+        return cast(Tensor, self.engine.unembedding)
 
     @property
     def groups(self) -> int:
@@ -137,6 +138,9 @@ class EngineSession(HuggingFaceSession):
         self._last = {-1, int(model.config.num_hidden_layers)}
         self._inner: list[int] = []  # layers whose inputs are kept: their states, but for the first and the last
 
+    def _allocate(self, shapes: list[Any], capacity: int) -> Buffers:
+        return Buffers.allocate(shapes, self.context.rows, capacity, self.model.dtype, self.model.device)
+
     @torch.no_grad()
     def _feed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         hidden, logits = self._layers(self.cache, tokens, positions, None)
@@ -150,7 +154,7 @@ class EngineSession(HuggingFaceSession):
         return self._layers(self.cache.row(row), tokens, positions, row)[0][0, last]
 
     def _layers(
-        self, cache: RaggedCache, tokens: Tensor, positions: Tensor, row: int | None
+        self, cache: Buffers, tokens: Tensor, positions: Tensor, row: int | None
     ) -> tuple[Tensor, Tensor | None]:
         """Run tokens [B, W] of all rows, or of one -> hidden [B, W, size]; of all rows also logits [B, W, V].
 
@@ -160,8 +164,7 @@ class EngineSession(HuggingFaceSession):
         if width * self.model.groups == 1 and self.model.engine.reads_masks:
             # A single row of attention weights meets other kernels than several: a second one, of no consequence.
             tokens, positions = tokens.expand(-1, 2), torch.cat([positions, positions + 1], 1)
-        known = tokens.flatten().clamp(max=self.model.vocab_size - 1)
-        x = self.model.embedding.index_select(0, known)
+        x = self.model.embedding[tokens.flatten().clamp(max=self.model.vocab_size - 1)]
         cos, sin = (table.index_select(0, positions.flatten()) for table in self._turns)
         masks = dict(self._masks(positions)) if self.model.engine.reads_masks else None
         run = Run(x, positions[:, 0].contiguous(), cos, sin, masks)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from outrider.errors import BadOption, require
-from outrider.models.lean import FAMILIES
+from outrider.models.families import LLAMA_LIKE
 from outrider.models.sizes import Sizes
 
 ENGINES = ("auto", "numba", "onnxruntime", "torch")
@@ -94,7 +94,7 @@ def _general_obstacle(config: Any, device: torch.device) -> str | None:
         return f"it runs models on a CPU, and the device is {device}; leave it out or use device='cpu'"
     if getattr(config, "quantization_config", None) is not None:
         return "its weights are quantised; leave it out"
-    if config.model_type not in FAMILIES or getattr(config, "hidden_act", None) != "silu":
+    if config.model_type not in LLAMA_LIKE or getattr(config, "hidden_act", None) != "silu":
         return f"models of type {config.model_type!r} have no layers here; leave it out"
     rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rotation not in _FIXED_ROTATIONS:

@@ -70,6 +70,9 @@ def sliding_windows(config: Any) -> dict[str, int | None] | int | None:
     return window
 
 
+LLAMA_LIKE = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}
+"""Families whose layers are written anew here, and what transformers' classes for them begin with."""
+
 TESTED = frozenset(
     {
         "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "gpt2", "gpt_neox", "opt", "bloom",

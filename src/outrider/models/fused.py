@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from outrider import kernels
 from outrider.models.cache import RaggedCache
-
-_FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}
+from outrider.models.families import LLAMA_LIKE
 
 
 def fuse(model: Any, device: torch.device) -> bool:
     """Fuse every layer of a model of a known family -> whether that was done."""
     config = model.config.get_text_config(decoder=True)
-    prefix = _FAMILIES.get(config.model_type)
+    prefix = LLAMA_LIKE.get(config.model_type)
     if prefix is None or not kernels.run_on(device) or getattr(config, "hidden_act", None) != "silu":
         return False
     layers = [m for m in model.modules() if type(m).__name__ == f"{prefix}DecoderLayer"]

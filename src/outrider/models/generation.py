@@ -6,18 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import (
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-)
-
 from outrider.models.huggingface import HuggingFaceModel
+
+_RULES = (
+    "no_repeat_ngram_size", "bad_words_ids", "min_length", "min_new_tokens", "forced_bos_token_id",
+    "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,24 +32,28 @@ def defaults(model: HuggingFaceModel, eos: int | list[int] | None = None) -> Def
     start = config.bos_token_id if start is None else start
 
     def constraints(prompt: int, total: int) -> list[Any]:
+        if all(getattr(config, name) is None for name in _RULES):
+            return []
+        import transformers as tf  # here: most checkpoints ask for no rule, and this takes a second
+
         device = str(model.device)
         rules: list[Any] = []
         if config.no_repeat_ngram_size:
-            rules.append(NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
+            rules.append(tf.NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
         if config.bad_words_ids:
-            rules.append(NoBadWordsLogitsProcessor(config.bad_words_ids, ends or None))
+            rules.append(tf.NoBadWordsLogitsProcessor(config.bad_words_ids, ends or None))
         if config.min_length and ends:
-            rules.append(MinLengthLogitsProcessor(config.min_length, ends, device=device))
+            rules.append(tf.MinLengthLogitsProcessor(config.min_length, ends, device=device))
         if config.min_new_tokens and ends:
-            rules.append(MinNewTokensLengthLogitsProcessor(prompt, config.min_new_tokens, ends, device=device))
+            rules.append(tf.MinNewTokensLengthLogitsProcessor(prompt, config.min_new_tokens, ends, device=device))
         if config.forced_bos_token_id is not None:
-            rules.append(ForcedBOSTokenLogitsProcessor(config.forced_bos_token_id))
+            rules.append(tf.ForcedBOSTokenLogitsProcessor(config.forced_bos_token_id))
         if config.forced_eos_token_id is not None:
-            rules.append(ForcedEOSTokenLogitsProcessor(total, config.forced_eos_token_id, device=device))
+            rules.append(tf.ForcedEOSTokenLogitsProcessor(total, config.forced_eos_token_id, device=device))
         if config.suppress_tokens:
-            rules.append(SuppressTokensLogitsProcessor(config.suppress_tokens, device=device))
+            rules.append(tf.SuppressTokensLogitsProcessor(config.suppress_tokens, device=device))
         if config.begin_suppress_tokens:
-            rules.append(SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prompt, device=device))
+            rules.append(tf.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prompt, device=device))
         return rules
 
     penalty = config.repetition_penalty or 1.0

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import BaseModelOutput
 
 from outrider.errors import BadOption, ModelError, require
-from outrider.models import families, fused, selfcheck
-from outrider.models.cache import RaggedCache, contents, fresh_dynamic, layer_shapes, with_cross_attention
+from outrider.models import families, selfcheck
 from outrider.models.session import BufferedSession
 from outrider.types import Shape, Source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from outrider.models.cache import RaggedCache
+
+# transformers is imported where its models are run: importing it takes longer than loading a model for an engine.
 
 _run = threading.local()
 """What the output layer read in the run this thread is in: two threads may run one model at the same time."""
@@ -66,6 +68,8 @@ class HuggingFaceModel:
 
     def fuse(self) -> bool:
         """Use fused kernels where the family and the device allow; False if they do not."""
+        from outrider.models import fused
+
         self.fused = self.fused or fused.fuse(self.model, self.device)
         return self.fused
 
@@ -109,6 +113,8 @@ class HuggingFaceModel:
     @torch.no_grad()
     def _probe(self) -> tuple[list[Any], list[Any]]:
         """Run one token and look at what the model puts into a cache: heads and sizes of every layer."""
+        from outrider.models.cache import fresh_dynamic, layer_shapes
+
         cache = fresh_dynamic(self.encoder_decoder)
         one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
         try:
@@ -167,7 +173,10 @@ class HuggingFaceSession(BufferedSession):
             given = output.decoder_hidden_states if self.model.encoder_decoder else output.hidden_states
             self.states[rows[:, None], positions] = torch.stack([given[layer] for layer in self._kept], 2)
 
-    def _allocate(self, shapes: list[Any], capacity: int) -> RaggedCache:
+    def _allocate(self, shapes: list[Any], capacity: int) -> Any:
+        """Key/value buffers, in the form that what runs the model wants them in."""
+        from outrider.models.cache import RaggedCache
+
         return RaggedCache.allocate(shapes, self.context.rows, capacity, self.model.dtype, self.model.device)
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
@@ -260,6 +269,8 @@ class HuggingFaceSession(BufferedSession):
 
     def _cross_arguments(self, arguments: dict[str, Any], cross: RaggedCache, lengths: Tensor) -> dict[str, Any]:
         """The encoder ran when the row was admitted; the decoder only needs its finished keys and values."""
+        from transformers.modeling_outputs import BaseModelOutput
+
         rows, capacity = lengths.shape[0], self.shape.source_capacity
         beyond = torch.arange(capacity, device=lengths.device) >= lengths[:, None]
         stand_in = torch.zeros((rows, capacity, 1), dtype=self.model.dtype, device=lengths.device)
@@ -271,6 +282,8 @@ class HuggingFaceSession(BufferedSession):
 
     def _joint(self, own: RaggedCache, cross: RaggedCache) -> Any:
         """Joining asks the device whether anything is cached: once for the session's own, not in every run."""
+        from outrider.models.cache import with_cross_attention
+
         if own is not self.cache or cross is not self.cross:
             return with_cross_attention(own, cross)
         if self._joined is None or self._joined[0] is not own or self._joined[1] is not cross:
@@ -282,6 +295,10 @@ class HuggingFaceSession(BufferedSession):
         """Run the encoder over one row's source, alone, and keep the decoder's keys and values of it."""
         if not self.model.encoder_decoder:
             super()._encode(row, source)
+        from transformers.modeling_outputs import BaseModelOutput
+
+        from outrider.models.cache import contents, fresh_dynamic
+
         if isinstance(source, Tensor):
             read: dict[str, Any] = {"encoder_outputs": BaseModelOutput(last_hidden_state=source[None])}
         else:

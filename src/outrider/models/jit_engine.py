@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Sequence
 from typing import Any
@@ -15,15 +16,16 @@ from rich.console import Console
 from outrider.jit import llama
 from outrider.jit.crew import Crew, zeros
 from outrider.jit.tiles import DIGEST, PANEL, compiled_before
-from outrider.models.cache import RaggedCache
+from outrider.models.buffers import Buffers
 from outrider.models.engine_model import Found, Run
 from outrider.models.families import sliding_windows
 from outrider.models.jit_files import PARTS
+from outrider.models.panel_rows import PanelRows
 from outrider.models.prepared import Prepared
 from outrider.models.sizes import Sizes
 from outrider.models.weight_files import WEIGHTS
 
-Buffers = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
+Addresses = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
 """Addresses of every layer's keys, of its values, and the capacity of both."""
 
 
@@ -38,11 +40,12 @@ class Engine:
         self.threads = torch.get_num_threads()
         self._crew = Crew(self.threads)
         self.vocabulary = vocabulary
-        self._known: WeakKeyDictionary[RaggedCache, Buffers] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Buffers, Addresses] = WeakKeyDictionary()
         self._places = prepared.record["places"]
         with (prepared.folder / WEIGHTS).open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._file = np.frombuffer(self._map, np.uint8)
+        self.embedding, self.unembedding = self._rows("embedding"), self._rows("output")
         self.model = self._model(Sizes.of(config), config)
         self._none_kept = np.full(self.model.layers, -1)
         self._compile(Sizes.of(config))
@@ -51,7 +54,7 @@ class Engine:
         """Run one token on buffers of its own: what is compiled is kept on disk, where the next process finds it."""
         if not compiled_before():
             Console(stderr=True).print("Compiling for this CPU (once, about 20 seconds)", highlight=False)
-        cache = RaggedCache.allocate(
+        cache = Buffers.allocate(
             [(sizes.shared, sizes.depth, sizes.depth)] * sizes.layers, 1, 1, torch.float32, torch.device("cpu")
         )
         half = torch.zeros((1, sizes.depth // 2))
@@ -60,6 +63,11 @@ class Engine:
     def _address(self, name: str) -> int:
         """Where a tensor lies, or 0 if there is none."""
         return self._file.ctypes.data + self._places[name][0] if name in self._places else 0
+
+    def _rows(self, name: str) -> PanelRows:
+        place, shape = self._places[name]
+        bits = self._file[place:].view(np.uint16)[: math.prod(shape)].reshape(shape)
+        return PanelRows(bits, self.vocabulary)
 
     def _model(self, sizes: Sizes, config: Any) -> llama.Weights:
         names = [[f"model.layers.{layer}.{part}" for part in PARTS] for layer in range(sizes.layers)]
@@ -79,7 +87,7 @@ class Engine:
             output=self._address("output"),
         )  # fmt: skip
 
-    def run(self, cache: RaggedCache, given: Run, keep: Sequence[int], logits: bool) -> Found:
+    def run(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> Found:
         """See ``engine_model.Engine``."""
         model, tokens = self.model, given.x.shape[0]
         layers = sorted({layer for layer in keep if layer < model.layers})
@@ -102,7 +110,7 @@ class Engine:
         self._crew.run(llama.layers, model, batch, holding=(cache, self._file))
         return found, dict(zip(layers, states, strict=True)) if layers else {}, output if logits else None
 
-    def _buffers(self, cache: RaggedCache) -> Buffers:
+    def _buffers(self, cache: Buffers) -> Addresses:
         """Addresses of keys and values, layer by layer; buffers stay where they are from run to run."""
         known = self._known.get(cache)
         if known is None:

@@ -14,7 +14,7 @@ from outrider.jit.tiles import PANEL
 from outrider.models.sizes import Sizes
 from outrider.models.weight_files import REMEDY, WEIGHTS, Tensors, WeightFile
 
-FORMAT = 2
+FORMAT = 3
 """Raised whenever the layout changes: what was prepared before is then prepared again."""
 
 PARTS = {
@@ -43,14 +43,13 @@ def write(folder: Path, source: Path, config: Any) -> dict[str, tuple[int, list[
         tied = config.tie_word_embeddings or "lm_head.weight" not in tensors
         output = "model.embed_tokens.weight" if tied else "lm_head.weight"
         file.write("output", panels(_exact(tensors, output, (config.vocab_size, sizes.hidden))))
-        # Once more as rows of float32: tokens are looked up there, and drafts read what they need of it.
-        file.write("unembedding", tensors.joined([output]).numpy())
         if not tied:
-            file.write("embedding", tensors.joined(["model.embed_tokens.weight"]).numpy())
+            name = "model.embed_tokens.weight"
+            file.write("embedding", panels(_exact(tensors, name, (config.vocab_size, sizes.hidden))))
         tensors.require_all_used(except_for={"lm_head.weight"} if tied else set())
     finally:
         file.close()
-    return {"embedding": file.places["unembedding"]} | file.places
+    return {"embedding": file.places["output"]} | file.places  # tied: tokens are looked up in the output layer
 
 
 def _write_product(

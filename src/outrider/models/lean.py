@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models.cache import RaggedCache
+from outrider.models.families import LLAMA_LIKE
 from outrider.packing import packed, product, released
-
-FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}
 
 
 def make_lean(model: Any, rows: int, *, release: bool = False) -> int:
@@ -27,7 +26,7 @@ def make_lean(model: Any, rows: int, *, release: bool = False) -> int:
     With ``release`` the weights that were joined are kept once, joined, and not a second time as they were.
     """
     config = model.config.get_text_config(decoder=True)
-    prefix = FAMILIES.get(config.model_type)
+    prefix = LLAMA_LIKE.get(config.model_type)
     layers = [m for m in model.modules() if type(m).__name__ == f"{prefix}DecoderLayer"]
     if prefix is None or getattr(config, "hidden_act", None) != "silu" or config.num_hidden_layers != len(layers):
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from dataclasses import dataclass
@@ -10,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import snapshot_download
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from outrider.errors import (
     BadOption,
@@ -22,15 +19,14 @@ from outrider.errors import (
     OutriderError,
     TokenizerMismatch,
 )
-from outrider.models import eight_bits, hub
+from outrider.models import hub, plain
 from outrider.models.engines import Kernels, chosen_engine
 from outrider.models.huggingface import HuggingFaceModel
-from outrider.models.lean import make_lean
 from outrider.packing import pack
 from outrider.threads import limit_threads
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DTYPES = {
     "float32": torch.float32,
@@ -46,7 +42,7 @@ class Loaded:
 
     name: str
     model: HuggingFaceModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | plain.PlainTokenizer
     kernels: Kernels = Kernels()
 
 
@@ -77,40 +73,24 @@ def load(
     wrapped = HuggingFaceModel(_moved(name, model, where).requires_grad_(False))
     narrow = model.dtype == torch.bfloat16 and cpu_is_fast_at_bfloat16()
     if where.type == "cpu" and (model.dtype == torch.float32 or narrow):  # what the packed kernels were measured for
+        from outrider.models.lean import make_lean
+
         make_lean(model, kernels.rows, release=kernels.release)
         pack(model, kernels.rows, release=kernels.release, keep=wrapped.unembedding)  # heads read it
     if where.type == "cuda":
         wrapped.fuse()  # no: the family has no fused layers, and runs through its own
         if kernels.weights == "int8":
+            from outrider.models import eight_bits
+
             eight_bits.quantise(wrapped)
     return Loaded(name, wrapped, tokenizer, kernels)
 
 
-_LLAMA = frozenset(
-    {
-        "attention_bias", "head_dim", "hidden_act", "hidden_size", "max_position_embeddings", "mlp_bias",
-        "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters",
-        "tie_word_embeddings", "vocab_size",
-    }
-)  # fmt: skip
-"""What is asked of a Llama's config. Where all of it is written down, no default of transformers' class counts."""
-
-
-def description(place: Path | str, **common: Any) -> tuple[Any, PreTrainedTokenizerBase]:
-    """A model's config and tokenizer.
-
-    transformers' own ways to them import its table of all models and, for a Llama, the compiler and distributed
-    tensors: more than two seconds. A directory that was converted here says everything itself and is read as it is.
-    """
-    if isinstance(place, Path) and (place / hub.MANIFEST).is_file():
-        written, _ = PreTrainedConfig.get_config_dict(place)
-        words = json.loads((place / "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
-        if (
-            written.get("model_type") == "llama"
-            and written.keys() >= _LLAMA
-            and words == PreTrainedTokenizerFast.__name__
-        ):
-            return PreTrainedConfig.from_dict(written), PreTrainedTokenizerFast.from_pretrained(place)
+def description(place: Path | str, **common: Any) -> tuple[Any, Any]:
+    """A model's config and tokenizer."""
+    found = plain.description(place) if isinstance(place, Path) else None
+    if found is not None:
+        return found
     from transformers import AutoConfig, AutoTokenizer
 
     return AutoConfig.from_pretrained(place, **common), AutoTokenizer.from_pretrained(place, **common)
@@ -156,13 +136,22 @@ def _prepared(place: Path | str, config: Any, engine: str, kernels: Kernels) -> 
     else:
         from outrider.models.onnx_engine import Engine  # type: ignore[assignment]
     if isinstance(place, str):
+        from huggingface_hub import snapshot_download
+
         place = Path(snapshot_download(place, allow_patterns=["*.safetensors", "*.json"]))
     prepared = prepare(place, config, engine, kernels.weights == "int8")
+    return EngineModel(Outline(config, _asked_of_generation(place, config)), prepared, Engine)
+
+
+def _asked_of_generation(place: Path, config: Any) -> Any:
+    if isinstance(config, plain.Settings):
+        return plain.Settings(place / "generation_config.json")
+    from transformers import GenerationConfig
+
     try:
-        asked = GenerationConfig.from_pretrained(place)
+        return GenerationConfig.from_pretrained(place)
     except OSError:  # a checkpoint need not have one: then what the config says counts
-        asked = GenerationConfig.from_model_config(config)
-    return EngineModel(Outline(config, asked), prepared, Engine)
+        return GenerationConfig.from_model_config(config)
 
 
 def _moved(name: str, model: PreTrainedModel, where: torch.device) -> PreTrainedModel:

@@ -11,7 +11,7 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from outrider.models.cache import RaggedCache
+from outrider.models.buffers import Buffers
 from outrider.models.engine_model import Found, Run
 from outrider.models.onnx_llama import LAYERS, OUTPUT
 from outrider.models.prepared import Prepared
@@ -39,9 +39,10 @@ class Engine:
             onnxruntime.InferenceSession(str(prepared.folder / name), options, providers=["CPUExecutionProvider"])
             for name in (LAYERS, OUTPUT)
         )
-        self._bound: WeakKeyDictionary[RaggedCache, Any] = WeakKeyDictionary()
+        self.embedding, self.unembedding = prepared.tensor("embedding"), prepared.tensor("unembedding")
+        self._bound: WeakKeyDictionary[Buffers, Any] = WeakKeyDictionary()
 
-    def run(self, cache: RaggedCache, given: Run, keep: Sequence[int], logits: bool) -> Found:
+    def run(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> Found:
         """See ``engine_model.Engine``."""
         binding = self._binding(cache)
         rows = given.start.shape[0]
@@ -70,7 +71,7 @@ class Engine:
         self._output.run_with_iobinding(binding)
         return found
 
-    def _binding(self, cache: RaggedCache) -> Any:
+    def _binding(self, cache: Buffers) -> Any:
         """Buffers stay where they are from run to run: they are bound once, as what goes in and what comes out."""
         binding = self._bound.get(cache)
         if binding is None:

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
 def frequencies(config: Any) -> tuple[Tensor, float]:
     """Radians per position [depth / 2], and what cosines and sines are multiplied by."""
     settings = config.rope_parameters
     if settings["rope_type"] != "default":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
         found, scale = ROPE_INIT_FUNCTIONS[settings["rope_type"]](config)
         return found, float(scale)
     depth = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -1,0 +1,44 @@
+"""Key/value buffers of fixed capacity, a row for every sequence. What reads them decides where it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+LayerShape = tuple[int, int, int]
+"""(key/value heads, key dimension, value dimension) of one layer."""
+
+
+class Buffers:
+    """Keys and values of every layer, [B, H, C, D] each."""
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self._pairs = list(layers)
+
+    @classmethod
+    def allocate(
+        cls, shapes: Sequence[LayerShape], rows: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> Self:
+        def buffer(heads: int, size: int) -> Tensor:
+            return torch.zeros((rows, heads, capacity, size), dtype=dtype, device=device)
+
+        return cls([(buffer(h, dk), buffer(h, dv)) for h, dk, dv in shapes])
+
+    def row(self, row: int) -> Self:
+        """A view of one row's buffers: what is written there is written here."""
+        return type(self)([(k[row : row + 1], v[row : row + 1]) for k, v in self.buffers()])
+
+    def select(self, rows: Tensor) -> Self:
+        return type(self)([(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.buffers()])
+
+    def move(self, to: Tensor, source: Tensor, length: int) -> None:
+        """Overwrite rows ``to`` with the old rows ``source``, as far as they are filled: most stay where they are."""
+        if len(to):
+            for buffer in (b for pair in self.buffers() for b in pair):
+                buffer[to, :, :length] = buffer[source, :, :length]  # the right side is a copy: rows may change places
+
+    def buffers(self) -> list[tuple[Tensor, Tensor]]:
+        return self._pairs

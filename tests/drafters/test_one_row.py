@@ -1,0 +1,35 @@
+"""A head that drafts for one row on a CPU."""
+
+from __future__ import annotations
+
+import torch
+
+import tiny
+from outrider.drafters.head_layers import Head, HeadConfig
+from outrider.drafters.heads import HeadDrafter
+from outrider.models.huggingface import HuggingFaceModel
+from outrider.noise import Noise
+from outrider.sampling import Sampling
+from outrider.types import Shape
+
+
+def test_nothing_is_made_ready_for_several_rows() -> None:
+    """A question about kernels copied the head and packed the output layer: 87 MB that one row never reads."""
+    torch.manual_seed(0)
+    target = HuggingFaceModel(tiny.build("llama"))
+    size = target.hidden_size
+    assert size is not None
+    head = Head(HeadConfig("feature", size, 2 * size, 1, heads=(2, 1)))
+    drafter = HeadDrafter(head, torch.arange(10), floor=0.0)
+    shape = Shape(96, 5, chunk=4)
+    session = target.start(1, shape)
+    drafting = drafter.start(1, shape, session)
+    for part in (session, drafting):
+        part.admit(0, [3, 9, 4])
+    session.score(torch.zeros((1, 0), dtype=torch.int64))
+    for part in (session, drafting):
+        part.commit(torch.tensor([[5]]), torch.tensor([1]))
+    for temperature in (0.0, 1.0):
+        noise, at = Noise(torch.zeros(1, dtype=torch.int64)), torch.zeros((1, 4), dtype=torch.int64)
+        assert drafting.propose(3, Sampling(temperature=temperature), noise, at).tokens.shape == (1, 3)
+    assert "batched" not in vars(drafter._ready(session))
