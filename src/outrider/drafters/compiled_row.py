@@ -149,9 +149,7 @@ class CompiledRow:
     def draft(self, embedding: Any, tokens: Tensor, floors: Sequence[float]) -> Tensor:
         """The likeliest guesses [G], each read behind the last, of ``tokens`` [N], whose logits these are.
 
-        ``embedding`` is what ``table_of`` gives.
-
-        No guess is made whose forerunners are right with less than the chance that ``floors`` has for it.
+        ``embedding`` is what ``table_of`` gives. No guess is made whose forerunners are right with less than the chance that ``floors`` has for it.
         """
         from outrider.jit import crew, head
 
@@ -160,8 +158,8 @@ class CompiledRow:
         states[0] = self.x[0]
         found = torch.empty(most + 1, dtype=torch.int64)
         self.weights.crew.run(
-            head.draft, numbers, self._text, states, embedding, tokens.numpy(), np.array(floors), self.place, self.oldest,
-            self._room, np.empty((1, numbers.tokens), np.float32), self._best(most),
+            head.draft, numbers, self._text, states, embedding, tokens.numpy(), np.array(floors), self.place,
+            self.oldest, self._room, np.empty((1, numbers.tokens), np.float32), self._best(most),
             crew.zeros((head.GUESSING + 2 * len(numbers.blocks)) * most), found.numpy(), self.weights.crew.threads,
             holding=self,
         )  # fmt: skip
