@@ -149,7 +149,8 @@ class CompiledRow:
     def draft(self, embedding: Any, tokens: Tensor, floors: Sequence[float]) -> Tensor:
         """The likeliest guesses [G], each read behind the last, of ``tokens`` [N], whose logits these are.
 
-        ``embedding`` is what ``table_of`` gives. No guess is made whose forerunners are right with less than the chance that ``floors`` has for it.
+        ``embedding`` is what ``table_of`` gives. No guess is made whose forerunners are right with less than the
+        chance that ``floors`` has for it.
         """
         from outrider.jit import crew, head
 
