@@ -57,6 +57,19 @@ def cpu_identity() -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
 
 
+@cache
+def computes_in_half() -> bool:
+    """Whether this CPU multiplies vectors of float16 by itself, and not through float32."""
+    if platform.machine() not in ("aarch64", "arm64"):
+        return False
+    if platform.system() == "Darwin":  # every Mac with an ARM CPU
+        return True
+    try:
+        return "asimdhp" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:
+        return False
+
+
 def chosen_engine(
     kernels: Kernels, config: Any, device: torch.device, dtype: torch.dtype, size: float, settled: bool = True
 ) -> str:

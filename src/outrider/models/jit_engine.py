@@ -88,7 +88,8 @@ class Engine:
         with (prepared.folder / WEIGHTS).open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._file = np.frombuffer(self._map, np.uint8)
-        self.model = self._model(Sizes.of(config), config)
+        self._half = prepared.weights == "float16"
+        self.model, self.matrix = self._model(Sizes.of(config), config), self._matrix()
         self._compile(Sizes.of(config))
 
     def _compile(self, sizes: Sizes) -> None:
@@ -121,7 +122,18 @@ class Engine:
             biases=np.array([[self._address(f"{name}.bias") for name in row] for row in names]),
             norms=self._file[place:].view(np.float32)[: shape[0] * shape[1]].reshape(shape),
             windows=np.array([2**31 if window is None else window for window in by_layer]),
+            half=self._half, powers=self._powers(4 * sizes.layers)[:-1].reshape(sizes.layers, 4, 2),
         )  # fmt: skip
+
+    def _matrix(self) -> jit_llama.Matrix:
+        return jit_llama.Matrix(self._address("output"), self._half, self._powers(0)[-1])
+
+    def _powers(self, products: int) -> np.ndarray[Any, Any]:
+        """What the inputs of all products are scaled by, the output matrix last; zeros where they are not."""
+        if not self._half:
+            return np.zeros((products + 1, 2), np.int64)
+        place, shape = self._places["powers"]
+        return self._file[place:].view(np.int64)[: shape[0] * shape[1]].reshape(shape)
 
     def run(self, cache: RaggedCache, given: Run, keep: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """-> hidden [N, size], and the inputs [N, size] of the layers to keep (from 1 on)."""
@@ -158,7 +170,7 @@ class Engine:
         """[N, size] -> [N, vocabulary]."""
         found = torch.empty((hidden.shape[0], self.vocabulary))
         given = hidden.contiguous().numpy()
-        arguments = self._address("output"), given, found.numpy(), _zeros(1), self.threads
+        arguments = self.matrix, given, found.numpy(), _zeros(1), self.threads
         self._crew.run(jit_llama.output, *arguments, holding=self._file)
         return found
 
