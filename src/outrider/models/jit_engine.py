@@ -89,6 +89,8 @@ class Engine:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._file = np.frombuffer(self._map, np.uint8)
         self._half = prepared.weights == "float16"
+        if self._half:
+            self.name += " in float16"
         self.model, self.matrix = self._model(Sizes.of(config), config), self._matrix()
         self._compile(Sizes.of(config))
 

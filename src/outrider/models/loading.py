@@ -23,7 +23,7 @@ from outrider.errors import (
     TokenizerMismatch,
 )
 from outrider.models import eight_bits, hub
-from outrider.models.engines import Kernels, chosen_engine
+from outrider.models.engines import Kernels, chosen_engine, numba_computes_in_half
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.lean import make_lean
 from outrider.packing import pack
@@ -136,7 +136,8 @@ def _by_engine(
     if engine == "torch":
         return None
     try:
-        return _prepared(place, config, engine, kernels)
+        half = engine == "numba" and numba_computes_in_half(kind, settled)
+        return _prepared(place, config, engine, kernels, half)
     except ModelCorrupt:
         raise
     except ModelError as error:
@@ -146,7 +147,7 @@ def _by_engine(
         return None
 
 
-def _prepared(place: Path | str, config: Any, engine: str, kernels: Kernels) -> HuggingFaceModel:
+def _prepared(place: Path | str, config: Any, engine: str, kernels: Kernels, half: bool) -> HuggingFaceModel:
     """A model run by an engine from files in the cache, which are written the first time."""
     from outrider.models.engine_model import EngineModel, Outline
     from outrider.models.prepared import prepare
@@ -157,7 +158,7 @@ def _prepared(place: Path | str, config: Any, engine: str, kernels: Kernels) -> 
         from outrider.models.onnx_engine import Engine  # type: ignore[assignment]
     if isinstance(place, str):
         place = Path(snapshot_download(place, allow_patterns=["*.safetensors", "*.json"]))
-    prepared = prepare(place, config, engine, kernels.weights == "int8")
+    prepared = prepare(place, config, engine, kernels.weights == "int8", half)
     try:
         asked = GenerationConfig.from_pretrained(place)
     except OSError:  # a checkpoint need not have one: then what the config says counts
