@@ -10,8 +10,9 @@ import torch
 
 pytest.importorskip("numba")
 
-from outrider.models import jit_math, jit_tiles
-from outrider.models.jit_files import PANEL, panels
+from outrider.jit import math, tiles
+from outrider.jit.tiles import PANEL
+from outrider.models.jit_files import panels
 
 INPUTS, MOST, PANELS = 24, 6, 7
 
@@ -39,7 +40,7 @@ def _with_tile(weights: np.ndarray[Any, Any], x: np.ndarray[Any, Any], rows: int
     """Rows of x times as many panels as there are, by one tile, ``wide`` panels at a time."""
     count = PANELS // wide * wide
     out = np.full((rows, PANEL * count), np.nan, np.float32)
-    multiply = jit_tiles.tile(rows, wide)
+    multiply = tiles.tile(rows, wide)
     for first in range(0, count, wide):
         multiply(
             weights.ctypes.data + 2 * PANEL * INPUTS * first, x.ctypes.data, INPUTS,
@@ -52,9 +53,9 @@ def _with_tile(weights: np.ndarray[Any, Any], x: np.ndarray[Any, Any], rows: int
 def test_every_tile_gives_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, matrix: torch.Tensor, x: np.ndarray[Any, Any], arm: bool, wide: bool, ahead: int
 ) -> None:
-    monkeypatch.setattr(jit_tiles, "ARM", arm)
-    monkeypatch.setattr(jit_tiles, "_WIDE", wide)
-    monkeypatch.setattr(jit_tiles, "_AHEAD", ahead)
+    monkeypatch.setattr(tiles, "ARM", arm)
+    monkeypatch.setattr(tiles, "_WIDE", wide)
+    monkeypatch.setattr(tiles, "_AHEAD", ahead)
     weights = _aligned(matrix)
     whole = _with_tile(weights, x, MOST, 1)
     exact = x.astype(np.float64) @ matrix.double().numpy().T
@@ -69,7 +70,7 @@ def test_a_product_of_any_number_of_panels(matrix: torch.Tensor, x: np.ndarray[A
     given = np.concatenate([x, x])[:rows]
     weights, out = _aligned(matrix), np.zeros((rows, PANELS * PANEL), np.float32)
     whole = _with_tile(weights, x, 1, 1)
-    jit_math.product(
+    math.product(
         weights.ctypes.data, given.ctypes.data, rows, INPUTS, out.ctypes.data, PANELS * PANEL, PANELS
     )  # fmt: skip
     exact = given.astype(np.float64) @ matrix.double().numpy().T
@@ -79,9 +80,9 @@ def test_a_product_of_any_number_of_panels(matrix: torch.Tensor, x: np.ndarray[A
 
 @pytest.mark.parametrize("wide, registers", [(False, 16), (True, 32)])
 def test_sums_fit_into_registers(monkeypatch: pytest.MonkeyPatch, wide: bool, registers: int) -> None:
-    monkeypatch.setattr(jit_tiles, "ARM", False)
-    monkeypatch.setattr(jit_tiles, "_WIDE", wide)
+    monkeypatch.setattr(tiles, "ARM", False)
+    monkeypatch.setattr(tiles, "_WIDE", wide)
     for rows in range(1, MOST + 1):
-        found = jit_tiles.together(rows)
-        assert 2 * found * rows // jit_tiles._joined(found) <= registers - 4
-    assert jit_tiles.together(1) == 4
+        found = tiles.together(rows)
+        assert 2 * found * rows // tiles._joined(found) <= registers - 4
+    assert tiles.together(1) == 4

@@ -98,7 +98,7 @@ def table_of(embedding: Any) -> Any:
         return getattr(embedding, "table", None)  # see models/panel_rows.py
     if embedding.dtype != torch.float32 or not embedding.is_contiguous():
         return None
-    return Table(embedding.data_ptr(), embedding.shape[1], panels=False)
+    return Table(embedding.data_ptr(), embedding.shape[1])
 
 
 @dataclass(frozen=True)

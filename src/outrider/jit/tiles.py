@@ -167,9 +167,10 @@ def loop(builder: Any, turns: Any, step: int, first: list[Any]) -> tuple[Any, li
 
     def end(last: list[Any]) -> None:
         further = builder.add(place, number(step))
+        latch = builder.block  # of a loop with another one inside not where it began
         for phi, start, value in zip([place, *carried], [number(0), *first], [further, *last], strict=True):
             phi.add_incoming(start, before)
-            phi.add_incoming(value, body)
+            phi.add_incoming(value, latch)
         builder.cbranch(builder.icmp_signed("<", further, turns), body, after)
         builder.position_at_end(after)
 
