@@ -31,6 +31,7 @@ class CompiledWeights:
     def __init__(self, head: Head, output: Tensor) -> None:
         from outrider.jit.crew import Crew
         from outrider.jit.head import Weights
+        from outrider.jit.tiles import announce
 
         self._kept: list[np.ndarray[Any, Any]] = []  # what the addresses point into
         config, blocks = head.config, list(cast(Iterable[Block], head.blocks))
@@ -50,6 +51,7 @@ class CompiledWeights:
             layer_norms=_stacked(head.layer_norms, self.size),
             norms=_stacked([*norms, *(block.norm for block in blocks)], self.size),
         )  # fmt: skip
+        announce("draft", "drafts")
 
     def row(self, memory: tuple[Tensor, Tensor] | None) -> CompiledRow:
         return CompiledRow(self, memory)
@@ -124,38 +126,23 @@ class CompiledRow:
         angle = torch.arange(keys.shape[1])[:, None] * 10_000.0 ** (-torch.arange(half) / half)
         self._text = Text(keys.numpy(), values.numpy(), angle.cos().numpy(), angle.sin().numpy())
         numbers = weights.numbers
+        self._zeros = torch.zeros((1, numbers.size))
+        self._blank = table_of(self._zeros)  # where a guess is not read again
         self._room = np.empty((1, 2 * numbers.heads * numbers.depth + numbers.inner), np.float32)
-        self._none = np.empty((0, numbers.size), np.float32)
         self._items = max(1, min(64 * weights.crew.threads, -(-numbers.tokens // 16)))  # of the output layer
 
     def read(self, states: Tensor, tokens: Tensor, start: int) -> None:
         """Read the text from position start on: what the target's layers gave there [T, L, size], and the embeddings
         of the tokens that followed [T, size]. The next guess comes after the last of them."""
-        from outrider.jit import crew, head
-
         given, after = states.float().contiguous().numpy(), tokens.float().contiguous().numpy()
-        seen, x = np.empty_like(after), np.empty_like(after)
-        arguments = self.weights.numbers, self._text, given, after, start, seen, x, crew.zeros(head.READING)
-        self.weights.crew.run(head.read, *arguments, self.weights.crew.threads, holding=self)
-        self.made = self.place = start + len(tokens) - 1
+        self._unread = start, given, after  # until the guess, in one go
+        self.place = start + len(tokens) - 1
         self.oldest = max(0, self.place + 1 - self.weights.window)  # seen by all guesses from here
-        self.x = x[-1:]  # [1, size]: what it goes on from
 
     def guess(self, token: Tensor | None) -> Tensor:
         """Logits of the next token [1, N]; after the first guess, behind one whose embedding is token [1, size]."""
-        from outrider.jit import crew, head
-
-        numbers, before = self.weights.numbers, self.x
-        if token is None:
-            self.made, given = self.place + 1, self._none
-        else:  # its own state stands for the target's
-            self.place, given, self.x = self.place + 1, token.float().numpy(), np.empty_like(before)
-        logits = torch.empty((1, numbers.tokens))
-        pieces = crew.zeros(head.GUESSING + 2 * len(numbers.blocks))
-        self.weights.crew.run(
-            head.guess, numbers, self._text, before, given, self.x, self.place, self.oldest, self._room,
-            logits.numpy(), self._best(1)[0], pieces, self.weights.crew.threads, holding=self,
-        )  # fmt: skip
+        logits = torch.empty((1, self.weights.numbers.tokens))
+        self._run(token, (0.0,), logits)
         return logits
 
     def draft(
@@ -166,28 +153,50 @@ class CompiledRow:
         ``embedding`` is what ``table_of`` gives. No guess is made whose forerunners are right with less than the
         chance that ``floors`` has for it.
         """
+        return self._run(None, floors, None, embedding, tokens, draw)
+
+    def _run(
+        self, token: Tensor | None, floors: Sequence[float], logits: Tensor | None,
+        embedding: Any = None, tokens: Tensor | None = None, draw: Draw | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         from outrider.jit import crew, head
 
-        numbers, most = self.weights.numbers, len(floors)
+        numbers, most, threads = self.weights.numbers, len(floors), self.weights.crew.threads
+        logits = torch.empty((1, numbers.tokens)) if logits is None else logits
+        tokens = torch.zeros(numbers.tokens, dtype=torch.int64) if tokens is None else tokens
         states = np.empty((2, numbers.size), np.float32)
-        states[0] = self.x[0]
         found = torch.empty(most + 1, dtype=torch.int64)
         probs = torch.empty((0 if draw is None else most, numbers.tokens))
         how = head.Drawing(1.0, _NO_KEYS, _NO_COUNTER, probs.numpy())
         if draw is not None:
             how = head.Drawing(1 / draw.temperature, draw.keys.numpy(), draw.counter.numpy(), probs.numpy())
+        reading = self._reading(token)
         self.weights.crew.run(
-            head.draft, numbers, self._text, how, states, embedding, tokens.numpy(), np.array(floors), self.place,
-            self.oldest, self._room, np.empty((1, numbers.tokens), np.float32), self._best(most),
-            crew.zeros((head.GUESSING + 2 * len(numbers.blocks)) * most), found.numpy(), self.weights.crew.threads,
+            head.draft, numbers, self._text, reading, how, embedding or self._blank, tokens.numpy(),
+            np.array(floors), self.place, self.oldest, states, self._room, logits.numpy(),
+            np.empty((most, self._items, 5)),
+            crew.zeros(head.READING + (head.GUESSING + 2 * len(numbers.blocks)) * most), found.numpy(), threads,
             holding=self,
         )  # fmt: skip
         made = int(found[0])
-        self.made, self.place, self.x = self.place + 1, self.place + made - 1, states[[1 - made % 2]]
+        self.made = self.place + 1 if token is None else self.made
+        self.place += made - 1
+        self.x = reading.x[-1:] if made == 1 else states[(made - 1) % 2][None]
         return found[1 : 1 + made], None if draw is None else probs[:made]
 
-    def _best(self, guesses: int) -> np.ndarray[Any, Any]:
-        return np.empty((guesses, self._items, 5))
+    def _reading(self, token: Tensor | None) -> Any:
+        """What is to be read before the next guess: text, or the guess before it."""
+        from outrider.jit.head import Reading
+
+        size = self.weights.numbers.size
+        nothing, one = np.empty((0, size), np.float32), np.empty((1, size), np.float32)
+        if token is not None:  # its own state stands for the target's
+            self.place += 1
+            given = token.float().contiguous().numpy()
+            return Reading(0, np.empty((0, 1, size), np.float32), nothing, nothing, self.x, given, one)
+        start, states, after = self._unread
+        x = np.empty_like(after)
+        return Reading(start, states, after, np.empty_like(after), one, nothing, x)
 
     def forget_after(self, length: int) -> None:
         """The text has this many tokens: what follows the last is unknown again."""

@@ -52,6 +52,18 @@ class Drawing(NamedTuple):
     probs: np.ndarray[Any, Any]  # [G, N]: what tokens were drawn from
 
 
+class Reading(NamedTuple):
+    """Text to read first, T positions from ``start`` on, or the last guess and the state it came from."""
+
+    start: int
+    states: np.ndarray[Any, Any]  # [T, L, size]: what the target's layers gave; T may be 0
+    tokens: np.ndarray[Any, Any]  # [T, size]: embeddings of the tokens behind them
+    seen: np.ndarray[Any, Any]  # [T, size]: used on the way
+    before: np.ndarray[Any, Any]  # [1, size], with the guess
+    guess: np.ndarray[Any, Any]  # [0 or 1, size]: its embedding
+    x: np.ndarray[Any, Any]  # [max(T, 1), size]: what was read, and in the last row what the first guess comes from
+
+
 class Text(NamedTuple):
     """What a head keeps of one text, C positions."""
 
@@ -132,28 +144,22 @@ def _project(head: Weights, text: Text, counters: int, piece: int, x: Any, place
     finish(counters, piece, done, items)
 
 
-@on_disk
-def read(
-    head: Weights, text: Text, states: Any, tokens: Any, start: int, seen: Any, x: Any, zeros: Any, threads: int
-) -> None:
-    """Read a text from position ``start`` on: states [T, L, size] and the tokens [T, size] behind them -> x [T, size].
-
-    Keys are kept of all but the last, whose are made with its guess. ``seen`` [T, size] is used on the way. Every
-    thread calls this with the same arguments.
-    """
-    counters, last = zeros.ctypes.data, states.shape[1] - 1
+@compiled
+def _read(head: Weights, text: Text, reading: Reading, counters: int, threads: int) -> None:
+    """Keys are kept of all positions but the last, whose are made with its guess."""
+    states, seen, last = reading.states, reading.seen, reading.states.shape[1] - 1
     if head.fuse:
         others = np.empty((len(states), last * head.size), np.float32)
         for layer in range(last):
             columns = others[:, layer * head.size : (layer + 1) * head.size]
             norm(states[:, layer], head.layer_norms[layer], _EPSILON, columns)
         _multiply(counters, 0, head.fuse, _shortened(others), others.shape[1], states[:, last], seen, threads)
-        _multiply(counters, 1, head.join, _joined(head, seen, tokens), 2 * head.size, seen, x, threads)
+        _multiply(counters, 1, head.join, _joined(head, seen, reading.tokens), 2 * head.size, seen, reading.x, threads)
     else:
-        given = _joined(head, states[:, last], tokens)
-        _multiply(counters, 1, head.join, given, 2 * head.size, states[:, last], x, threads)
-    if head.heads and len(x) > 1:
-        _project(head, text, counters, 2, x[:-1], start, np.empty((0, head.depth), np.float32))
+        given = _joined(head, states[:, last], reading.tokens)
+        _multiply(counters, 1, head.join, given, 2 * head.size, states[:, last], reading.x, threads)
+    if head.heads and len(states) > 1:
+        _project(head, text, counters, 2, reading.x[:-1], reading.start, np.empty((0, head.depth), np.float32))
 
 
 @compiled
@@ -231,7 +237,11 @@ def _think(
     head: Weights, text: Text, before: Any, token: Any, x: Any, place: int, oldest: int, room: Any,
     counters: int, threads: int,
 ) -> None:  # fmt: skip
-    """The state x [1, size] behind position ``place``; see ``guess``."""
+    """The state x [1, size] behind position ``place``.
+
+    ``token`` [1, size] is the last guess, ``before`` [1, size] the state it came from; without one (no rows), x is
+    what was read.
+    """
     wide = head.heads * head.depth
     if len(token):
         _multiply(counters, 0, head.join, _joined(head, before, token), 2 * head.size, before, x, threads)
@@ -246,22 +256,6 @@ def _think(
         _gate(head, counters, 4 + 2 * block, block, x, gated, threads)
         given = _shortened(gated)
         _multiply(counters, 5 + 2 * block, head.blocks[block, 1], given, head.inner, x, x, threads)
-
-
-@on_disk
-def guess(
-    head: Weights, text: Text, before: Any, token: Any, x: Any, place: int, oldest: int, room: Any,
-    logits: Any, best: Any, zeros: Any, threads: int,
-) -> None:  # fmt: skip
-    """Logits [1, N] of the token behind position ``place``, and the state x [1, size] it comes from.
-
-    ``token`` [1, size] is the last guess, ``before`` [1, size] the state it came from; without one (no rows), x is
-    what was read. ``room`` [1, heads * depth * 2 + inner] and ``best`` are used on the way. Every thread calls this
-    with the same arguments.
-    """
-    counters = zeros.ctypes.data
-    _think(head, text, before, token, x, place, oldest, room, counters, threads)
-    _write(head, counters, 4 + 2 * len(head.blocks), x, logits, best, 1.0)
 
 
 @compiled
@@ -294,23 +288,31 @@ def _first_largest(best: Any, value: int, place: int) -> Any:
 
 @on_disk
 def draft(
-    head: Weights, text: Text, drawing: Drawing, states: Any, embedding: Table, tokens: Any, floors: Any, place: int,
-    oldest: int, room: Any, logits: Any, best: Any, zeros: Any, found: Any, threads: int,
+    head: Weights, text: Text, reading: Reading, drawing: Drawing, embedding: Table, tokens: Any, floors: Any,
+    place: int, oldest: int, states: Any, room: Any, logits: Any, best: Any, zeros: Any, found: Any, threads: int,
 ) -> None:  # fmt: skip
-    """Guess after guess, the likeliest token each time or a drawn one -> found [G + 1]: how many, then tokens.
+    """Read, then guess after guess, the likeliest token each time or a drawn one -> found [G + 1]: how many, tokens.
 
-    ``states`` [2, size] are what the last two guesses came from, at first what was read in the first. ``tokens`` [N]
-    are those that logits are of. Guess k is made only if all before it are right with a chance of floors[k], by the
-    head's own confidence. Every thread calls this with the same arguments, and comes to the same end by itself.
+    The first guess stands behind position ``place``. ``tokens`` [N] are those that logits [1, N] are of. Guess k is
+    made only if all before it are right with a chance of floors[k], by the head's own confidence. ``states``
+    [2, size] are what the last two guesses came from but for the first; ``room`` [1, heads * depth * 2 + inner] and
+    ``best`` [G, items, 5] are used on the way. Every thread calls this with the same arguments, and comes to the same
+    end by itself.
     """
     pieces, chance = GUESSING + 2 * len(head.blocks), 1.0
+    if len(reading.states):
+        _read(head, text, reading, zeros.ctypes.data, threads)
+    x, before = reading.x[len(reading.x) - 1 :], reading.before
     token = np.empty((1, head.size), np.float32)
+    token[: len(reading.guess)] = reading.guess
     for k in range(len(floors)):
         if k and chance < floors[k]:
             return
-        counters = zeros.ctypes.data + STRIDE * pieces * k
-        x, before = states[k % 2 : k % 2 + 1], states[1 - k % 2 : 2 - k % 2]
-        _think(head, text, before, token[: min(k, 1)], x, place + k, oldest, room, counters, threads)
+        counters = zeros.ctypes.data + STRIDE * (READING + pieces * k)
+        if k:
+            x, before = states[k % 2 : k % 2 + 1], x
+        given = token if k or len(reading.guess) else token[:0]
+        _think(head, text, before, given, x, place + k, oldest, room, counters, threads)
         _write(head, counters, pieces - 2, x, logits, best[k], drawing.rate)
         most, chosen = _first_largest(best[k], 0, 1)
         total = 0.0

@@ -22,6 +22,7 @@ from llvmlite.binding import get_host_cpu_features
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from rich.console import Console
 
 from outrider.places import cache_dir
 
@@ -53,9 +54,10 @@ def _place() -> Path:
     return cache_dir() / f"compiled-{DIGEST}"
 
 
-def compiled_before() -> bool:
-    """Whether another process has done so; if not, it takes a while."""
-    return any(_place().rglob("*.nbc"))
+def announce(function: str, what: str) -> None:
+    """Say so, if this is not compiled yet, as what one process compiles the next one finds: it takes a while."""
+    if not any(_place().rglob(f"*.{function}-*.nbc")):
+        Console(stderr=True).print(f"Compiling {what} for this CPU (once, about 20 seconds)", highlight=False)
 
 
 def on_disk(function: Any) -> Any:

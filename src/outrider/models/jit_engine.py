@@ -11,11 +11,10 @@ from weakref import WeakKeyDictionary
 import numba
 import numpy as np
 import torch
-from rich.console import Console
 
 from outrider.jit import llama
 from outrider.jit.crew import Crew, zeros
-from outrider.jit.tiles import DIGEST, PANEL, compiled_before
+from outrider.jit.tiles import DIGEST, PANEL, announce
 from outrider.models.buffers import Buffers
 from outrider.models.engine_model import Found, Run
 from outrider.models.families import sliding_windows
@@ -55,8 +54,7 @@ class Engine:
 
     def _compile(self, sizes: Sizes) -> None:
         """Run one token on buffers of its own: what is compiled is kept on disk, where the next process finds it."""
-        if not compiled_before():
-            Console(stderr=True).print("Compiling for this CPU (once, about 20 seconds)", highlight=False)
+        announce("layers", "models")
         cache = Buffers.allocate(
             [(sizes.shared, sizes.depth, sizes.depth)] * sizes.layers, 1, 1, torch.float32, torch.device("cpu")
         )
