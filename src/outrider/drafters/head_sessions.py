@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outrider.drafters import head_fused
 from outrider.drafters.base import ContextSession, Reach
+from outrider.drafters.compiled_row import CompiledRow
 from outrider.drafters.head_layers import Head, Memory
 from outrider.drafters.one_row import OneRow
 from outrider.drafters.ready_head import ReadyHead
@@ -27,7 +28,7 @@ class _HeadSession(ContextSession):
 
     recordable = True
     prices: Prices | None = None  # what guesses take here and time is worth, where a policy tells
-    alone: OneRow | None = None  # drafts for one row on a CPU, without what ``ready.batched`` makes
+    alone: OneRow | CompiledRow | None = None  # drafts for one row on a CPU, without what ``ready.batched`` makes
 
     def __init__(self, ready: ReadyHead, floor: float, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
@@ -172,7 +173,7 @@ class FeatureSession(_HeadSession):
             dtype = torch.float32 if alone is not None else self.embedding.dtype
             self.keys, self.values = torch.zeros(kept, dtype=dtype, device=self.device)
         memory = (self.keys[0], self.values[0]) if self.attends else None
-        self.alone = None if alone is None else OneRow(alone, memory)
+        self.alone = None if alone is None else alone.row(memory)
 
     @torch.no_grad()
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
@@ -247,7 +248,7 @@ class FeatureSession(_HeadSession):
             return super().logits(k, last)
         return self.alone.guess(self.embedding[last] if k else None)
 
-    def _read_alone(self, alone: OneRow) -> bool:
+    def _read_alone(self, alone: OneRow | CompiledRow) -> bool:
         """What was committed since; whether there is anything to draft from."""
         length, states = int(self.context.lengths), self.target.states
         assert states is not None

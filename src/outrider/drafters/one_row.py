@@ -43,10 +43,13 @@ class Weights:
             self.keys = _after(keys, attention.norm)
             self.out = product_with(attention.out.weight)
 
+    def row(self, memory: tuple[Tensor, Tensor] | None) -> OneRow:
+        return OneRow(self, memory)
+
 
 def _after(weight: Tensor, *norms: Any) -> Product:
     """A product with what these norms, side by side, make of their inputs: their weights go into it."""
-    return product_with(weight * torch.cat([norm.weight for norm in norms]))
+    return product_with(weight.float() * torch.cat([norm.weight.float() for norm in norms]))
 
 
 class OneRow:

@@ -8,7 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from outrider.drafters import head_fused
+from outrider.drafters import compiled_row, head_fused
+from outrider.drafters.compiled_row import CompiledWeights, Picked
 from outrider.drafters.head_layers import Head
 from outrider.drafters.one_row import Weights
 from outrider.noise import counter_of
@@ -43,8 +44,10 @@ class ReadyHead:
         return head, output, fused
 
     @cached_property
-    def alone(self) -> Weights | None:
+    def alone(self) -> Weights | CompiledWeights | None:
         """For one row on a CPU; None where there is no such way."""
         if self.device.type != "cpu" or self.config.kind != "feature":
             return None
+        if compiled_row.available():
+            return CompiledWeights(self._head, Picked(self._unembedding, self.tokens))
         return Weights(self._head, self._unembedding[self.tokens])

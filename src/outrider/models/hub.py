@@ -12,7 +12,6 @@ import contextlib
 import difflib
 import errno
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from outrider.errors import ModelCorrupt, ModelError, ModelNotFound, PullFailed
 from outrider.models import gguf, pairs
 from outrider.models.gguf import KNOWN, MB
 from outrider.models.weights import check_length
+from outrider.places import cache_dir
 
 NAMES = (*KNOWN, *pairs.SHIPPED)
 
@@ -45,14 +45,6 @@ class Installed:
     size: int  # bytes
     source: str
     licence: str | None
-
-
-def cache_dir() -> Path:
-    """``$OUTRIDER_CACHE``, else ``$XDG_CACHE_HOME/outrider``, else ``~/.cache/outrider``."""
-    if own := os.environ.get("OUTRIDER_CACHE"):
-        return Path(own).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser().absolute() if base else Path.home() / ".cache") / "outrider"
 
 
 # --- names -----------------------------------------------------------------------------------------

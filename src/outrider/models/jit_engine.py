@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from queue import SimpleQueue
-from threading import Thread
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,13 +14,13 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from outrider.models import jit_llama
+from outrider.jit import llama
+from outrider.jit.crew import Crew, zeros
+from outrider.jit.tiles import DIGEST, PANEL, compiled_before
 from outrider.models.buffers import Buffers
 from outrider.models.engine_model import Run
 from outrider.models.families import sliding_windows
-from outrider.models.jit_files import PANEL, PARTS
-from outrider.models.jit_math import STRIDE
-from outrider.models.jit_tiles import DIGEST, compiled_before
+from outrider.models.jit_files import PARTS
 from outrider.models.panel_rows import PanelRows
 from outrider.models.prepared import Prepared
 from outrider.models.sizes import Sizes
@@ -32,46 +28,6 @@ from outrider.models.weight_files import WEIGHTS
 
 Addresses = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
 """Addresses of every layer's keys, of its values, and the capacity of both."""
-
-
-Call = tuple[Callable[..., None], tuple[Any, ...], object]
-
-
-class Crew:
-    """Threads that wait, asleep, for a function to join in on; the caller is one of them."""
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-        self._gather()
-
-    def _gather(self) -> None:
-        self._process = os.getpid()
-        self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        for _ in range(self.threads - 1):
-            Thread(target=_help, args=(self._calls,), daemon=True, name="outrider-crew").start()
-
-    def run(self, function: Callable[..., None], *arguments: Any, holding: object) -> None:
-        """Call it on every thread; back when the caller's own call is, which ends when all work is done.
-
-        ``holding``: what the arguments' addresses point into. Should the caller be interrupted, the others go on.
-        """
-        if self._process != os.getpid():  # a fork has none of the threads
-            self._gather()
-        for _ in range(self.threads - 1):
-            self._calls.put((function, arguments, holding))
-        function(*arguments)
-
-    def __del__(self) -> None:
-        for _ in range(self.threads - 1):
-            self._calls.put(None)
-
-
-def _help(calls: SimpleQueue[Call | None]) -> None:
-    while (call := calls.get()) is not None:
-        # What is wrong with a call its caller sees as well; a thread less would go unnoticed.
-        with suppress(Exception):
-            call[0](*call[1])
-        del call  # what it reads must not stay until the next
 
 
 class Engine:
@@ -114,14 +70,14 @@ class Engine:
         bits = self._file[place:].view(np.uint16)[: math.prod(shape)].reshape(shape)
         return PanelRows(bits, self.vocabulary)
 
-    def _model(self, sizes: Sizes, config: Any) -> jit_llama.Weights:
+    def _model(self, sizes: Sizes, config: Any) -> llama.Weights:
         names = [[f"model.layers.{layer}.{part}" for part in PARTS] for layer in range(sizes.layers)]
         place, shape = self._places["norms"]
         windows = sliding_windows(config)
         by_layer = (
             [windows[kind] for kind in config.layer_types] if isinstance(windows, dict) else [windows] * sizes.layers
         )
-        return jit_llama.Weights(
+        return llama.Weights(
             sizes.layers, sizes.hidden, sizes.heads, sizes.shared, sizes.depth,
             padded=-(-sizes.depth // PANEL) * PANEL, inner=sizes.inner, epsilon=float(sizes.epsilon),
             scale=sizes.depth**-0.5,
@@ -139,8 +95,8 @@ class Engine:
         kept[layers] = range(len(layers))
         keys, values, capacity = self._buffers(cache)
         found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))
-        counters = _zeros(jit_llama.PIECES * model.layers + 1)
-        batch = jit_llama.Batch(
+        counters = zeros(llama.PIECES * model.layers + 1)
+        batch = llama.Batch(
             x=given.x.numpy().copy(), found=found.numpy(), starts=given.start.numpy(),
             cos=given.cos.numpy(), sin=given.sin.numpy(), capacity=capacity, keys=keys, values=values,
             kept=kept, states=states.numpy(),
@@ -149,7 +105,7 @@ class Engine:
             gated=np.empty((tokens, model.inner), np.float32),
             counters=counters, threads=self.threads,
         )  # fmt: skip
-        self._crew.run(jit_llama.layers, model, batch, holding=(cache, self._file))
+        self._crew.run(llama.layers, model, batch, holding=(cache, self._file))
         return found, dict(zip(layers, states, strict=True))
 
     def _buffers(self, cache: Buffers) -> Addresses:
@@ -166,11 +122,6 @@ class Engine:
         """[N, size] -> [N, vocabulary]."""
         found = torch.empty((hidden.shape[0], self.vocabulary))
         given = hidden.contiguous().numpy()
-        arguments = self._address("output"), given, found.numpy(), _zeros(1), self.threads
-        self._crew.run(jit_llama.output, *arguments, holding=self._file)
+        arguments = self._address("output"), given, found.numpy(), zeros(1), self.threads
+        self._crew.run(llama.output, *arguments, holding=self._file)
         return found
-
-
-def _zeros(pieces: int) -> np.ndarray[Any, Any]:
-    """Counters for pieces of work. An array, so that a thread that comes late still finds them."""
-    return np.zeros(STRIDE // 8 * pieces, np.int64)

@@ -1,4 +1,4 @@
-"""A Llama-like model's weights as ``jit_tiles.py`` reads them: panels of sixteen columns, in bfloat16."""
+"""A Llama-like model's weights as ``tiles.py`` reads them: panels of sixteen columns, in bfloat16."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelCorrupt, ModelError, require
+from outrider.jit.tiles import PANEL
 from outrider.models.sizes import Sizes
 from outrider.models.weight_files import REMEDY, WEIGHTS, Tensors, WeightFile
 
 FORMAT = 3
 """Raised whenever the layout changes: what was prepared before is then prepared again."""
-
-PANEL = 16
-"""Columns of a panel; it is kept as [inputs, 8, 2]: columns j and j + 8 are the two halves of a 32-bit word."""
 
 PARTS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

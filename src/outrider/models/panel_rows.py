@@ -31,5 +31,6 @@ class PanelRows:
     def __getitem__(self, index: Tensor | slice) -> Tensor:
         """Rows of tokens [...] -> [..., size]; a bfloat16 is the upper half of a float32."""
         rows = np.arange(len(self))[index] if isinstance(index, slice) else index.numpy()
-        found = self._bits[rows >> 4, :, rows & 7, rows >> 3 & 1].astype(np.uint32) << 16
+        found = self._bits[rows >> 4, :, rows & 7, rows >> 3 & 1].astype(np.uint32)
+        found <<= 16
         return torch.from_numpy(found).view(torch.float32)

@@ -19,6 +19,7 @@ from torch import Tensor
 from outrider.errors import ModelCorrupt
 from outrider.models import hub
 from outrider.models.weight_files import WEIGHTS
+from outrider.places import cache_dir
 
 RECORD = "prepared.json"
 
@@ -81,7 +82,7 @@ def _console() -> Console:
 def prepare(source: Path, config: Any, engine: str, int8: bool = False) -> Prepared:
     """The files of an engine for a model's directory, written first if they are not there or no longer fit it."""
     form = _form(engine, int8)
-    final = hub.cache_dir() / f"{engine}-{_key(source, form)}"
+    final = cache_dir() / f"{engine}-{_key(source, form)}"
     if not final.is_dir():
         console = _console()
         # Twice for float32, and with large vocabularies the embeddings once more.
@@ -133,7 +134,7 @@ def _make(folder: Path, source: Path, config: Any, form: _Form) -> Path:
     record = {"source": str(source.resolve()), "weights": form.weights, "size": size, "places": places}
     _write_record(folder, record)
     before = [f"{form.engine}-*/{RECORD}", f"onnx-*/{RECORD}"]  # the second: as they were called at first
-    for old in (path for pattern in before for path in hub.cache_dir().glob(pattern)):  # of the checkpoint as it was
+    for old in (path for pattern in before for path in cache_dir().glob(pattern)):  # of the checkpoint as it was
         known = json.loads(old.read_text(encoding="utf-8"))
         if all(known.get(name) == record[name] for name in ("source", "weights")):
             shutil.rmtree(old.parent, ignore_errors=True)

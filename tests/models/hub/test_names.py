@@ -10,6 +10,7 @@ import pytest
 
 from outrider.errors import ModelCorrupt, ModelNotFound, PullFailed
 from outrider.models import gguf, hub
+from outrider.places import cache_dir
 from tiny_gguf import NAME, TEMPLATE, leftovers
 
 # --- names -----------------------------------------------------------------------------------------
@@ -19,11 +20,11 @@ def test_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("OUTRIDER_CACHE", raising=False)
-    assert hub.cache_dir() == tmp_path / "home/.cache/outrider"
+    assert cache_dir() == tmp_path / "home/.cache/outrider"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert hub.cache_dir() == tmp_path / "xdg/outrider"
+    assert cache_dir() == tmp_path / "xdg/outrider"
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "own"))
-    assert hub.cache_dir() == tmp_path / "own"
+    assert cache_dir() == tmp_path / "own"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "distilgpt2", "HuggingFaceTB/SmolLM2-135M-Instruct", "org/smollm2-135m"])

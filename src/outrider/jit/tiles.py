@@ -22,8 +22,10 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from outrider.models import hub
-from outrider.models.jit_files import PANEL
+from outrider.places import cache_dir
+
+PANEL = 16
+"""Columns of a panel; it is kept as [inputs, 8, 2]: columns j and j + 8 are the two halves of a 32-bit word."""
 
 _HALF = PANEL // 2
 _STEP = 4
@@ -39,7 +41,7 @@ compiled = njit(**_OPTIONS)
 
 def _digest() -> str:
     """Of everything that is compiled: other kernels may have other bits."""
-    files = sorted(Path(__file__).parent.glob("jit_*.py"))
+    files = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
@@ -47,7 +49,7 @@ DIGEST = _digest()
 
 
 def _place() -> Path:
-    return hub.cache_dir() / f"compiled-{DIGEST}"
+    return cache_dir() / f"compiled-{DIGEST}"
 
 
 def compiled_before() -> bool:

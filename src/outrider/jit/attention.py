@@ -9,7 +9,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from outrider.models.jit_tiles import FLOAT, WORD, loop, number, pointer
+from outrider.jit.tiles import FLOAT, WORD, loop, number, pointer
 
 _BLOCK = ir.VectorType(FLOAT, 16)
 _NOUGHT = ir.Constant(_BLOCK, [0.0] * 16)

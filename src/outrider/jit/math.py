@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from outrider.models.jit_attention import blend, dot, four_dots, wide_blend
-from outrider.models.jit_files import PANEL
-from outrider.models.jit_tiles import MOST_ROWS, compiled, count_of, count_up, float_of_bits, tile, together
+from outrider.jit.attention import blend, dot, four_dots, wide_blend
+from outrider.jit.tiles import MOST_ROWS, PANEL, compiled, count_of, count_up, float_of_bits, tile, together
 
 STRIDE = 128
 """Bytes of counters for a piece of work: items taken, and on a line of memory of its own, items finished."""

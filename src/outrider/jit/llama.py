@@ -3,7 +3,7 @@
 All threads run the same function. A layer is five pieces of work, each cut into items that whoever is free takes; the
 next piece starts when all items are finished. No thread waits for another to begin, so one that comes late, because
 somebody else needs its core, holds nobody up. Items write to places of their own and chains of sums know of no other
-rows (``jit_tiles.py``), so bits depend neither on who took an item nor on the width of a run.
+rows (``tiles.py``), so bits depend neither on who took an item nor on the width of a run.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray
 
-from outrider.models.jit_files import PANEL
-from outrider.models.jit_math import attend, exp, finish, norm, product, rotate, take
-from outrider.models.jit_tiles import compiled, on_disk, pointer_to
+from outrider.jit.math import attend, exp, finish, norm, product, rotate, take
+from outrider.jit.tiles import PANEL, compiled, on_disk, pointer_to
 
 PIECES = 5
 """Pieces of work of a layer."""

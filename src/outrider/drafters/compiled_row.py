@@ -1,0 +1,153 @@
+"""A feature head that drafts for one row on a CPU, compiled (``jit/head.py``): a guess is one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.drafters.head_layers import Block, Head
+
+
+def available() -> bool:
+    """Whether there is numba, and a CPU with products that are worth it."""
+    if find_spec("numba") is None:
+        return False
+    from outrider.jit import bytes
+
+    return bytes.available()
+
+
+class Picked:
+    """Rows of a table, by their numbers [N]. All of them at once would be more memory than the draft itself."""
+
+    def __init__(self, table: Any, rows: Tensor) -> None:
+        self._table, self._rows = table, rows
+        self.shape = torch.Size((len(rows), table.shape[1]))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, some: slice) -> Tensor:
+        return cast(Tensor, self._table[self._rows[some]])
+
+
+class CompiledWeights:
+    """The matrices of a head, and rows of the target's output layer, in eight bits, once for all sessions."""
+
+    def __init__(self, head: Head, output: Tensor | Picked) -> None:
+        from outrider.jit.crew import Crew
+        from outrider.jit.head import Weights
+
+        self._kept: list[np.ndarray[Any, Any]] = []  # what the addresses point into
+        config, blocks = head.config, list(cast(Iterable[Block], head.blocks))
+        self.size, self.window = config.hidden_size, config.window
+        heads, shared = config.heads
+        attention = head.attention
+        depth = 0 if attention is None else attention.depth
+        norms = [head.state_norm, head.token_norm, head.state_norm if attention is None else attention.norm]
+        self.crew = Crew(torch.get_num_threads())
+        self.numbers = Weights(
+            size=config.hidden_size, inner=_whole(config.inner_size),
+            heads=heads, shared=shared, depth=depth, padded=_whole(depth), window=config.window, tokens=len(output),
+            fuse=0 if head.fuse is None else self._keep(head.fuse.weight), join=self._keep(head.join.weight),
+            attention=np.array([0, 0] if attention is None else self._attention(attention)),
+            blocks=np.array([[self._gates(block), self._keep(block.down.weight)] for block in blocks]),
+            output=self._keep(output),
+            layer_norms=_stacked(head.layer_norms, self.size),
+            norms=_stacked([*norms, *(block.norm for block in blocks)], self.size),
+        )  # fmt: skip
+
+    def row(self, memory: tuple[Tensor, Tensor] | None) -> CompiledRow:
+        return CompiledRow(self, memory)
+
+    def _keep(self, weight: Tensor | Picked) -> int:
+        from outrider.jit.bytes import packed
+
+        self._kept.append(packed(weight))
+        return int(self._kept[-1].ctypes.data)
+
+    def _attention(self, attention: Any) -> list[int]:
+        """Heads of queries, keys and values one behind the other, each filled up to whole panels; and the output."""
+        joined = torch.cat([layer.weight for layer in (attention.query, attention.key, attention.value)])
+        split = joined.view(-1, attention.depth, joined.shape[1])
+        spare = _whole(attention.depth) - attention.depth
+        return [
+            self._keep(torch.nn.functional.pad(split, (0, 0, 0, spare)).flatten(0, 1)),
+            self._keep(attention.out.weight),
+        ]
+
+    def _gates(self, block: Block) -> int:
+        """A panel of the gate, the same panel of what it gates."""
+        from outrider.jit.tiles import PANEL
+
+        spare = _whole(block.gate.weight.shape[0]) - block.gate.weight.shape[0]
+        parts = [torch.nn.functional.pad(layer.weight, (0, 0, 0, spare)) for layer in (block.gate, block.up)]
+        return self._keep(torch.stack([part.view(-1, PANEL, part.shape[1]) for part in parts], 1).flatten(0, 2))
+
+
+def _whole(columns: int) -> int:
+    from outrider.jit.tiles import PANEL
+
+    return columns + -columns % PANEL
+
+
+def _stacked(norms: Iterable[Any], size: int) -> np.ndarray[Any, Any]:
+    rows = [norm.weight.detach().float() for norm in norms]
+    return (torch.stack(rows) if rows else torch.empty((0, size))).numpy()
+
+
+class CompiledRow:
+    """What the head has read of one text. Keys and values stand by position and are written over in time."""
+
+    def __init__(self, weights: CompiledWeights, memory: tuple[Tensor, Tensor] | None) -> None:
+        """``memory``: where keys and values are kept, [Hk, C, D] each; None for a head without attention."""
+        from outrider.jit.head import Text
+
+        self.weights = weights
+        self.made = 0  # the text before this position has been read
+        keys, values = memory or (torch.empty((1, 0, 2)), torch.empty((1, 0, 2)))
+        half = keys.shape[2] // 2
+        angle = torch.arange(keys.shape[1])[:, None] * 10_000.0 ** (-torch.arange(half) / half)
+        self._text = Text(keys.numpy(), values.numpy(), angle.cos().numpy(), angle.sin().numpy())
+        numbers = weights.numbers
+        self._room = np.empty((1, 2 * numbers.heads * numbers.depth + numbers.inner), np.float32)
+        self._none = np.empty((0, numbers.size), np.float32)
+
+    def read(self, states: Tensor, tokens: Tensor, start: int) -> None:
+        """Read the text from position start on: what the target's layers gave there [T, L, size], and the embeddings
+        of the tokens that followed [T, size]. The next guess comes after the last of them."""
+        from outrider.jit import crew, head
+
+        given, after = states.float().contiguous().numpy(), tokens.float().contiguous().numpy()
+        seen, x = np.empty_like(after), np.empty_like(after)
+        arguments = self.weights.numbers, self._text, given, after, start, seen, x, crew.zeros(head.READING)
+        self.weights.crew.run(head.read, *arguments, self.weights.crew.threads, holding=self)
+        self.made = self.place = start + len(tokens) - 1
+        self.oldest = max(0, self.place + 1 - self.weights.window)  # seen by all guesses from here
+        self.x = x[-1:]  # [1, size]: what it goes on from
+
+    def guess(self, token: Tensor | None) -> Tensor:
+        """Logits of the next token [1, N]; after the first guess, behind one whose embedding is token [1, size]."""
+        from outrider.jit import crew, head
+
+        numbers, before = self.weights.numbers, self.x
+        if token is None:
+            self.made, given = self.place + 1, self._none
+        else:  # its own state stands for the target's
+            self.place, given, self.x = self.place + 1, token.float().numpy(), np.empty_like(before)
+        logits = torch.empty((1, numbers.tokens))
+        pieces = crew.zeros(head.GUESSING + 2 * len(numbers.blocks))
+        self.weights.crew.run(
+            head.guess, numbers, self._text, before, given, self.x, self.place, self.oldest, self._room,
+            logits.numpy(), pieces, self.weights.crew.threads, holding=self,
+        )  # fmt: skip
+        return logits
+
+    def forget_after(self, length: int) -> None:
+        """The text has this many tokens: what follows the last is unknown again."""
+        self.made = min(self.made, max(0, length - 1))

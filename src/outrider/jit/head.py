@@ -1,0 +1,230 @@
+"""A feature head for one row, compiled by numba: a guess is one call that runs on every thread.
+
+The mathematics of ``drafters/head_layers.py`` on weights of eight bits: a draft may be rounded as one likes. Threads
+share pieces of work as in ``llama.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from outrider.jit.bytes import GIVEN, RECORD, blocks_of, product, shorten
+from outrider.jit.math import attend, exp, finish, norm, rotate, take
+from outrider.jit.tiles import PANEL, compiled, on_disk
+
+READING, GUESSING = 3, 5
+"""Pieces of work: of reading text, and of a guess beside two for every block."""
+
+_EPSILON = 1e-5
+
+_blocks_of = compiled(blocks_of)
+
+
+class Weights(NamedTuple):
+    """A head as it is read: matrices at addresses, as ``bytes.py`` packs them."""
+
+    size: int
+    inner: int
+    heads: int  # none: no attention
+    shared: int  # heads of keys and values
+    depth: int
+    padded: int  # columns of a head: depth, up to whole panels
+    window: int
+    tokens: int  # it has logits for
+    fuse: int  # address of the product that joins the target's layers, or 0
+    join: int
+    attention: np.ndarray[Any, Any]  # [2]: queries+keys+values, head by head, and output
+    blocks: np.ndarray[Any, Any]  # [blocks, 2]: gate|up panel by panel, and down
+    output: int
+    layer_norms: np.ndarray[Any, Any]  # [layers but the last, size]
+    norms: np.ndarray[Any, Any]  # [3 + blocks, size]: of states, of tokens, of attention, of blocks
+
+
+class Text(NamedTuple):
+    """What a head keeps of one text, C positions."""
+
+    keys: np.ndarray[Any, Any]  # [shared, C, depth]
+    values: np.ndarray[Any, Any]
+    cos: np.ndarray[Any, Any]  # [C, depth / 2]
+    sin: np.ndarray[Any, Any]
+
+
+@compiled
+def _multiply(
+    counters: int, piece: int, weights: int, given: Any, inputs: int, plus: Any, out: Any, threads: int
+) -> None:
+    """A piece of work: plus [T, size] and given times weights -> out [T, size]. ``plus`` may be ``out``."""
+    rows, panels = given.shape[0], (out.shape[1] + PANEL - 1) // PANEL
+    step = max(1, panels // (8 * threads))
+    items = (panels + step - 1) // step
+    temp = np.empty((rows, PANEL * step), np.float32)
+    done, item = 0, take(counters, piece)
+    while item < items:
+        first, count = item * step, min(step, panels - item * step)
+        place = weights + RECORD * _blocks_of(inputs) * first
+        product(place, given, inputs, temp.ctypes.data, PANEL * step, count)
+        end = min(out.shape[1], PANEL * (first + count))
+        for row in range(rows):
+            for j in range(PANEL * first, end):
+                out[row, j] = plus[row, j] + temp[row, j - PANEL * first]
+        done, item = done + 1, take(counters, piece)
+    finish(counters, piece, done, items)
+
+
+@compiled
+def _shortened(x: Any) -> Any:
+    given = np.empty((x.shape[0], _blocks_of(x.shape[1]) * GIVEN), np.uint8)
+    shorten(x, given)
+    return given
+
+
+@compiled
+def _joined(head: Weights, x: Any, tokens: Any) -> Any:
+    """States and the tokens behind them, side by side, in eight bits."""
+    both = np.empty((len(x), 2 * head.size), np.float32)
+    norm(x, head.norms[0], _EPSILON, both[:, : head.size])
+    norm(tokens, head.norms[1], _EPSILON, both[:, head.size :])
+    return _shortened(both)
+
+
+@compiled
+def _normed(head: Weights, which: int, x: Any) -> Any:
+    found = np.empty_like(x)
+    norm(x, head.norms[which], _EPSILON, found)
+    return _shortened(found)
+
+
+@compiled
+def _project(head: Weights, text: Text, counters: int, piece: int, x: Any, place: int, queries: Any) -> None:
+    """A piece of work: keys and values of x [T, size] at positions from ``place`` on; queries too, where wanted."""
+    rows = len(x)
+    first = 0 if len(queries) else head.heads
+    items = head.heads + 2 * head.shared - first
+    temp = np.empty((rows, head.padded), np.float32)
+    given = _normed(head, 2, x)
+    panels = head.padded // PANEL
+    done, item = 0, take(counters, piece)
+    while item < items:
+        at = item + first
+        weights = head.attention[0] + RECORD * _blocks_of(head.size) * panels * at
+        product(weights, given, head.size, temp.ctypes.data, head.padded, panels)
+        for row in range(rows):
+            cos, sin = text.cos[place + row], text.sin[place + row]
+            if at < head.heads:
+                rotate(temp[row], cos, sin, queries[at])
+            elif at < head.heads + head.shared:
+                rotate(temp[row], cos, sin, text.keys[at - head.heads, place + row])
+            else:
+                text.values[at - head.heads - head.shared, place + row] = temp[row, : head.depth]
+        done, item = done + 1, take(counters, piece)
+    finish(counters, piece, done, items)
+
+
+@on_disk
+def read(
+    head: Weights, text: Text, states: Any, tokens: Any, start: int, seen: Any, x: Any, zeros: Any, threads: int
+) -> None:
+    """Read a text from position ``start`` on: states [T, L, size] and the tokens [T, size] behind them -> x [T, size].
+
+    Keys are kept of all but the last, whose are made with its guess. ``seen`` [T, size] is used on the way. Every
+    thread calls this with the same arguments.
+    """
+    counters, last = zeros.ctypes.data, states.shape[1] - 1
+    if head.fuse:
+        others = np.empty((len(states), last * head.size), np.float32)
+        for layer in range(last):
+            columns = others[:, layer * head.size : (layer + 1) * head.size]
+            norm(states[:, layer], head.layer_norms[layer], _EPSILON, columns)
+        _multiply(counters, 0, head.fuse, _shortened(others), others.shape[1], states[:, last], seen, threads)
+        _multiply(counters, 1, head.join, _joined(head, seen, tokens), 2 * head.size, seen, x, threads)
+    else:
+        given = _joined(head, states[:, last], tokens)
+        _multiply(counters, 1, head.join, given, 2 * head.size, states[:, last], x, threads)
+    if head.heads and len(x) > 1:
+        _project(head, text, counters, 2, x[:-1], start, np.empty((0, head.depth), np.float32))
+
+
+@compiled
+def _look(
+    head: Weights, text: Text, counters: int, piece: int, place: int, oldest: int, queries: Any, mixed: Any
+) -> None:
+    """A piece of work: attention from where it is over all before."""
+    scores = np.empty(place + 1 - oldest, np.float32)
+    seen, scale = slice(oldest, place + 1), np.float32(head.depth) ** np.float32(-0.5)
+    done, item = 0, take(counters, piece)
+    while item < head.heads:
+        group = item // (head.heads // head.shared)
+        out = mixed[0, item * head.depth : (item + 1) * head.depth]
+        attend(queries[item], text.keys[group, seen], text.values[group, seen], scale, scores, out)
+        done, item = done + 1, take(counters, piece)
+    finish(counters, piece, done, head.heads)
+
+
+@compiled
+def _gate(head: Weights, counters: int, piece: int, block: int, x: Any, gated: Any, threads: int) -> None:
+    """A piece of work: silu(gate) * up."""
+    panels = head.inner // PANEL
+    step = max(1, panels // (8 * threads))
+    items = (panels + step - 1) // step
+    temp = np.empty((1, 2 * PANEL * step), np.float32)
+    given = _normed(head, 3 + block, x)
+    done, item = 0, take(counters, piece)
+    while item < items:
+        first, count = item * step, min(step, panels - item * step)
+        weights = head.blocks[block, 0] + 2 * RECORD * _blocks_of(head.size) * first
+        product(weights, given, head.size, temp.ctypes.data, 2 * PANEL * step, 2 * count)
+        for panel in range(count):
+            for j in range(PANEL):
+                gate, up = temp[0, 2 * PANEL * panel + j], temp[0, 2 * PANEL * panel + PANEL + j]
+                gated[0, PANEL * (first + panel) + j] = gate / (np.float32(1) + exp(-gate)) * up
+        done, item = done + 1, take(counters, piece)
+    finish(counters, piece, done, items)
+
+
+@on_disk
+def guess(
+    head: Weights, text: Text, before: Any, token: Any, x: Any, place: int, oldest: int, room: Any,
+    logits: Any, zeros: Any, threads: int,
+) -> None:  # fmt: skip
+    """Logits [1, N] of the token behind position ``place``, and the state x [1, size] it comes from.
+
+    ``token`` [1, size] is the last guess, ``before`` [1, size] the state it came from; without one (no rows), x is
+    what was read. ``room`` [1, heads * depth * 2 + inner] is used on the way. Every thread calls this with the same
+    arguments.
+    """
+    counters, wide = zeros.ctypes.data, head.heads * head.depth
+    if len(token):
+        _multiply(counters, 0, head.join, _joined(head, before, token), 2 * head.size, before, x, threads)
+    if head.heads:
+        queries = room[0, :wide].reshape((head.heads, head.depth))
+        mixed = room[:, wide : 2 * wide]
+        _project(head, text, counters, 1, x, place, queries)
+        _look(head, text, counters, 2, place, oldest, queries, mixed)
+        _multiply(counters, 3, head.attention[1], _shortened(mixed), wide, x, x, threads)
+    gated = room[:, 2 * wide :]
+    for block in range(len(head.blocks)):
+        _gate(head, counters, GUESSING + 2 * block - 1, block, x, gated, threads)
+        given = _shortened(gated)
+        _multiply(counters, GUESSING + 2 * block, head.blocks[block, 1], given, head.inner, x, x, threads)
+    _write(head, counters, GUESSING + 2 * len(head.blocks) - 1, x, logits, threads)
+
+
+@compiled
+def _write(head: Weights, counters: int, piece: int, x: Any, logits: Any, threads: int) -> None:
+    """A piece of work: the output layer."""
+    panels = (head.tokens + PANEL - 1) // PANEL
+    step = max(1, panels // (32 * threads))
+    items = (panels + step - 1) // step
+    temp = np.empty((1, PANEL * step), np.float32)
+    given = _shortened(x)
+    done, item = 0, take(counters, piece)
+    while item < items:
+        first, count = item * step, min(step, panels - item * step)
+        weights = head.output + RECORD * _blocks_of(head.size) * first
+        product(weights, given, head.size, temp.ctypes.data, PANEL * step, count)
+        end = min(head.tokens, PANEL * (first + count))
+        logits[0, PANEL * first : end] = temp[0, : end - PANEL * first]
+        done, item = done + 1, take(counters, piece)
+    finish(counters, piece, done, items)
