@@ -94,7 +94,10 @@ class HeadDrafter:
 
     def save(self, folder: Path) -> None:
         weights = {f"head.{k}": v.to(torch.bfloat16).contiguous() for k, v in self.saved.state_dict().items()}
-        save_file({**weights, "tokens": self.tokens.to(torch.int32)}, str(folder / "model.safetensors"))
+        file = folder / "model.safetensors"
+        made = file.with_suffix(".partial")  # a new file: another process may have mapped the old one
+        save_file({**weights, "tokens": self.tokens.to(torch.int32)}, str(made))
+        made.replace(file)
         (folder / CONFIG).write_text(json.dumps(asdict(self.saved.config), indent=2) + "\n", encoding="utf-8")
 
     @staticmethod
