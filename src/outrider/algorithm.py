@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from outrider.noise import Noise
-from outrider.sampling import Sampling, standardise
+from outrider.sampling import Sampling, choices, standardise
 from outrider.trace import Stopwatch
-from outrider.types import Draft, DraftSession, Session, Verdict, Verifier
+from outrider.types import Choices, Draft, DraftSession, Session, Verdict, Verifier
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Step:
     draft: Draft
     overlap: Tensor  # [B, G]: sum-min(p, q) of each guess, p/l with lenience
     healthy: Tensor  # [B]: how many leading tokens rest on logits that are numbers
-    p: Tensor  # [B, G+1, V]: what each emitted token follows, for whoever drafts with this step
+    p: Tensor | Choices  # [B, G+1, V]: what each emitted token follows, for whoever drafts with this step
 
 
 def speculative_step(
@@ -46,10 +46,12 @@ def speculative_step(
     watch.lap("draft")
     logits = target.score(draft.tokens)  # [B, G+1, V]: M_p on every prefix, one run
     watch.lap("target")
-    p = standardise(logits, verify.sees(sampling), target.context, draft.tokens)
+    seen = verify.sees(sampling)
+    law = choices if seen.greedy and verify.compares else standardise  # at temperature 0 tokens say it all
+    p = law(logits, seen, target.context, draft.tokens)
     verdict = verify(p, draft, noise, at)  # n accepted, t from the adjusted distribution
     emitted, count = splice(draft.tokens, verdict)
-    healthy = _healthy(p, logits if sampling.processors else p)
+    healthy = _healthy(p, logits if sampling.processors else None)
     step = Step(emitted, count, draft, draft.overlap(verify.ceiling(p)), healthy, p)
     target.commit(emitted, count)
     drafter.commit(emitted, count)
@@ -73,12 +75,13 @@ def autoregressive_step(target: Session, sampling: Sampling, noise: Noise) -> Te
     return token[:, 0]
 
 
-def _healthy(p: Tensor, raw: Tensor) -> Tensor:
-    """How many leading rows are numbers, in p and in what it was made of -> [B].
+def _healthy(p: Tensor | Choices, raw: Tensor | None) -> Tensor:
+    """How many leading rows are numbers, in p and, where it is given, in what it was made of -> [B].
 
     amax carries a NaN through, and standardise makes one of NaN, of +inf and of a row of only -inf. A processor may
     have made numbers of them again: there the logits are looked at, too.
     """
-    good = p.amax(-1).isfinite()  # [B, G+1]
-    good = good if raw is p else good & raw.amax(-1).isfinite()
+    most = p.weight if isinstance(p, Choices) else p.amax(-1)  # [B, G+1]
+    most = most if raw is None else most - raw.amax(-1)
+    good = most - most == 0  # false for infinities, too
     return good.to(torch.int64).cumprod(-1).sum(-1)

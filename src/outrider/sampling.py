@@ -19,6 +19,7 @@ from outrider.context import Context
 from outrider.errors import BadOption, require
 from outrider.host import largest
 from outrider.nucleus import nucleus
+from outrider.types import Choices
 
 Processor = Callable[[Any, Any], Any]
 """A transformers LogitsProcessor: (token ids [1, T], logits [1, V]) -> logits [1, V]."""
@@ -82,14 +83,23 @@ def standardise(logits: Tensor, sampling: Sampling, context: Context, tail: Tens
 
     Penalties and processors see exactly the prefix each position stands behind, guesses included.
     """
-    logits = _adjust(logits.to(torch.promote_types(logits.dtype, torch.float32)), sampling, context, tail)
     if sampling.greedy:
-        best = largest(logits)[..., None]
-        # Logits that leave no choice must not pass for one: NaN is found where tokens are emitted.
-        certain = torch.where(logits.gather(-1, best).isfinite(), 1.0, torch.nan).to(logits.dtype)
-        return torch.zeros_like(logits).scatter_(-1, best, certain)
+        best = choices(logits, sampling, context, tail)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        table = torch.zeros(logits.shape, dtype=dtype, device=logits.device)
+        return table.scatter_(-1, best.tokens[..., None], best.weight[..., None].to(dtype))
+    logits = _adjust(logits.to(torch.promote_types(logits.dtype, torch.float32)), sampling, context, tail)
     logits = logits if sampling.temperature == 1 else logits / sampling.temperature
     return _filter(logits, sampling).softmax(-1)
+
+
+def choices(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Choices:
+    """``standardise`` at temperature 0, without its tables."""
+    logits = _adjust(logits.to(torch.promote_types(logits.dtype, torch.float32)), sampling, context, tail)
+    best = largest(logits)
+    # Logits that leave no choice must not pass for one: NaN is found where tokens are emitted.
+    value = logits.gather(-1, best[..., None])[..., 0]
+    return Choices(best, value - value + 1)  # infinity less itself is not a number
 
 
 def log_standardise(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 Source = Sequence[int] | Tensor
 """What an encoder reads: token ids, or its finished output [S, size]."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """p at temperature 0, where it is all on one token: that token instead of a table of the vocabulary."""
+
+    tokens: Tensor  # [B, K] int64
+    weight: Tensor  # [B, K]: one, or NaN where the logits left no choice
 
 
 @dataclass(frozen=True)
@@ -56,11 +64,15 @@ class Draft:
         """q_i(x_i) -> [B, G]; one where nothing was proposed (it is never looked at)."""
         if self.probs is None:
             return torch.ones_like(self.tokens, dtype=torch.float32)
-        place = self.tokens
-        if self.support is not None:
-            place = torch.searchsorted(self.support, place).clamp(max=len(self.support) - 1)
-        q = self.probs.gather(-1, place[..., None])[..., 0]
-        return torch.where(self.proposed, q, torch.ones_like(q))
+        return torch.where(self.proposed, self._of(self.tokens), 1.0)
+
+    def _of(self, tokens: Tensor) -> Tensor:
+        """q of tokens [B, G]."""
+        assert self.probs is not None
+        if self.support is None:
+            return self.probs.gather(-1, tokens[..., None])[..., 0]
+        place = torch.searchsorted(self.support, tokens).clamp(max=len(self.support) - 1)
+        return self.probs.gather(-1, place[..., None])[..., 0] * (self.support[place] == tokens)
 
     def dense(self, vocab_size: int) -> Draft:
         """The same with probs over the whole vocabulary; point masses stay what they are."""
@@ -98,9 +110,14 @@ class Draft:
             q[:, :guesses] = cast(Tensor, self.dense(like.shape[-1]).probs)
         return q * torch.nn.functional.pad(self.proposed, (0, 1))[..., None]
 
-    def overlap(self, p: Tensor) -> Tensor:
+    def overlap(self, p: Tensor | Choices) -> Tensor:
         """sum over x of min(p_i(x), q_i(x)), Theorem 3.5's beta, for each guess -> [B, G]."""
-        p = p[:, : self.tokens.shape[1]]
+        guesses = self.tokens.shape[1]
+        if isinstance(p, Choices):
+            tokens = p.tokens[:, :guesses]
+            shared = self.tokens == tokens if self.probs is None else self._of(tokens)
+            return shared * p.weight[:, :guesses] * self.proposed
+        p = p[:, :guesses]
         if self.probs is None:
             shared = p.gather(-1, self.tokens[..., None])[..., 0].clamp(max=1)  # p/l may be above q's one
         else:
@@ -121,7 +138,7 @@ def _as_asked(sampling: Sampling) -> Sampling:
     return sampling
 
 
-def _p_itself(p: Tensor) -> Tensor:
+def _p_itself(p: Any) -> Any:
     return p
 
 
@@ -130,14 +147,15 @@ class Verifier:
     """A rule that turns p and a draft into a verdict: a pure function and what it promises."""
 
     name: str
-    rule: Callable[[Tensor, Draft, Noise, Tensor], Verdict]
+    rule: Callable[[Any, Draft, Noise, Tensor], Verdict]  # of p as a table, or as choices where it compares tokens
     exact: bool  # the output follows the target's distribution
     shares_noise: bool  # the draft is drawn with the very noise the target would use
+    compares: bool = False  # guesses with the tokens the target chooses: at temperature 0 it needs no more of p
     looks_ahead: bool = False  # guesses behind the last one kept have a say in the verdict
     sees: Callable[[Sampling], Sampling] = _as_asked  # the options its p is standardised with
-    ceiling: Callable[[Tensor], Tensor] = _p_itself  # the most each token may be given: p itself if exact
+    ceiling: Callable[[Any], Any] = _p_itself  # the most each token may be given: p itself if exact
 
-    def __call__(self, p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
+    def __call__(self, p: Tensor | Choices, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
         return self.rule(p, draft, noise, at)
 
     def noise_for_draft(self, noise: Noise, at: Tensor) -> Noise:

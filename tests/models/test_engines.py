@@ -30,6 +30,7 @@ pytest.importorskip("onnx")
 
 from exactness.test_bits import Recording
 from models.test_lean import TEXT, scored
+from outrider.jit.crew import Crew
 from outrider.models import jit_engine, onnx_engine
 from outrider.models.any_width import bits_do_not_depend_on_width
 from outrider.models.engine_model import EngineModel, EngineSession, Outline
@@ -161,7 +162,7 @@ def test_threads_that_share_an_engine(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("three_threads")
 def test_helpers_outlive_a_bad_call_and_an_interrupted_caller(tmp_path: Path) -> None:
     """Catches a crew that shrinks unnoticed, and helpers that write into memory that has been given back."""
-    crew = jit_engine.Crew(3)
+    crew = Crew(3)
     done = threading.Barrier(3, timeout=20)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
@@ -190,7 +191,7 @@ def test_helpers_outlive_a_bad_call_and_an_interrupted_caller(tmp_path: Path) ->
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_process_has_helpers_of_its_own() -> None:
     """Catches calls piling up for threads that a child process does not have."""
-    crew = jit_engine.Crew(3)
+    crew = Crew(3)
     child = os.fork()
     if child == 0:
         try:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import library
 import outrider
 from outrider.cli.main import app
+from outrider.drafters import compiled_row
 from outrider.drafters.heads import HeadDrafter
 from outrider.errors import BadOption, ModelNotFound
 from outrider.models import loading
@@ -110,17 +111,20 @@ def test_a_trained_head_drafts_by_the_contract(kind: str, target: loading.Loaded
         assert one.tokens == two.tokens and one.stats.drafted > 0 and one.stats.drafter_error is None
 
 
-@pytest.mark.parametrize(("rows", "bits"), [(3, 32), (1, 32), (1, 8)])
+@pytest.mark.parametrize(("rows", "way"), [(3, "batched"), (1, "numpy"), (1, "eight bits"), (1, "compiled")])
 @pytest.mark.parametrize("attention", [True, False])
 def test_drafting_sees_what_training_saw(
-    attention: bool, rows: int, bits: int, target: loading.Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    attention: bool, rows: int, way: str, target: loading.Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches a head whose keys, places or states differ between training and drafting: it would draft worse, mutely.
 
-    The text grows by uneven steps, with guesses that were wrong, in one of three rows, or alone (``one_row.py``):
-    there with weights as they are, and rounded as they are for drafting on this CPU.
+    The text grows by uneven steps, with guesses that were wrong, in one of three rows, or alone: there with
+    weights as they are, and rounded as they are for drafting on this CPU, by numpy and compiled.
     """
-    if bits == 32:
+    if way == "compiled" and not compiled_row.available():
+        pytest.skip("no numba, or a CPU without products of bytes")
+    monkeypatch.setattr(compiled_row, "available", lambda: way == "compiled")
+    if way == "numpy":
         monkeypatch.setattr("outrider.drafters.one_row.product_with", lambda w: lambda x: x @ w.detach().t())
     distill(target, tmp_path / "draft", replace(PLAN, attention=attention))
     drafter = HeadDrafter.load(tmp_path / "draft")
@@ -144,7 +148,7 @@ def test_drafting_sees_what_training_saw(
         for k, guess in enumerate(seen):
             known = guess.logits[guess.places.columns == len(text) + k][0].softmax(-1)
             q = torch.zeros(target.model.vocab_size).index_put_((drafter.tokens,), known)
-            assert torch.allclose(draft.probs[row, k], q, atol=1e-5 if bits == 32 else 0.03)
+            assert torch.allclose(draft.probs[row, k], q, atol=1e-5 if way in ("batched", "numpy") else 0.03)
         session.score(draft.tokens)
         emitted = torch.tensor([[*guesses[:kept], new, 0, 0, 0][:4]]).expand(rows, -1)
         for part in (session, head):

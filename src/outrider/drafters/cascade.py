@@ -96,7 +96,7 @@ class _CascadeSession:
             asked = 0 if self.drafter.once and number > 0 else self.drafter.guesses
             step = speculative_step(self.middle, self.lower, verify, sampling, noise, asked, watch)
             self._count(step, wanting)
-            if not sampling.greedy:  # greedy guesses are point masses
+            if isinstance(step.p, Tensor) and not sampling.greedy:  # greedy guesses are point masses
                 probs = step.p.new_zeros((context.rows, gamma + 1, step.p.shape[-1])) if probs is None else probs
                 _put(probs, step.p, offset)
         proposed = context.active[:, None].expand(-1, gamma)

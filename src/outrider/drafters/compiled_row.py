@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -53,7 +53,7 @@ class CompiledWeights:
         self.crew = Crew(torch.get_num_threads())
         self.numbers = Weights(
             size=config.hidden_size, inner=_whole(config.inner_size),
-            heads=heads, shared=shared, depth=depth, padded=_whole(depth), window=config.window, tokens=len(output),
+            heads=heads, shared=shared, depth=depth, padded=_whole(depth), tokens=len(output),
             fuse=0 if head.fuse is None else self._keep(head.fuse.weight), join=self._keep(head.join.weight),
             attention=np.array([0, 0] if attention is None else self._attention(attention)),
             blocks=np.array([[self._gates(block), self._keep(block.down.weight)] for block in blocks]),
@@ -101,6 +101,17 @@ def _stacked(norms: Iterable[Any], size: int) -> np.ndarray[Any, Any]:
     return (torch.stack(rows) if rows else torch.empty((0, size))).numpy()
 
 
+def table_of(embedding: Any) -> Any:
+    """A target's embeddings as compiled code reads them; None where it cannot."""
+    from outrider.jit.rows import Table
+
+    if not isinstance(embedding, Tensor):
+        return getattr(embedding, "table", None)  # see models/panel_rows.py
+    if embedding.dtype != torch.float32 or not embedding.is_contiguous():
+        return None
+    return Table(embedding.data_ptr(), embedding.shape[1], panels=False)
+
+
 class CompiledRow:
     """What the head has read of one text. Keys and values stand by position and are written over in time."""
 
@@ -117,6 +128,7 @@ class CompiledRow:
         numbers = weights.numbers
         self._room = np.empty((1, 2 * numbers.heads * numbers.depth + numbers.inner), np.float32)
         self._none = np.empty((0, numbers.size), np.float32)
+        self._items = max(1, min(64 * weights.crew.threads, -(-numbers.tokens // 16)))  # of the output layer
 
     def read(self, states: Tensor, tokens: Tensor, start: int) -> None:
         """Read the text from position start on: what the target's layers gave there [T, L, size], and the embeddings
@@ -144,9 +156,34 @@ class CompiledRow:
         pieces = crew.zeros(head.GUESSING + 2 * len(numbers.blocks))
         self.weights.crew.run(
             head.guess, numbers, self._text, before, given, self.x, self.place, self.oldest, self._room,
-            logits.numpy(), pieces, self.weights.crew.threads, holding=self,
+            logits.numpy(), self._best(1)[0], pieces, self.weights.crew.threads, holding=self,
         )  # fmt: skip
         return logits
+
+    def draft(self, embedding: Any, tokens: Tensor, floors: Sequence[float]) -> Tensor:
+        """The likeliest guesses [G], each read behind the last, of ``tokens`` [N], whose logits these are.
+
+        ``embedding`` is what ``table_of`` gives. No guess is made whose forerunners are right with less than the
+        chance that ``floors`` has for it.
+        """
+        from outrider.jit import crew, head
+
+        numbers, most = self.weights.numbers, len(floors)
+        states = np.empty((2, numbers.size), np.float32)
+        states[0] = self.x[0]
+        found = torch.empty(most + 1, dtype=torch.int64)
+        self.weights.crew.run(
+            head.draft, numbers, self._text, states, embedding, tokens.numpy(), np.array(floors), self.place,
+            self.oldest, self._room, np.empty((1, numbers.tokens), np.float32), self._best(most),
+            crew.zeros((head.GUESSING + 2 * len(numbers.blocks)) * most), found.numpy(), self.weights.crew.threads,
+            holding=self,
+        )  # fmt: skip
+        made = int(found[0])
+        self.made, self.place, self.x = self.place + 1, self.place + made - 1, states[[1 - made % 2]]
+        return found[1 : 1 + made]
+
+    def _best(self, guesses: int) -> np.ndarray[Any, Any]:
+        return np.empty((guesses, self._items, 3))
 
     def forget_after(self, length: int) -> None:
         """The text has this many tokens: what follows the last is unknown again."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.drafters import head_fused
 from outrider.drafters.base import ContextSession, Reach
-from outrider.drafters.compiled_row import CompiledRow
+from outrider.drafters.compiled_row import CompiledRow, table_of
 from outrider.drafters.head_layers import Head, Memory
 from outrider.drafters.one_row import OneRow
 from outrider.drafters.ready_head import ReadyHead
@@ -233,6 +233,20 @@ class FeatureSession(_HeadSession):
         if self.attends:
             self.memory = Memory(self.keys, self.values, None if self.fused else self._visible(place[:, None]))
         return gamma
+
+    @torch.no_grad()
+    def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        alone, plain = self.alone, not (sampling.penalised or sampling.logit_bias or sampling.processors)
+        table = table_of(self.embedding) if isinstance(alone, CompiledRow) and sampling.greedy and plain else None
+        if not isinstance(alone, CompiledRow) or table is None or not bool(self.context.active):
+            return super().propose(gamma, sampling, noise, at)
+        if gamma == 0 or not self._read_alone(alone):
+            return Draft.empty(1, self.device)
+        floors = [self.floor] * gamma
+        if self.prices is not None and self.floor > 0:
+            floors = self.prices.floors(0, gamma)
+        tokens = alone.draft(table, self.ready.tokens, floors)[None]
+        return Draft(tokens, None, torch.ones_like(tokens, dtype=torch.bool))
 
     def state(self, k: int, last: Tensor) -> Tensor:
         place = self.places[:, k : k + 1]

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from outrider.drafters import compiled_row
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.head_sessions import BlockwiseSession, FeatureSession
 from outrider.drafters.ready_head import ReadyHead
@@ -28,8 +29,11 @@ from outrider.types import DraftSession, Session, Shape
 
 CONFIG = "outrider_draft.json"
 
-_SMALL_RUNS = 1.6
-"""A guess takes more time for each weight than a large run does: measured on two cores of a Neoverse-N1."""
+_SMALL_RUNS, _COMPILED = 1.6, 0.5
+"""What a guess takes for each weight, where a large run takes one: by numpy, and compiled, where weights are bytes.
+
+Measured on two cores of a Neoverse-N1; see ``recipes/draft_cost.py``.
+"""
 
 
 class HeadDrafter:
@@ -69,7 +73,8 @@ class HeadDrafter:
     def beside(self, weights_read: int | None) -> HeadDrafter:
         """What a guess costs follows from what it reads, where the target's runs cost what they read."""
         if weights_read is not None:
-            self.cost = _SMALL_RUNS * self.weights_read / weights_read
+            rate = _COMPILED if self.head.config.kind == "feature" and compiled_row.available() else _SMALL_RUNS
+            self.cost = rate * self.weights_read / weights_read
         return self
 
     @property

@@ -75,7 +75,7 @@ def _packed(weight: Tensor) -> np.ndarray[Any, Any]:
     blocks = weight.view(-1, PANEL, weight.shape[1] // BLOCK, BLOCK).transpose(1, 2)  # [P, B, 16, 64]
     scales = blocks.abs().amax(-1).clamp(min=torch.finfo(torch.float32).tiny) / 127  # [P, B, 16]
     whole = (blocks / scales[..., None]).round().to(torch.int16) + _SHIFT
-    by_four = whole.to(torch.uint8).unflatten(-1, (-1, 4)).transpose(2, 3)  # [P, B, 16 of inputs, 16, 4]
+    by_four = whole.to(torch.uint8).view(*whole.shape[:3], BLOCK // 4, 4).transpose(2, 3)  # [P, B, 16 of inputs, 16, 4]
     found: np.ndarray[Any, Any] = torch.cat([by_four.flatten(2), scales.contiguous().view(torch.uint8)], -1).numpy()
     return found
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outrider.jit.bytes import GIVEN, RECORD, blocks_of, product, shorten
-from outrider.jit.math import attend, exp, finish, norm, rotate, take
+from outrider.jit.math import STRIDE, attend, exp, finish, norm, rotate, take
+from outrider.jit.rows import Table, look_up
 from outrider.jit.tiles import PANEL, compiled, on_disk
 
 READING, GUESSING = 3, 5
@@ -31,7 +32,6 @@ class Weights(NamedTuple):
     shared: int  # heads of keys and values
     depth: int
     padded: int  # columns of a head: depth, up to whole panels
-    window: int
     tokens: int  # it has logits for
     fuse: int  # address of the product that joins the target's layers, or 0
     join: int
@@ -183,18 +183,46 @@ def _gate(head: Weights, counters: int, piece: int, block: int, x: Any, gated: A
     finish(counters, piece, done, items)
 
 
-@on_disk
-def guess(
-    head: Weights, text: Text, before: Any, token: Any, x: Any, place: int, oldest: int, room: Any,
-    logits: Any, zeros: Any, threads: int,
-) -> None:  # fmt: skip
-    """Logits [1, N] of the token behind position ``place``, and the state x [1, size] it comes from.
+@compiled
+def _write(head: Weights, counters: int, piece: int, x: Any, logits: Any, best: Any, threads: int) -> None:
+    """A piece of work: the output layer, and of each item the largest logit, its place, and all others beside it."""
+    panels = (head.tokens + PANEL - 1) // PANEL
+    step, items = max(1, panels // len(best)), len(best)
+    step += step * items < panels
+    temp = np.empty((1, PANEL * step), np.float32)
+    given = _shortened(x)
+    done, item = 0, take(counters, piece)
+    while item < items:
+        first, count = item * step, max(0, min(step, panels - item * step))
+        weights = head.output + RECORD * _blocks_of(head.size) * first
+        product(weights, given, head.size, temp.ctypes.data, PANEL * step, count)
+        found = temp[0, : max(0, min(head.tokens, PANEL * (first + count)) - PANEL * first)]
+        logits[0, PANEL * first : PANEL * first + len(found)] = found
+        best[item, 0], best[item, 1], best[item, 2] = _summary(found, PANEL * first)
+        done, item = done + 1, take(counters, piece)
+    finish(counters, piece, done, items)
 
-    ``token`` [1, size] is the last guess, ``before`` [1, size] the state it came from; without one (no rows), x is
-    what was read. ``room`` [1, heads * depth * 2 + inner] is used on the way. Every thread calls this with the same
-    arguments.
-    """
-    counters, wide = zeros.ctypes.data, head.heads * head.depth
+
+@compiled
+def _summary(logits: Any, first: int) -> Any:
+    """The largest, its place, and the sum of all relative to it."""
+    most, place = np.float32(-np.inf), first
+    for j in range(len(logits)):
+        if logits[j] > most:
+            most, place = logits[j], first + j
+    total = np.float32(0)
+    for j in range(len(logits)):
+        total += exp(logits[j] - most)
+    return most, place, total
+
+
+@compiled
+def _think(
+    head: Weights, text: Text, before: Any, token: Any, x: Any, place: int, oldest: int, room: Any,
+    counters: int, threads: int,
+) -> None:  # fmt: skip
+    """The state x [1, size] behind position ``place``; see ``guess``."""
+    wide = head.heads * head.depth
     if len(token):
         _multiply(counters, 0, head.join, _joined(head, before, token), 2 * head.size, before, x, threads)
     if head.heads:
@@ -205,26 +233,53 @@ def guess(
         _multiply(counters, 3, head.attention[1], _shortened(mixed), wide, x, x, threads)
     gated = room[:, 2 * wide :]
     for block in range(len(head.blocks)):
-        _gate(head, counters, GUESSING + 2 * block - 1, block, x, gated, threads)
+        _gate(head, counters, 4 + 2 * block, block, x, gated, threads)
         given = _shortened(gated)
-        _multiply(counters, GUESSING + 2 * block, head.blocks[block, 1], given, head.inner, x, x, threads)
-    _write(head, counters, GUESSING + 2 * len(head.blocks) - 1, x, logits, threads)
+        _multiply(counters, 5 + 2 * block, head.blocks[block, 1], given, head.inner, x, x, threads)
 
 
-@compiled
-def _write(head: Weights, counters: int, piece: int, x: Any, logits: Any, threads: int) -> None:
-    """A piece of work: the output layer."""
-    panels = (head.tokens + PANEL - 1) // PANEL
-    step = max(1, panels // (32 * threads))
-    items = (panels + step - 1) // step
-    temp = np.empty((1, PANEL * step), np.float32)
-    given = _shortened(x)
-    done, item = 0, take(counters, piece)
-    while item < items:
-        first, count = item * step, min(step, panels - item * step)
-        weights = head.output + RECORD * _blocks_of(head.size) * first
-        product(weights, given, head.size, temp.ctypes.data, PANEL * step, count)
-        end = min(head.tokens, PANEL * (first + count))
-        logits[0, PANEL * first : end] = temp[0, : end - PANEL * first]
-        done, item = done + 1, take(counters, piece)
-    finish(counters, piece, done, items)
+@on_disk
+def guess(
+    head: Weights, text: Text, before: Any, token: Any, x: Any, place: int, oldest: int, room: Any,
+    logits: Any, best: Any, zeros: Any, threads: int,
+) -> None:  # fmt: skip
+    """Logits [1, N] of the token behind position ``place``, and the state x [1, size] it comes from.
+
+    ``token`` [1, size] is the last guess, ``before`` [1, size] the state it came from; without one (no rows), x is
+    what was read. ``room`` [1, heads * depth * 2 + inner] and ``best`` are used on the way. Every thread calls this
+    with the same arguments.
+    """
+    counters = zeros.ctypes.data
+    _think(head, text, before, token, x, place, oldest, room, counters, threads)
+    _write(head, counters, 4 + 2 * len(head.blocks), x, logits, best, threads)
+
+
+@on_disk
+def draft(
+    head: Weights, text: Text, states: Any, embedding: Table, tokens: Any, floors: Any, place: int, oldest: int,
+    room: Any, logits: Any, best: Any, zeros: Any, found: Any, threads: int,
+) -> None:  # fmt: skip
+    """Guess after guess, the likeliest token each time -> found [G + 1]: how many, then tokens.
+
+    ``states`` [2, size] are what the last two guesses came from, at first what was read in the first. ``tokens`` [N]
+    are those that logits are of. Guess k is made only if all before it are right with a chance of floors[k], by the
+    head's own confidence. Every thread calls this with the same arguments, and comes to the same end by itself.
+    """
+    pieces, chance = GUESSING + 2 * len(head.blocks), 1.0
+    token = np.empty((1, head.size), np.float32)
+    for k in range(len(floors)):
+        if k and chance < floors[k]:
+            return
+        counters = zeros.ctypes.data + STRIDE * pieces * k
+        x, before = states[k % 2 : k % 2 + 1], states[1 - k % 2 : 2 - k % 2]
+        _think(head, text, before, token[: min(k, 1)], x, place + k, oldest, room, counters, threads)
+        _write(head, counters, pieces - 1, x, logits, best[k], threads)
+        most, total, chosen = -np.inf, 0.0, 0
+        for item in range(best.shape[1]):
+            if best[k, item, 0] > most:
+                most, chosen = best[k, item, 0], int(best[k, item, 1])
+        for item in range(best.shape[1]):
+            total += best[k, item, 2] * exp(np.float32(best[k, item, 0] - most))
+        chance /= total
+        found[1 + k], found[0] = tokens[chosen], k + 1
+        look_up(embedding, tokens[chosen], token[0])

@@ -36,6 +36,7 @@ class Weights(NamedTuple):
     biases: np.ndarray[Any, Any]  # [L, 4]: addresses of their biases, or 0
     norms: np.ndarray[Any, Any]  # [2 L + 1, hidden]
     windows: np.ndarray[Any, Any]  # [L]: how far back a position looks
+    output: int  # address of the output matrix
 
 
 class Batch(NamedTuple):
@@ -43,6 +44,7 @@ class Batch(NamedTuple):
 
     x: np.ndarray[Any, Any]  # [N, hidden]: embedded tokens, written over
     found: np.ndarray[Any, Any]  # [N, hidden]: the result
+    logits: np.ndarray[Any, Any]  # [N, V]: the other result; no rows where it is not wanted
     starts: np.ndarray[Any, Any]  # [B]
     cos: np.ndarray[Any, Any]  # [N, depth / 2]
     sin: np.ndarray[Any, Any]
@@ -157,9 +159,33 @@ def _add_all(
     finish(counters, piece, done, items)
 
 
+@compiled
+def _write(weights: int, x: Any, logits: Any, counters: int, piece: int, threads: int) -> None:
+    """A piece of work: x [N, inputs] times the output matrix -> logits [N, V]."""
+    rows, inputs, vocabulary = x.shape[0], x.shape[1], logits.shape[1]
+    panels = (vocabulary + PANEL - 1) // PANEL
+    step = max(1, panels // (32 * threads))
+    items = (panels + step - 1) // step
+    temp = np.empty((rows, PANEL * step), np.float32)
+    done, item = 0, take(counters, piece)
+    while item < items:
+        first, count = item * step, min(step, panels - item * step)
+        product(
+            weights + 2 * PANEL * inputs * first, x.ctypes.data, rows, inputs, temp.ctypes.data, PANEL * step, count
+        )
+        end = min(vocabulary, PANEL * (first + count))
+        for row in range(rows):
+            logits[row, PANEL * first : end] = temp[row, : end - PANEL * first]
+        done, item = done + 1, take(counters, piece)
+    finish(counters, piece, done, items)
+
+
 @on_disk
 def layers(model: Weights, batch: Batch) -> None:
-    """x -> found, with keys, values and states written on the way. Every thread calls this with the same arguments."""
+    """x -> found and logits, with keys, values and states written on the way.
+
+    Every thread calls this with the same arguments.
+    """
     rows, hidden, counters, threads = len(batch.x), model.hidden, batch.counters.ctypes.data, batch.threads
     inward, across = _step(hidden // PANEL, threads), _step(model.inner // PANEL, threads)
     thirds = model.heads + 2 * model.shared
@@ -211,24 +237,5 @@ def layers(model: Weights, batch: Batch) -> None:
         norm(batch.x[item : item + 1], model.norms[2 * model.layers], model.epsilon, batch.found[item : item + 1])
         done, item = done + 1, take(counters, piece)
     finish(counters, piece, done, rows)
-
-
-@on_disk
-def output(weights: int, x: Any, logits: Any, zeros: Any, threads: int) -> None:
-    """x [N, inputs] times the output matrix -> logits [N, V]. Every thread calls this with the same arguments."""
-    rows, inputs, vocabulary, counters = x.shape[0], x.shape[1], logits.shape[1], zeros.ctypes.data
-    panels = (vocabulary + PANEL - 1) // PANEL
-    step = max(1, panels // (32 * threads))
-    items = (panels + step - 1) // step
-    temp = np.empty((rows, PANEL * step), np.float32)
-    done, item = 0, take(counters, 0)
-    while item < items:
-        first, count = item * step, min(step, panels - item * step)
-        product(
-            weights + 2 * PANEL * inputs * first, x.ctypes.data, rows, inputs, temp.ctypes.data, PANEL * step, count
-        )
-        end = min(vocabulary, PANEL * (first + count))
-        for row in range(rows):
-            logits[row, PANEL * first : end] = temp[row, : end - PANEL * first]
-        done, item = done + 1, take(counters, 0)
-    finish(counters, 0, done, items)
+    if len(batch.logits):
+        _write(model.output, batch.found, batch.logits, counters, piece + 1, threads)

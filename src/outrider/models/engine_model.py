@@ -31,6 +31,10 @@ class Run:
     masks: Mapping[str, Tensor] | None  # [B, 1, heads that share keys * W, C] each, where the engine reads them
 
 
+Found = tuple[Tensor, dict[int, Tensor], Tensor | None]
+"""What the layers gave [N, size], what went into those to keep [N, size], and logits [N, vocabulary], if wanted."""
+
+
 class Engine(Protocol):
     """What runs the layers and the output matrix."""
 
@@ -41,11 +45,8 @@ class Engine(Protocol):
     embedding: Any  # [V, size]: indexed by tokens they give float32 rows
     unembedding: Any
 
-    def run(self, cache: Buffers, given: Run, keep: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        """Write keys and values -> hidden [N, size], and the inputs [N, size] of the layers to keep (from 1 on)."""
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[N, size] -> [N, vocabulary]."""
+    def run(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> Found:
+        """Write keys and values; the layers to ``keep`` the inputs of are counted from 1 on."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,11 @@ class EngineModel(HuggingFaceModel):
     def start(self, rows: int, shape: Shape) -> EngineSession:
         return EngineSession(self, rows, shape)
 
-    def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [N, depth / 2] of positions [B, W], as transformers computes them."""
-        limit = self.positions_limit
+    def turns(self, capacity: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [capacity, depth / 2] of all positions, as transformers computes them."""
+        positions, limit = torch.arange(capacity), self.positions_limit
         seen = positions if limit is None else positions.clamp(max=limit - 1)
-        angles = seen.flatten()[:, None].float() * self._frequencies
+        angles = seen[:, None].float() * self._frequencies
         return angles.cos() * self._scale, angles.sin() * self._scale
 
 
@@ -133,39 +134,53 @@ class EngineSession(HuggingFaceSession):
 
     def __init__(self, model: EngineModel, rows: int, shape: Shape) -> None:
         super().__init__(model, rows, replace(shape, fixed=shape.fixed and not model.any_width))
+        self._turns = model.turns(shape.capacity + shape.chunk)
+        self._last = {-1, int(model.config.num_hidden_layers)}
+        self._inner: list[int] = []  # layers whose inputs are kept: their states, but for the first and the last
 
     def _allocate(self, shapes: list[Any], capacity: int) -> Buffers:
         return Buffers.allocate(shapes, self.context.rows, capacity, self.model.dtype, self.model.device)
 
     @torch.no_grad()
     def _feed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        hidden = self._layers(self.cache, tokens, positions, torch.arange(len(tokens)))
-        logits = self.model.engine.logits(hidden.flatten(0, 1))
-        return logits.view(*tokens.shape, -1), hidden
+        hidden, logits = self._layers(self.cache, tokens, positions, None)
+        assert logits is not None
+        return logits, hidden
 
     @torch.no_grad()
     def _prefill(self, row: int, tokens: Tensor, positions: Tensor, last: int) -> Tensor | None:
         if not self.shape.fixed:
             tokens, positions = tokens[:, : last + 1], positions[:, : last + 1]
-        return self._layers(self.cache.row(row), tokens, positions, torch.tensor([row]))[0, last]
+        return self._layers(self.cache.row(row), tokens, positions, row)[0][0, last]
 
-    def _layers(self, cache: Buffers, tokens: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        """Run tokens [B, W] -> hidden [B, W, size]; states are kept under ``rows`` where a drafter asked for them."""
+    def _layers(
+        self, cache: Buffers, tokens: Tensor, positions: Tensor, row: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run tokens [B, W] of all rows, or of one -> hidden [B, W, size]; of all rows also logits [B, W, V].
+
+        States are kept where a drafter asked for them.
+        """
         width = tokens.shape[1]
         if width * self.model.groups == 1 and self.model.engine.reads_masks:
             # A single row of attention weights meets other kernels than several: a second one, of no consequence.
             tokens, positions = tokens.expand(-1, 2), torch.cat([positions, positions + 1], 1)
-        x = self.model.embedding[tokens.clamp(max=self.model.vocab_size - 1)]
+        x = self.model.embedding[tokens.flatten().clamp(max=self.model.vocab_size - 1)]
+        cos, sin = (table.index_select(0, positions.flatten()) for table in self._turns)
         masks = dict(self._masks(positions)) if self.model.engine.reads_masks else None
-        run = Run(x.flatten(0, 1), positions[:, 0].contiguous(), *self.model.turns(positions), masks)
-        layers = self.model.config.num_hidden_layers
-        last = {-1, layers}
-        keep = [layer for layer in self._kept if layer not in last | {0}]
-        hidden, states = self.model.engine.run(cache, run, keep)
-        states |= dict.fromkeys(last, hidden) | {0: run.x}
-        shaped = {layer: state.view_as(x)[:, :width] for layer, state in states.items()}
-        self._keep(rows, positions[:, :width], _States(shaped))
-        return shaped[-1]
+        run = Run(x, positions[:, 0].contiguous(), cos, sin, masks)
+        hidden, states, logits = self.model.engine.run(cache, run, self._inner, row is None)
+        shape = (*tokens.shape, -1)
+        shaped = hidden.view(shape)[:, :width]
+        if self.states is not None:
+            states |= dict.fromkeys(self._last, hidden) | {0: x}
+            given = {layer: states[layer].view(shape)[:, :width] for layer in self._kept}
+            rows = torch.arange(len(tokens)) if row is None else torch.tensor([row])
+            self._keep(rows, positions[:, :width], _States(given))
+        return shaped, None if logits is None else logits.view(shape)[:, :width]
+
+    def keep_states(self, layers: Sequence[int]) -> None:
+        super().keep_states(layers)
+        self._inner = [layer for layer in layers if layer not in self._last | {0}]
 
     def _masks(self, positions: Tensor) -> Iterable[tuple[str, Tensor]]:
         """By name [B, 1, G * W, C]: heads that share keys are rows of one attention."""

@@ -12,13 +12,12 @@ import numba
 import numpy as np
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from outrider.jit import llama
 from outrider.jit.crew import Crew, zeros
 from outrider.jit.tiles import DIGEST, PANEL, compiled_before
 from outrider.models.buffers import Buffers
-from outrider.models.engine_model import Run
+from outrider.models.engine_model import Found, Run
 from outrider.models.families import sliding_windows
 from outrider.models.jit_files import PARTS
 from outrider.models.panel_rows import PanelRows
@@ -48,6 +47,7 @@ class Engine:
         self._file = np.frombuffer(self._map, np.uint8)
         self.embedding, self.unembedding = self._rows("embedding"), self._rows("output")
         self.model = self._model(Sizes.of(config), config)
+        self._none_kept = np.full(self.model.layers, -1)
         self._compile(Sizes.of(config))
 
     def _compile(self, sizes: Sizes) -> None:
@@ -58,8 +58,7 @@ class Engine:
             [(sizes.shared, sizes.depth, sizes.depth)] * sizes.layers, 1, 1, torch.float32, torch.device("cpu")
         )
         half = torch.zeros((1, sizes.depth // 2))
-        hidden, _ = self.run(cache, Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), half, half, None), ())
-        self.logits(hidden)
+        self.run(cache, Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), half, half, None), (), True)
 
     def _address(self, name: str) -> int:
         """Where a tensor lies, or 0 if there is none."""
@@ -85,28 +84,31 @@ class Engine:
             biases=np.array([[self._address(f"{name}.bias") for name in row] for row in names]),
             norms=self._file[place:].view(np.float32)[: shape[0] * shape[1]].reshape(shape),
             windows=np.array([2**31 if window is None else window for window in by_layer]),
+            output=self._address("output"),
         )  # fmt: skip
 
-    def run(self, cache: Buffers, given: Run, keep: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        """-> hidden [N, size], and the inputs [N, size] of the layers to keep (from 1 on)."""
+    def run(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> Found:
+        """See ``engine_model.Engine``."""
         model, tokens = self.model, given.x.shape[0]
         layers = sorted({layer for layer in keep if layer < model.layers})
-        kept = np.full(model.layers, -1)
-        kept[layers] = range(len(layers))
+        kept = self._none_kept
+        if layers:
+            kept = kept.copy()
+            kept[layers] = range(len(layers))
         keys, values, capacity = self._buffers(cache)
         found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))
-        counters = zeros(llama.PIECES * model.layers + 1)
+        output = torch.empty((tokens if logits else 0, self.vocabulary))
         batch = llama.Batch(
-            x=given.x.numpy().copy(), found=found.numpy(), starts=given.start.numpy(),
+            x=given.x.numpy().copy(), found=found.numpy(), logits=output.numpy(), starts=given.start.numpy(),
             cos=given.cos.numpy(), sin=given.sin.numpy(), capacity=capacity, keys=keys, values=values,
             kept=kept, states=states.numpy(),
             queries=np.empty((tokens, model.heads, model.depth), np.float32),
             mixed=np.empty((tokens, model.heads * model.depth), np.float32),
             gated=np.empty((tokens, model.inner), np.float32),
-            counters=counters, threads=self.threads,
+            counters=zeros(llama.PIECES * model.layers + 2), threads=self.threads,
         )  # fmt: skip
         self._crew.run(llama.layers, model, batch, holding=(cache, self._file))
-        return found, dict(zip(layers, states, strict=True))
+        return found, dict(zip(layers, states, strict=True)) if layers else {}, output if logits else None
 
     def _buffers(self, cache: Buffers) -> Addresses:
         """Addresses of keys and values, layer by layer; buffers stay where they are from run to run."""
@@ -117,11 +119,3 @@ class Engine:
             keys, values = (np.array([buffer.data_ptr() for buffer in kind]) for kind in zip(*buffers, strict=True))
             known = self._known[cache] = keys, values, int(buffers[0][0].shape[2])
         return known
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[N, size] -> [N, vocabulary]."""
-        found = torch.empty((hidden.shape[0], self.vocabulary))
-        given = hidden.contiguous().numpy()
-        arguments = self._address("output"), given, found.numpy(), zeros(1), self.threads
-        self._crew.run(llama.output, *arguments, holding=self._file)
-        return found

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.buffers import Buffers
-from outrider.models.engine_model import Run
+from outrider.models.engine_model import Found, Run
 from outrider.models.onnx_llama import LAYERS, OUTPUT
 from outrider.models.prepared import Prepared
 from outrider.threads import spins
@@ -42,8 +42,8 @@ class Engine:
         self.embedding, self.unembedding = prepared.tensor("embedding"), prepared.tensor("unembedding")
         self._bound: WeakKeyDictionary[Buffers, Any] = WeakKeyDictionary()
 
-    def run(self, cache: Buffers, given: Run, keep: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        """-> hidden [N, size], and the inputs [N, size] of the layers to keep (from 1 on)."""
+    def run(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> Found:
+        """See ``engine_model.Engine``."""
         binding = self._binding(cache)
         rows = given.start.shape[0]
         tokens = given.x.shape[0]
@@ -59,9 +59,9 @@ class Engine:
         for layer, state in states.items():
             _bind(binding.bind_output, f"state_{layer}", state)
         self._layers.run_with_iobinding(binding)
-        return hidden, states
+        return hidden, states, self._logits(hidden) if logits else None
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def _logits(self, hidden: Tensor) -> Tensor:
         """[N, size] -> [N, vocabulary]."""
         found = torch.empty((hidden.shape[0], self.vocabulary))
         binding = self._output.io_binding()

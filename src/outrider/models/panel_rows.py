@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.jit.rows import Table
+
 
 class PanelRows:
     """A matrix [V, size] in the panels of ``jit_files.panels``: indexed by tokens it gives float32 rows.
@@ -21,6 +23,7 @@ class PanelRows:
     def __init__(self, bits: np.ndarray[Any, Any], rows: int) -> None:
         self._bits = bits  # [V / 16, size, 8, 2] of 16 bits: row 16 p + 8 h + j is [p, :, j, h]
         self.shape = torch.Size((rows, bits.shape[1]))
+        self.table = Table(bits.ctypes.data, bits.shape[1], panels=True)
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -100,13 +100,8 @@ class BufferedSession(ABC):
 
     def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None:
         width = tokens.shape[1]
-        # A guess that stands where a committed token goes, and equals it, need not be run again.
-        same = self.context.read(self.context.lengths, width) == tokens
-        place = torch.arange(width, device=tokens.device)
-        same &= (place < count[:, None]) & (place < self.guessed)
-        agree = same.to(torch.int64).cumprod(-1).sum(-1)  # [B]
+        known = self._agreed(tokens, count)
         ran = self.guessed if self._scored else -1  # -1: nothing was run, all pending tokens still are
-        known = self.context.lengths + agree
         self.context.append(tokens, count)
         if ran >= 0:
             self.cached.copy_(torch.minimum(known, self.context.lengths - 1))
@@ -118,6 +113,17 @@ class BufferedSession(ABC):
         else:
             self.behind += width
         self.guessed, self._scored = 0, False
+
+    def _agreed(self, tokens: Tensor, count: Tensor) -> Tensor:
+        """[B]: the leading tokens of each row that need not be run again, if these are committed."""
+        lengths = self.context.lengths
+        if self.guessed == 0:
+            return lengths.clone()
+        # A guess that stands where a committed token goes, and equals it.
+        same = self.context.read(lengths, tokens.shape[1]) == tokens
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        same &= (place < count[:, None]) & (place < self.guessed)
+        return lengths + same.to(torch.int64).cumprod(-1).sum(-1)
 
     def fork(self, rows: Tensor) -> Self:
         """A session of its own whose row i is a copy of row rows[i] here; what it runs and commits stays there."""
@@ -170,7 +176,8 @@ class BufferedSession(ABC):
         if self._window is not None:
             start, hidden = self._window
             index = self.context.lengths - 2 - start
-            last = hidden[torch.arange(len(index), device=index.device), index.clamp(min=0, max=hidden.shape[1] - 1)]
+            place = index.clamp(min=0, max=hidden.shape[1] - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
+            last = hidden.gather(1, place)[:, 0]
             # Before the last run there is nothing to take: a state of a later token would tell what was taken back.
             last = torch.where((index >= 0)[:, None], last, 0)
             self.hidden = last if self.hidden is None else self.hidden.copy_(last)

@@ -16,11 +16,15 @@ def accepted_prefix(kept: Tensor) -> Tensor:
 
 def take(values: Tensor, n: Tensor) -> Tensor:
     """values[b, n[b]] for every row: [B, K, ...] -> [B, ...]."""
+    if values.dim() == 2:
+        return values.gather(1, n[:, None])[:, 0]
     return values[torch.arange(n.shape[0], device=n.device), n]
 
 
 def _maximal(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
     """Keep x_i with probability min(1, p/q), else draw from norm(max(0, p - q)): Leviathan section 2.3."""
+    if draft.tokens.shape[1] == 0:  # p' is p: plain decoding need not work that out
+        return Verdict(torch.zeros_like(at[:, 0]), noise.winner("token", at[:, :1], p)[:, 0])
     return corrected(p, draft, kept(p, draft, noise, at), noise, at)
 
 

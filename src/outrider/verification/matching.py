@@ -10,14 +10,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from outrider.noise import Noise
-from outrider.types import Draft, Verdict, Verifier
+from outrider.types import Choices, Draft, Verdict, Verifier
 from outrider.verification.coupling import accepted_prefix, take
 
 
-def _match(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
-    y = noise.winner("token", at, p)  # [B, G+1]: what the target says at every position
+def _match(p: Tensor | Choices, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
+    # What the target says at every position, [B, G+1].
+    y = p.tokens if isinstance(p, Choices) else noise.winner("token", at, p)
     n = accepted_prefix(draft.proposed & (draft.tokens == y[:, :-1]))
     return Verdict(n, take(y, n))
 
 
-gumbel_coupling = Verifier("gumbel", _match, exact=True, shares_noise=True)
+gumbel_coupling = Verifier("gumbel", _match, exact=True, shares_noise=True, compares=True)

@@ -1,0 +1,120 @@
+"""Heads compiled for one row: their products, and drafts made in one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("numba")
+
+import numpy as np
+
+from outrider.drafters import compiled_row
+from outrider.drafters.compiled_row import CompiledRow, CompiledWeights, table_of
+from outrider.drafters.head_layers import Head, HeadConfig
+from outrider.drafters.one_row import OneRow, Weights
+
+if not compiled_row.available():
+    pytest.skip("this CPU has no products of bytes", allow_module_level=True)
+
+from outrider.jit import bytes
+from outrider.jit.tiles import compiled
+
+SHAPES = {
+    "all": HeadConfig("feature", 64, 96, 2, layers=(1, 2, -1), heads=(4, 2), window=20),
+    "odd sizes": HeadConfig("feature", 72, 40, 1, layers=(1, -1), heads=(6, 3), window=9),
+    "neither attention nor other layers": HeadConfig("feature", 48, 64, 1),
+}
+
+
+@compiled
+def _times(weights: int, x: Any, inputs: int, panels: int) -> Any:
+    given = np.empty((x.shape[0], (inputs + bytes.BLOCK - 1) // bytes.BLOCK * bytes.GIVEN), np.uint8)
+    bytes.shorten(x, given)
+    out = np.empty((x.shape[0], 16 * panels), np.float32)
+    bytes.product(weights, given, inputs, out.ctypes.data, out.shape[1], panels)
+    return out
+
+
+@pytest.mark.parametrize("shape", [(16, 64), (48, 100), (200, 7), (33, 640)])
+def test_products_are_right_and_no_row_sees_another(shape: tuple[int, int]) -> None:
+    """Catches a tile that mixes rows or columns up, and one whose sums depend on how many rows it has."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(shape), torch.randn(11, shape[1])
+    packed = bytes.packed(weight)
+    whole = _times(packed.ctypes.data, x.numpy(), shape[1], len(packed))
+    exact = (x @ weight.T).numpy()
+    assert np.abs(whole[:, : shape[0]] - exact).max() < 0.02 * np.abs(exact).max()
+    for rows in range(1, 11):
+        part = _times(packed.ctypes.data, x[1 : 1 + rows].numpy(), shape[1], len(packed))
+        assert np.array_equal(part, whole[1 : 1 + rows])
+
+
+def test_a_row_of_zeros_and_one_large_number_are_kept_apart() -> None:
+    """Catches a division by nothing, and a scale shared by a whole row: an outlier would round all others away."""
+    x = torch.zeros((2, 128))
+    x[1, 3], x[1, 70] = 1000.0, 0.01
+    packed = bytes.packed(torch.ones((1, 128)))
+    found = _times(packed.ctypes.data, x.numpy(), 128, 1)[:, 0]
+    assert found[0] == 0 and abs(found[1] - 1000.01) < 0.005
+
+
+def made(config: HeadConfig) -> tuple[Head, Tensor]:
+    torch.manual_seed(1)
+    head = Head(config)
+    for weight in head.parameters():
+        torch.nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+    return head.eval().requires_grad_(False), torch.randn(50, config.hidden_size)
+
+
+def begun(kind: Any, weights: Any, config: HeadConfig) -> Any:
+    heads, shared = config.heads
+    memory = torch.zeros((2, shared, 40, config.hidden_size // heads)) if heads else None
+    row = kind(weights, None if memory is None else (memory[0], memory[1]))
+    torch.manual_seed(2)
+    states, tokens = torch.randn(12, len(config.layers), config.hidden_size), torch.randn(12, config.hidden_size)
+    row.read(states[:5], tokens[:5], 0)
+    row.guess(None)
+    row.read(states[3:], tokens[3:], 3)  # what was guessed is taken back
+    return row
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_guesses_are_those_of_the_same_head_in_numpy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches keys at the wrong place, a norm left out, or a window that is not the head's."""
+    monkeypatch.setattr("outrider.drafters.one_row.product_with", lambda w: lambda x: x @ w.detach().t())
+    head, output = made(SHAPES[name])
+    rows = [
+        begun(OneRow, Weights(head, output), head.config),
+        begun(CompiledRow, CompiledWeights(head, output), head.config),
+    ]
+    token: Tensor | None = None
+    for _ in range(4):
+        exact, found = (row.guess(token) for row in rows)
+        assert torch.corrcoef(torch.cat([exact, found]))[0, 1] > 0.99
+        token = torch.randn(1, head.config.hidden_size)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_draft_in_one_call_is_guess_after_guess(name: str) -> None:
+    """Catches a token read from the wrong place, a state of the guess before, and a draft that goes on too long."""
+    head, output = made(SHAPES[name])
+    embedding, tokens = torch.randn(90, head.config.hidden_size), torch.arange(0, 90, 9 / 5).long()[:50]
+    weights = CompiledWeights(head, output)
+    one, other = (begun(CompiledRow, weights, head.config) for _ in range(2))
+    expected, chances, token, chance = [], [], None, 1.0
+    for _ in range(5):
+        logits = one.guess(token)
+        expected.append(int(tokens[logits.argmax()]))
+        chance *= float(logits.softmax(-1).max())
+        chances.append(chance)
+        token = embedding[expected[-1]][None]
+    assert other.draft(table_of(embedding), tokens, [0.0] * 5).tolist() == expected
+    assert other.place == one.place and np.allclose(other.x, one.x)
+    for most in (1, 3):
+        again = begun(CompiledRow, weights, head.config)
+        floors = [0.0] * most + [chances[most - 1] * 1.01] + [0.0] * (4 - most)
+        assert again.draft(table_of(embedding), tokens, floors).tolist() == expected[:most]
