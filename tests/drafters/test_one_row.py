@@ -20,7 +20,8 @@ def test_a_loaded_head_is_mapped_as_it_was_saved(tmp_path: Path) -> None:
     torch.manual_seed(0)
     one, two = (HeadDrafter(Head(HeadConfig("feature", 16, 32, 1)), torch.arange(10)) for _ in range(2))
     one.save(tmp_path)
-    loaded = HeadDrafter.load(tmp_path)
+    loaded = HeadDrafter.load(tmp_path).beside(1000)
+    assert loaded.gamma and loaded.plans and "head" not in vars(loaded), "widened only for those who ask for it"
     assert {weight.dtype for weight in loaded.saved.parameters()} == {torch.bfloat16}
     assert {weight.dtype for weight in loaded.head.parameters()} == {torch.float32} and one.head is one.saved
     two.save(tmp_path)

@@ -73,7 +73,7 @@ class HeadDrafter:
     def beside(self, weights_read: int | None) -> HeadDrafter:
         """What a guess costs follows from what it reads, where the target's runs cost what they read."""
         if weights_read is not None:
-            rate = _COMPILED if self.head.config.kind == "feature" and compiled_row.available() else _SMALL_RUNS
+            rate = _COMPILED if self.saved.config.kind == "feature" and compiled_row.available() else _SMALL_RUNS
             self.cost = rate * self.weights_read / weights_read
         return self
 
