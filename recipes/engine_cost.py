@@ -1,7 +1,7 @@
 """Milliseconds of one run of a model by the number of tokens in it, engine by engine, in one process.
 
 python recipes/engine_cost.py smollm2-135m
-python recipes/engine_cost.py smollm2-135m --engines numba,onnxruntime:int8 --widths 1-9
+python recipes/engine_cost.py smollm2-135m --engines numba,numba:float16,onnxruntime:int8 --widths 1-9
 
 Engines and widths take turns, so that whatever else the machine does falls on all of them. The floor is the time to
 read the weights of a run once, in the form the engine keeps them in, at the bandwidth measured in the same process.
@@ -24,14 +24,16 @@ from outrider.models import loading
 from outrider.models.engines import Kernels
 from outrider.models.sizes import Sizes
 
-BYTES = {"float32": 4, "bfloat16": 2, "int8": 1 + 4 / 64}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1 + 4 / 64}
 """Of a weight, with its share of a scale."""
 
 
 def loaded(target: str, name: str, rows: int) -> Any:
-    engine, _, weights = name.partition(":")
-    kernels = Kernels(engine, weights or "full", rows=rows, release=True)
-    return loading.load(target, "cpu", "float32", kernels=kernels).model
+    """An engine's name, in float32, or with what else it is to compute in or to keep weights in behind a colon."""
+    engine, _, form = name.partition(":")
+    weights, dtype = ("full", form) if form in loading.DTYPES else (form or "full", "float32")
+    kernels = Kernels(engine, weights, rows=rows, release=True)
+    return loading.load(target, "cpu", dtype, kernels=kernels).model
 
 
 def kept_in(model: Any) -> str:

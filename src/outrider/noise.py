@@ -134,7 +134,7 @@ class Noise:
 
     def of_run(self, at: Tensor) -> Noise:
         """Streams of one run alone, known by the position it starts from: no other run of the row starts there."""
-        return Noise(self._key("run", at[:, :1])[:, 0], f"{self.path}/run")
+        return Noise(self.keys("run", at[:, :1])[:, 0], f"{self.path}/run")
 
     @property
     def is_the_targets(self) -> bool:
@@ -143,7 +143,7 @@ class Noise:
 
     def uniform(self, stream: str, at: Tensor) -> Tensor:
         """Uniforms in (0, 1) for absolute positions ``at`` [B, K] -> [B, K]."""
-        bits = (self._key(stream, at) >> 40) & ((1 << 24) - 1)
+        bits = (self.keys(stream, at) >> 40) & ((1 << 24) - 1)
         return (bits.to(torch.float32) + 0.5) * 2.0**-24
 
     def race(self, stream: str, at: Tensor, size: int) -> Tensor:
@@ -151,7 +151,7 @@ class Noise:
         return self._race(stream, at, _vocabulary_counter(size, at.device))
 
     def _race(self, stream: str, at: Tensor, counter: Tensor) -> Tensor:
-        key = self._key(stream, at)  # [B, K]
+        key = self.keys(stream, at)  # [B, K]
         if kernels.run_on(key.device):
             from outrider.kernels.race import race
 
@@ -169,14 +169,15 @@ class Noise:
         if kernels.run_on(at.device) and weights.dtype == torch.float32:
             from outrider.kernels.race import race
 
-            return largest(race(self._key(stream, at), counter, weights))
+            return largest(race(self.keys(stream, at), counter, weights))
         if at.device.type != "cpu" or weights.dtype != torch.float32 or size < _MANY:
             return largest(weights / self._race(stream, at, counter))
-        keys, known = self._key(stream, at).flatten().tolist(), counter.numpy()
+        keys, known = self.keys(stream, at).flatten().tolist(), counter.numpy()
         rows = weights.numpy().reshape(len(keys), -1)
         return whole(np.array([_first(*each) for each in zip(rows, repeat(known), keys)])).view(at.shape)
 
-    def _key(self, stream: str, at: Tensor) -> Tensor:
+    def keys(self, stream: str, at: Tensor) -> Tensor:
+        """What noise follows from, at positions [B, K] -> int64 [B, K]."""
         name, step = _name_key(f"{self.path}:{stream}"), _signed(0x9E3779B97F4A7C15, 64)
         if kernels.run_on(at.device):
             from outrider.kernels.race import keys

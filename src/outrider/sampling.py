@@ -74,6 +74,16 @@ class Sampling:
         return not raised and not self.processors
 
     @property
+    def adjusts(self) -> bool:
+        """Whether logits depend on more than the model: on the tokens before, or on what was asked for."""
+        return bool(self.penalised or self.logit_bias or self.processors)
+
+    @property
+    def filters(self) -> bool:
+        """Whether unlikely tokens are cut off."""
+        return self.top_k is not None or self.top_p < 1 or self.min_p > 0
+
+    @property
     def penalised(self) -> bool:
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 

@@ -13,9 +13,10 @@ pytest.importorskip("numba")
 import numpy as np
 
 from outrider.drafters import compiled_row
-from outrider.drafters.compiled_row import CompiledRow, CompiledWeights, table_of
+from outrider.drafters.compiled_row import CompiledRow, CompiledWeights, Draw, table_of
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.one_row import OneRow, Weights
+from outrider.noise import Noise, counter_of
 
 if not compiled_row.available():
     pytest.skip("this CPU has no products of bytes", allow_module_level=True)
@@ -112,9 +113,33 @@ def test_a_draft_in_one_call_is_guess_after_guess(name: str) -> None:
         chance *= float(logits.softmax(-1).max())
         chances.append(chance)
         token = embedding[expected[-1]][None]
-    assert other.draft(table_of(embedding), tokens, [0.0] * 5).tolist() == expected
+    assert other.draft(table_of(embedding), tokens, [0.0] * 5)[0].tolist() == expected
     assert other.place == one.place and np.allclose(other.x, one.x)
     for most in (1, 3):
         again = begun(CompiledRow, weights, head.config)
         floors = [0.0] * most + [chances[most - 1] * 1.01] + [0.0] * (4 - most)
-        assert again.draft(table_of(embedding), tokens, floors).tolist() == expected[:most]
+        assert again.draft(table_of(embedding), tokens, floors)[0].tolist() == expected[:most]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_tokens_are_drawn_as_noise_says(temperature: float) -> None:
+    """Catches a draft that draws from another distribution than the one it shows, or with other noise."""
+    head, output = made(SHAPES["all"])
+    embedding, tokens = torch.randn(90, head.config.hidden_size), torch.arange(0, 90, 9 / 5).long()[:50]
+    weights, counter = CompiledWeights(head, output), counter_of(tokens)
+    differing = 0
+    for seed in range(12):
+        noise, at = Noise(torch.tensor([seed])), torch.arange(7, 11)[None]
+        one, other = (begun(CompiledRow, weights, head.config) for _ in range(2))
+        draw = Draw(temperature, noise.keys("token", at)[0], counter)
+        found, q = other.draft(table_of(embedding), tokens, [0.0] * 4, draw)
+        assert q is not None
+        token: Tensor | None = None
+        for k in range(4):
+            exact = (one.guess(token) / temperature).softmax(-1)
+            assert torch.allclose(q[k], exact[0], atol=1e-5)
+            winner = noise.winner("token", at[:, k : k + 1], q[None, k : k + 1], counter)
+            assert int(found[k]) == int(tokens[winner])
+            differing += int(winner) != int(q[k].argmax())
+            token = embedding[found[k]][None]
+    assert differing > 5, "or the likeliest would always do"

@@ -18,6 +18,7 @@ def warm(
     target: Annotated[str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")],
     engine: common.Engine = "auto",
     weights: common.Weights = "full",
+    dtype: common.Dtype = "auto",
     as_json: common.Json = False,
 ) -> None:
     """Prepare a model for its engine on this CPU: weights as it reads them, and whether runs may be narrow."""
@@ -27,7 +28,7 @@ def warm(
 
     began = time.perf_counter()
     with notes.status(f"preparing {target}"):
-        model = loading.load(target, "cpu", kernels=Kernels(engine, weights)).model
+        model = loading.load(target, "cpu", dtype, kernels=Kernels(engine, weights)).model
     if not isinstance(model, EngineModel):
         reason = "no other engine can run it, or it is too small to gain" if engine == "auto" else "as you asked"
         raise BadOption(f"{target} is run by torch, which needs nothing prepared: {reason}")

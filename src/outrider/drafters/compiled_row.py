@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.head_layers import Block, Head
+
+_NO_KEYS, _NO_COUNTER = np.empty(0, np.int64), np.empty(0, np.int32)
 
 
 def available() -> bool:
@@ -109,7 +112,16 @@ def table_of(embedding: Any) -> Any:
         return getattr(embedding, "table", None)  # see models/panel_rows.py
     if embedding.dtype != torch.float32 or not embedding.is_contiguous():
         return None
-    return Table(embedding.data_ptr(), embedding.shape[1], panels=False)
+    return Table(embedding.data_ptr(), embedding.shape[1])
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How tokens are drawn, where not the likeliest is taken."""
+
+    temperature: float
+    keys: Tensor  # [G] int64: of the noise at every guess
+    counter: Tensor  # [N]: what races know the tokens by
 
 
 class CompiledRow:
@@ -160,8 +172,10 @@ class CompiledRow:
         )  # fmt: skip
         return logits
 
-    def draft(self, embedding: Any, tokens: Tensor, floors: Sequence[float]) -> Tensor:
-        """The likeliest guesses [G], each read behind the last, of ``tokens`` [N], whose logits these are.
+    def draft(
+        self, embedding: Any, tokens: Tensor, floors: Sequence[float], draw: Draw | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Guesses [G], each read behind the last, of ``tokens`` [N], whose logits these are; q [G, N], if drawn.
 
         ``embedding`` is what ``table_of`` gives. No guess is made whose forerunners are right with less than the
         chance that ``floors`` has for it.
@@ -172,18 +186,22 @@ class CompiledRow:
         states = np.empty((2, numbers.size), np.float32)
         states[0] = self.x[0]
         found = torch.empty(most + 1, dtype=torch.int64)
+        probs = torch.empty((0 if draw is None else most, numbers.tokens))
+        how = head.Drawing(1.0, _NO_KEYS, _NO_COUNTER, probs.numpy())
+        if draw is not None:
+            how = head.Drawing(1 / draw.temperature, draw.keys.numpy(), draw.counter.numpy(), probs.numpy())
         self.weights.crew.run(
-            head.draft, numbers, self._text, states, embedding, tokens.numpy(), np.array(floors), self.place,
+            head.draft, numbers, self._text, how, states, embedding, tokens.numpy(), np.array(floors), self.place,
             self.oldest, self._room, np.empty((1, numbers.tokens), np.float32), self._best(most),
             crew.zeros((head.GUESSING + 2 * len(numbers.blocks)) * most), found.numpy(), self.weights.crew.threads,
             holding=self,
         )  # fmt: skip
         made = int(found[0])
         self.made, self.place, self.x = self.place + 1, self.place + made - 1, states[[1 - made % 2]]
-        return found[1 : 1 + made]
+        return found[1 : 1 + made], None if draw is None else probs[:made]
 
     def _best(self, guesses: int) -> np.ndarray[Any, Any]:
-        return np.empty((guesses, self._items, 3))
+        return np.empty((guesses, self._items, 5))
 
     def forget_after(self, length: int) -> None:
         """The text has this many tokens: what follows the last is unknown again."""

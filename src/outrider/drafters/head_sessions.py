@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.drafters import head_fused
 from outrider.drafters.base import ContextSession, Reach
-from outrider.drafters.compiled_row import CompiledRow, table_of
+from outrider.drafters.compiled_row import CompiledRow, Draw, table_of
 from outrider.drafters.head_layers import Head, Memory
 from outrider.drafters.one_row import OneRow
 from outrider.drafters.ready_head import ReadyHead
@@ -94,7 +94,7 @@ class _HeadSession(ContextSession):
 
         At temperature 0 a point mass needs no table.
         """
-        if not (sampling.penalised or sampling.logit_bias or sampling.processors):
+        if not sampling.adjusts:
             if sampling.greedy:
                 tokens = self.ready.tokens
                 return head_fused.likeliest(logits, tokens) if self.fused else tokens[largest(logits)], None
@@ -236,8 +236,9 @@ class FeatureSession(_HeadSession):
 
     @torch.no_grad()
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
-        alone, plain = self.alone, not (sampling.penalised or sampling.logit_bias or sampling.processors)
-        table = table_of(self.embedding) if isinstance(alone, CompiledRow) and sampling.greedy and plain else None
+        alone, greedy = self.alone, sampling.greedy
+        plain = not sampling.adjusts and (greedy or not sampling.filters)
+        table = table_of(self.embedding) if isinstance(alone, CompiledRow) and plain else None
         if not isinstance(alone, CompiledRow) or table is None or not bool(self.context.active):
             return super().propose(gamma, sampling, noise, at)
         if gamma == 0 or not self._read_alone(alone):
@@ -245,8 +246,15 @@ class FeatureSession(_HeadSession):
         floors = [self.floor] * gamma
         if self.prices is not None and self.floor > 0:
             floors = self.prices.floors(0, gamma)
-        tokens = alone.draft(table, self.ready.tokens, floors)[None]
-        return Draft(tokens, None, torch.ones_like(tokens, dtype=torch.bool))
+        draw = None
+        if not greedy:
+            draw = Draw(sampling.temperature, noise.keys("token", at[:, :gamma])[0], self.ready.counter)
+        tokens, q = alone.draft(table, self.ready.tokens, floors, draw)
+        proposed = torch.ones((1, len(tokens)), dtype=torch.bool)
+        if q is None:
+            return Draft(tokens[None], None, proposed)
+        trimmed = q.shape[1] < self.vocab_size
+        return Draft(tokens[None], q[None], proposed, support=self.ready.tokens if trimmed else None)
 
     def state(self, k: int, last: Tensor) -> Tensor:
         place = self.places[:, k : k + 1]

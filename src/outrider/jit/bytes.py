@@ -8,8 +8,6 @@ of a run** here either.
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
+from outrider.cpu import multiplies_bytes
 from outrider.jit.tiles import ARM, FLOAT, PANEL, WORD, compiled, loop, number, pointer, pointer_to
 
 BLOCK = 64
@@ -49,10 +48,8 @@ def available() -> bool:
     """Whether this CPU has them, and what compiles for it knows."""
     if not ARM:
         return bool(get_host_cpu_features().get("avx512vnni"))
-    if get_host_cpu_name() == "generic":
-        return False
-    cpus = Path("/proc/cpuinfo")
-    return "asimddp" in cpus.read_text("utf-8") if cpus.is_file() else platform.system() == "Darwin"
+    # Of a CPU that it does not know, LLVM knows no instructions either.
+    return multiplies_bytes() and get_host_cpu_name() != "generic"
 
 
 def packed(weight: Any) -> np.ndarray[Any, Any]:

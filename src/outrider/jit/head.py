@@ -12,10 +12,11 @@ import numpy as np
 
 from outrider.jit.bytes import GIVEN, RECORD, blocks_of, product, shorten
 from outrider.jit.math import STRIDE, attend, exp, finish, norm, rotate, take
+from outrider.jit.race import race, shares
 from outrider.jit.rows import Table, look_up
 from outrider.jit.tiles import PANEL, compiled, on_disk
 
-READING, GUESSING = 3, 5
+READING, GUESSING = 3, 6
 """Pieces of work: of reading text, and of a guess beside two for every block."""
 
 _EPSILON = 1e-5
@@ -40,6 +41,15 @@ class Weights(NamedTuple):
     output: int
     layer_norms: np.ndarray[Any, Any]  # [layers but the last, size]
     norms: np.ndarray[Any, Any]  # [3 + blocks, size]: of states, of tokens, of attention, of blocks
+
+
+class Drawing(NamedTuple):
+    """How tokens are chosen."""
+
+    rate: float  # one over the temperature; at temperature 0 one
+    keys: np.ndarray[Any, Any]  # [G] int64: of the noise at every guess; none at temperature 0
+    counters: np.ndarray[Any, Any]  # [N] int32: of the tokens, in that noise
+    probs: np.ndarray[Any, Any]  # [G, N]: what tokens were drawn from
 
 
 class Text(NamedTuple):
@@ -184,7 +194,7 @@ def _gate(head: Weights, counters: int, piece: int, block: int, x: Any, gated: A
 
 
 @compiled
-def _write(head: Weights, counters: int, piece: int, x: Any, logits: Any, best: Any, threads: int) -> None:
+def _write(head: Weights, counters: int, piece: int, x: Any, logits: Any, best: Any, rate: float) -> None:
     """A piece of work: the output layer, and of each item the largest logit, its place, and all others beside it."""
     panels = (head.tokens + PANEL - 1) // PANEL
     step, items = max(1, panels // len(best)), len(best)
@@ -198,21 +208,21 @@ def _write(head: Weights, counters: int, piece: int, x: Any, logits: Any, best: 
         product(weights, given, head.size, temp.ctypes.data, PANEL * step, count)
         found = temp[0, : max(0, min(head.tokens, PANEL * (first + count)) - PANEL * first)]
         logits[0, PANEL * first : PANEL * first + len(found)] = found
-        best[item, 0], best[item, 1], best[item, 2] = _summary(found, PANEL * first)
+        best[item, 0], best[item, 1], best[item, 2] = _summary(found, PANEL * first, rate)
         done, item = done + 1, take(counters, piece)
     finish(counters, piece, done, items)
 
 
 @compiled
-def _summary(logits: Any, first: int) -> Any:
-    """The largest, its place, and the sum of all relative to it."""
+def _summary(logits: Any, first: int, rate: float) -> Any:
+    """The largest, its place, and what all weigh beside it at temperature 1 / rate."""
     most, place = np.float32(-np.inf), first
     for j in range(len(logits)):
         if logits[j] > most:
             most, place = logits[j], first + j
     total = np.float32(0)
     for j in range(len(logits)):
-        total += exp(logits[j] - most)
+        total += exp((logits[j] - most) * np.float32(rate))
     return most, place, total
 
 
@@ -251,15 +261,43 @@ def guess(
     """
     counters = zeros.ctypes.data
     _think(head, text, before, token, x, place, oldest, room, counters, threads)
-    _write(head, counters, 4 + 2 * len(head.blocks), x, logits, best, threads)
+    _write(head, counters, 4 + 2 * len(head.blocks), x, logits, best, 1.0)
+
+
+@compiled
+def _draw(
+    drawing: Drawing, counters: int, piece: int, logits: Any, best: Any, most: float, total: float, key: int, q: Any
+) -> None:
+    """A piece of work: q, and in each item who arrives first; see ``race.py``."""
+    items = len(best)
+    step = (logits.shape[1] + items - 1) // items
+    temp = np.empty(step, np.float32)
+    done, item = 0, take(counters, piece)
+    while item < items:
+        first, end = min(item * step, logits.shape[1]), min((item + 1) * step, logits.shape[1])
+        shares(logits[0, first:end], most, drawing.rate, total, q[first:end])
+        best[item, 3], place = race(q[first:end], drawing.counters[first:end], key, temp)
+        best[item, 4] = first + place
+        done, item = done + 1, take(counters, piece)
+    finish(counters, piece, done, items)
+
+
+@compiled
+def _first_largest(best: Any, value: int, place: int) -> Any:
+    """Of all items."""
+    most, chosen = -np.inf, 0
+    for item in range(len(best)):
+        if best[item, value] > most:
+            most, chosen = best[item, value], int(best[item, place])
+    return most, chosen
 
 
 @on_disk
 def draft(
-    head: Weights, text: Text, states: Any, embedding: Table, tokens: Any, floors: Any, place: int, oldest: int,
-    room: Any, logits: Any, best: Any, zeros: Any, found: Any, threads: int,
+    head: Weights, text: Text, drawing: Drawing, states: Any, embedding: Table, tokens: Any, floors: Any, place: int,
+    oldest: int, room: Any, logits: Any, best: Any, zeros: Any, found: Any, threads: int,
 ) -> None:  # fmt: skip
-    """Guess after guess, the likeliest token each time -> found [G + 1]: how many, then tokens.
+    """Guess after guess, the likeliest token each time or a drawn one -> found [G + 1]: how many, then tokens.
 
     ``states`` [2, size] are what the last two guesses came from, at first what was read in the first. ``tokens`` [N]
     are those that logits are of. Guess k is made only if all before it are right with a chance of floors[k], by the
@@ -273,13 +311,15 @@ def draft(
         counters = zeros.ctypes.data + STRIDE * pieces * k
         x, before = states[k % 2 : k % 2 + 1], states[1 - k % 2 : 2 - k % 2]
         _think(head, text, before, token[: min(k, 1)], x, place + k, oldest, room, counters, threads)
-        _write(head, counters, pieces - 1, x, logits, best[k], threads)
-        most, total, chosen = -np.inf, 0.0, 0
+        _write(head, counters, pieces - 2, x, logits, best[k], drawing.rate)
+        most, chosen = _first_largest(best[k], 0, 1)
+        total = 0.0
         for item in range(best.shape[1]):
-            if best[k, item, 0] > most:
-                most, chosen = best[k, item, 0], int(best[k, item, 1])
-        for item in range(best.shape[1]):
-            total += best[k, item, 2] * exp(np.float32(best[k, item, 0] - most))
+            total += best[k, item, 2] * exp(np.float32((best[k, item, 0] - most) * drawing.rate))
+        if len(drawing.keys):
+            q = drawing.probs[k]
+            _draw(drawing, counters, pieces - 1, logits, best[k], most, total, drawing.keys[k], q)
+            _, chosen = _first_largest(best[k], 3, 4)
         chance /= total
         found[1 + k], found[0] = tokens[chosen], k + 1
         look_up(embedding, tokens[chosen], token[0])

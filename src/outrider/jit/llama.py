@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray
 
-from outrider.jit.math import attend, exp, finish, norm, product, rotate, take
+from outrider.jit.math import attend, exp, finish, norm, rotate, take
+from outrider.jit.products import Given, chained, given_to, multiply, ready
 from outrider.jit.tiles import PANEL, compiled, on_disk, pointer_to
 
 PIECES = 5
@@ -37,6 +38,9 @@ class Weights(NamedTuple):
     norms: np.ndarray[Any, Any]  # [2 L + 1, hidden]
     windows: np.ndarray[Any, Any]  # [L]: how far back a position looks
     output: int  # address of the output matrix
+    half: bool  # products are computed in float16
+    powers: np.ndarray[Any, Any]  # [L, 4, 2]: what their inputs are scaled by (``half.py``)
+    last_powers: np.ndarray[Any, Any]  # [2]: those of the output matrix
 
 
 class Batch(NamedTuple):
@@ -61,12 +65,11 @@ class Batch(NamedTuple):
 
 
 @compiled
-def _project(model: Weights, batch: Batch, layer: int, head: int, normed: Any, temp: Any) -> None:
+def _project(model: Weights, batch: Batch, layer: int, head: int, given: Given, temp: Any) -> None:
     """Queries, keys or values of one head; keys and values go to their place in the buffers."""
     rows, width, depth = len(batch.x), len(batch.x) // len(batch.starts), model.depth
     panels = model.padded // PANEL
-    weights = model.places[layer, 0] + 2 * model.hidden * model.padded * head
-    product(weights, normed.ctypes.data, rows, model.hidden, temp.ctypes.data, temp.shape[1], panels)
+    multiply(given, model.places[layer, 0], panels * head, panels, temp)
     if model.biases[layer, 0]:
         bias = carray(pointer_to(model.biases[layer, 0] + 4 * model.padded * head), (depth,), np.float32)
         for row in range(rows):
@@ -102,13 +105,12 @@ def _mix(model: Weights, batch: Batch, layer: int, row: int, head: int, scores: 
 
 @compiled
 def _add_product(
-    model: Weights, batch: Batch, layer: int, which: int, given: Any, item: int, step: int, temp: Any
+    model: Weights, batch: Batch, layer: int, which: int, given: Given, item: int, step: int, temp: Any
 ) -> None:
     """Some columns of a product, added to x."""
-    rows, inputs, first = given.shape[0], given.shape[1], item * step
+    rows, first = len(batch.x), item * step
     panels = min(step, model.hidden // PANEL - first)
-    weights = model.places[layer, which] + 2 * PANEL * inputs * first
-    product(weights, given.ctypes.data, rows, inputs, temp.ctypes.data, temp.shape[1], panels)
+    multiply(given, model.places[layer, which], first, panels, temp)
     for row in range(rows):
         for j in range(PANEL * panels):
             batch.x[row, PANEL * first + j] += temp[row, j]
@@ -120,12 +122,11 @@ def _add_product(
 
 
 @compiled
-def _gate(model: Weights, batch: Batch, layer: int, item: int, step: int, normed: Any, temp: Any) -> None:
+def _gate(model: Weights, batch: Batch, layer: int, item: int, step: int, given: Given, temp: Any) -> None:
     """Some columns of silu(gate) * up; a panel of the one lies behind the same of the other."""
     rows, first = len(batch.x), item * step
     panels = min(step, model.inner // PANEL - first)
-    weights = model.places[layer, 2] + 4 * PANEL * model.hidden * first
-    product(weights, normed.ctypes.data, rows, model.hidden, temp.ctypes.data, temp.shape[1], 2 * panels)
+    multiply(given, model.places[layer, 2], 2 * first, 2 * panels, temp)
     if model.biases[layer, 2]:
         bias = carray(pointer_to(model.biases[layer, 2] + 8 * PANEL * first), (2 * PANEL * panels,), np.float32)
         for row in range(rows):
@@ -147,12 +148,14 @@ def _step(panels: int, threads: int) -> int:
 
 @compiled
 def _add_all(
-    model: Weights, batch: Batch, layer: int, piece: int, which: int, given: Any, step: int, temp: Any
+    model: Weights, batch: Batch, layer: int, piece: int, which: int, given: Given, step: int, temp: Any
 ) -> None:
-    """A piece of work: a product with given [N, inputs], added to x."""
+    """A piece of work: a product, added to x."""
     counters = batch.counters.ctypes.data
     items = (model.hidden // PANEL + step - 1) // step
     done, item = 0, take(counters, piece)
+    if item < items:
+        ready(given, model.powers[layer, which])
     while item < items:
         _add_product(model, batch, layer, which, given, item, step, temp)
         done, item = done + 1, take(counters, piece)
@@ -160,19 +163,21 @@ def _add_all(
 
 
 @compiled
-def _write(weights: int, x: Any, logits: Any, counters: int, piece: int, threads: int) -> None:
+def _write(model: Weights, x: Any, logits: Any, counters: int, piece: int, threads: int) -> None:
     """A piece of work: x [N, inputs] times the output matrix -> logits [N, V]."""
-    rows, inputs, vocabulary = x.shape[0], x.shape[1], logits.shape[1]
+    rows, vocabulary = x.shape[0], logits.shape[1]
     panels = (vocabulary + PANEL - 1) // PANEL
     step = max(1, panels // (32 * threads))
     items = (panels + step - 1) // step
     temp = np.empty((rows, PANEL * step), np.float32)
+    room = np.empty(rows * chained(x.shape[1]) if model.half else 0, np.uint16)
+    given = given_to(model.half, x, room, np.empty(rows, np.float32))
     done, item = 0, take(counters, piece)
+    if item < items:
+        ready(given, model.last_powers)
     while item < items:
         first, count = item * step, min(step, panels - item * step)
-        product(
-            weights + 2 * PANEL * inputs * first, x.ctypes.data, rows, inputs, temp.ctypes.data, PANEL * step, count
-        )
+        multiply(given, model.output, first, count, temp)
         end = min(vocabulary, PANEL * (first + count))
         for row in range(rows):
             logits[row, PANEL * first : end] = temp[row, : end - PANEL * first]
@@ -192,17 +197,20 @@ def layers(model: Weights, batch: Batch) -> None:
     normed = np.empty((rows, hidden), np.float32)
     temp = np.empty((rows, max(model.padded, PANEL * inward, 2 * PANEL * across)), np.float32)
     scores = np.empty(batch.capacity, np.float32)
+    widest = max(hidden, batch.mixed.shape[1], model.inner)
+    room, factors = np.empty(rows * chained(widest) if model.half else 0, np.uint16), np.empty(rows, np.float32)
+    around = given_to(model.half, normed, room, factors)
+    mixed, gated = given_to(model.half, batch.mixed, room, factors), given_to(model.half, batch.gated, room, factors)
     for layer in range(model.layers):
         piece = PIECES * layer
-        fresh = True
         done, item = 0, take(counters, piece)
+        if item < thirds:  # only then: while an item of this piece is open, nobody changes x
+            norm(batch.x, model.norms[2 * layer], model.epsilon, normed)
+            ready(around, model.powers[layer, 0])
         while item < thirds:
-            if fresh:  # only now: while an item of this piece is open, nobody changes x
-                norm(batch.x, model.norms[2 * layer], model.epsilon, normed)
-                fresh = False
             if item == 0 and batch.kept[layer] >= 0:
                 batch.states[batch.kept[layer]] = batch.x
-            _project(model, batch, layer, item, normed, temp)
+            _project(model, batch, layer, item, around, temp)
             done, item = done + 1, take(counters, piece)
         finish(counters, piece, done, thirds)
 
@@ -215,22 +223,21 @@ def layers(model: Weights, batch: Batch) -> None:
         finish(counters, piece, done, items)
 
         piece += 1
-        _add_all(model, batch, layer, piece, 1, batch.mixed, inward, temp)
+        _add_all(model, batch, layer, piece, 1, mixed, inward, temp)
 
         piece += 1
-        fresh = True
         items = (model.inner // PANEL + across - 1) // across
         done, item = 0, take(counters, piece)
+        if item < items:
+            norm(batch.x, model.norms[2 * layer + 1], model.epsilon, normed)
+            ready(around, model.powers[layer, 2])
         while item < items:
-            if fresh:
-                norm(batch.x, model.norms[2 * layer + 1], model.epsilon, normed)
-                fresh = False
-            _gate(model, batch, layer, item, across, normed, temp)
+            _gate(model, batch, layer, item, across, around, temp)
             done, item = done + 1, take(counters, piece)
         finish(counters, piece, done, items)
 
         piece += 1
-        _add_all(model, batch, layer, piece, 3, batch.gated, inward, temp)
+        _add_all(model, batch, layer, piece, 3, gated, inward, temp)
     piece = PIECES * model.layers
     done, item = 0, take(counters, piece)
     while item < rows:
@@ -238,4 +245,4 @@ def layers(model: Weights, batch: Batch) -> None:
         done, item = done + 1, take(counters, piece)
     finish(counters, piece, done, rows)
     if len(batch.logits):
-        _write(model.output, batch.found, batch.logits, counters, piece + 1, threads)
+        _write(model, batch.found, batch.logits, counters, piece + 1, threads)

@@ -62,7 +62,7 @@ def _tiles(panels: int) -> Any:
 
 _TOGETHER = (0, *(together(rows) for rows in range(1, 7)))
 _by_one = _tiles(1)
-_by_two, _by_four = (_tiles(panels) if panels in _TOGETHER else _by_one for panels in (2, 4))
+_by_two, _by_four = (_tiles(panels) if panels <= max(_TOGETHER) else _by_one for panels in (2, 4))
 
 
 @compiled
@@ -73,7 +73,8 @@ def product(weights: int, x: int, rows: int, inputs: int, out: int, stride: int,
     panel = 0
     while panel < panels:
         wide = _TOGETHER[most]
-        wide = wide if panel + wide <= panels else 1
+        while panel + wide > panels:
+            wide //= 2
         here = weights + 2 * PANEL * inputs * panel
         row = 0
         while row < rows:  # in parts as equal as possible

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from outrider.cpu import computes_in_half
 from outrider.errors import BadOption, require
 from outrider.models.families import LLAMA_LIKE
 from outrider.models.sizes import Sizes
@@ -55,6 +56,11 @@ def cpu_identity() -> str:
         lines = [f"model name {named.stdout.strip()}"]
     facts = [platform.machine(), platform.processor(), *sorted({line for line in lines if line.startswith(telling)})]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+
+
+def numba_computes_in_half(dtype: torch.dtype, settled: bool) -> bool:
+    """Whether numba's products are to be in float16: where it was asked for, and by itself where the CPU can."""
+    return dtype == torch.float16 if settled else computes_in_half()
 
 
 def chosen_engine(
@@ -112,7 +118,15 @@ def _numba_obstacle(config: Any, dtype: torch.dtype) -> str | None:
         return saved
     if sizes.hidden % 16 or sizes.inner % 16 or sizes.heads * sizes.depth % 4 or sizes.depth % 2:
         return f"it runs layers of a multiple of 16, not of {sizes.hidden} and {sizes.inner}; leave it out"
-    return _not_float32(dtype) or _missing("numba") or _numba_unusable()
+    return _beyond_numba(dtype) or _missing("numba") or _numba_unusable()
+
+
+def _beyond_numba(dtype: torch.dtype) -> str | None:
+    if dtype != torch.float16:
+        return _not_float32(dtype)
+    if computes_in_half():
+        return None
+    return "this CPU does not compute in float16; use dtype='float32', or leave it out"
 
 
 @cache

@@ -45,8 +45,11 @@ class Engine:
         with (prepared.folder / WEIGHTS).open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._file = np.frombuffer(self._map, np.uint8)
-        self.embedding, self.unembedding = self._rows("embedding"), self._rows("output")
+        self._half = prepared.weights == "float16"
+        if self._half:
+            self.name += " in float16"
         self.model = self._model(Sizes.of(config), config)
+        self.embedding, self.unembedding = (self._rows(name, self.model.hidden) for name in ("embedding", "output"))
         self._none_kept = np.full(self.model.layers, -1)
         self._compile(Sizes.of(config))
 
@@ -64,10 +67,11 @@ class Engine:
         """Where a tensor lies, or 0 if there is none."""
         return self._file.ctypes.data + self._places[name][0] if name in self._places else 0
 
-    def _rows(self, name: str) -> PanelRows:
+    def _rows(self, name: str, hidden: int) -> PanelRows:
         place, shape = self._places[name]
         bits = self._file[place:].view(np.uint16)[: math.prod(shape)].reshape(shape)
-        return PanelRows(bits, self.vocabulary)
+        narrow = self._half and self._places[name] == self._places["output"]
+        return PanelRows(bits, self.vocabulary, hidden, int(self._powers(0)[-1][1]) if narrow else None)
 
     def _model(self, sizes: Sizes, config: Any) -> llama.Weights:
         names = [[f"model.layers.{layer}.{part}" for part in PARTS] for layer in range(sizes.layers)]
@@ -84,8 +88,17 @@ class Engine:
             biases=np.array([[self._address(f"{name}.bias") for name in row] for row in names]),
             norms=self._file[place:].view(np.float32)[: shape[0] * shape[1]].reshape(shape),
             windows=np.array([2**31 if window is None else window for window in by_layer]),
-            output=self._address("output"),
+            output=self._address("output"), half=self._half,
+            powers=self._powers(4 * sizes.layers)[: 4 * sizes.layers].reshape(sizes.layers, 4, 2),
+            last_powers=self._powers(0)[-1],
         )  # fmt: skip
+
+    def _powers(self, products: int) -> np.ndarray[Any, Any]:
+        """What the inputs of all products are scaled by, the output matrix last; zeros where they are not."""
+        if not self._half:
+            return np.zeros((products + 1, 2), np.int64)
+        place, shape = self._places["powers"]
+        return self._file[place:].view(np.int64)[: shape[0] * shape[1]].reshape(shape)
 
     def run(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> Found:
         """See ``engine_model.Engine``."""

@@ -1,7 +1,11 @@
-"""A Llama-like model's weights as ``tiles.py`` reads them: panels of sixteen columns, in bfloat16."""
+"""A Llama-like model's weights as numba's kernels read them: panels of sixteen columns.
+
+In bfloat16 for ``jit/tiles.py``, where a column's weights are as they were saved, or in float16 for ``jit/half.py``.
+"""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +14,19 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelCorrupt, ModelError, require
+from outrider.jit.half import CHAIN
 from outrider.jit.tiles import PANEL
 from outrider.models.sizes import Sizes
 from outrider.models.weight_files import REMEDY, WEIGHTS, Tensors, WeightFile
 
-FORMAT = 3
+FORMAT = 4
 """Raised whenever the layout changes: what was prepared before is then prepared again."""
+
+_MOST = 4
+"""Weights in float16 are below 2 ** 4: those above 2 ** -21 of the largest have the bits they were saved with."""
+
+_ROOM = 60000.0
+"""What a sum in float16 stays below; the range ends at 65,504, and rounding goes up as well as down."""
 
 PARTS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -26,14 +37,32 @@ PARTS = {
 """The products of a layer, and what the checkpoint calls their parts."""
 
 
-def write(folder: Path, source: Path, config: Any) -> dict[str, tuple[int, list[int]]]:
+class _Products:
+    """Matrices on their way into a file, in bfloat16 or float16."""
+
+    def __init__(self, file: WeightFile, half: bool) -> None:
+        self.file, self.half = file, half
+        # Of two, in float16: the largest input, and what weights were divided by.
+        self.powers: list[tuple[int, int]] = []
+
+    def write(self, name: str, weight: Tensor) -> None:
+        if not self.half:
+            self.file.write(name, panels(weight))
+            return
+        narrow, limit, unit = in_half(name, weight)
+        self.powers.append((limit, unit))
+        self.file.write(name, half_panels(narrow))
+
+
+def write(folder: Path, source: Path, config: Any, half: bool = False) -> dict[str, tuple[int, list[int]]]:
     """Weights into a file -> where in it each of them is."""
     file = WeightFile(folder / WEIGHTS)
+    products = _Products(file, half)
     try:
         tensors, sizes = Tensors(source), Sizes.of(config)
         for layer in range(sizes.layers):
             for name, parts in PARTS.items():
-                _write_product(file, tensors, f"model.layers.{layer}", name, parts, sizes)
+                _write_product(products, tensors, f"model.layers.{layer}", name, parts, sizes)
         norms = [
             f"model.layers.{n}.{name}_layernorm" for n in range(sizes.layers) for name in ("input", "post_attention")
         ]
@@ -42,7 +71,9 @@ def write(folder: Path, source: Path, config: Any) -> dict[str, tuple[int, list[
         )
         tied = config.tie_word_embeddings or "lm_head.weight" not in tensors
         output = "model.embed_tokens.weight" if tied else "lm_head.weight"
-        file.write("output", panels(_exact(tensors, output, (config.vocab_size, sizes.hidden))))
+        products.write("output", _exact(tensors, output, (config.vocab_size, sizes.hidden)))
+        if half:
+            file.write("powers", np.array(products.powers))
         if not tied:
             name = "model.embed_tokens.weight"
             file.write("embedding", panels(_exact(tensors, name, (config.vocab_size, sizes.hidden))))
@@ -53,7 +84,7 @@ def write(folder: Path, source: Path, config: Any) -> dict[str, tuple[int, list[
 
 
 def _write_product(
-    file: WeightFile, tensors: Tensors, prefix: str, name: str, parts: tuple[str, ...], sizes: Sizes
+    products: _Products, tensors: Tensors, prefix: str, name: str, parts: tuple[str, ...], sizes: Sizes
 ) -> None:
     shapes = sizes.shapes()
     weights = [_exact(tensors, f"{prefix}.{part}.weight", shapes[part.rpartition(".")[2]]) for part in parts]
@@ -70,7 +101,10 @@ def _write_product(
             whole = torch.stack([part.view(-1, PANEL, part.shape[1]) for part in given], 1).flatten(0, 2)
         else:
             whole = given[0]
-        file.write(f"{prefix}.{name}{kind}", whole[:, 0].contiguous().numpy() if kind else panels(whole))
+        if kind:
+            products.file.write(f"{prefix}.{name}{kind}", whole[:, 0].contiguous().numpy())
+        else:
+            products.write(f"{prefix}.{name}", whole)
 
 
 def _exact(tensors: Tensors, name: str, shape: tuple[int, int]) -> Tensor:
@@ -93,4 +127,25 @@ def panels(weight: Tensor) -> np.ndarray[Any, Any]:
     outputs, inputs = weight.shape
     bits = torch.nn.functional.pad(weight, (0, 0, 0, -outputs % PANEL)).view(torch.int16)
     found: np.ndarray[Any, Any] = bits.view(-1, 2, PANEL // 2, inputs).permute(0, 3, 2, 1).contiguous().numpy()
+    return found
+
+
+def in_half(name: str, weight: Tensor) -> tuple[Tensor, int, int]:
+    """A weight [out, in] -> itself over 2 ** unit in float16, inputs filled up; limit and unit.
+
+    Inputs up to 2 ** limit cannot bring the sum of a chain to the end of the range, whatever they are.
+    """
+    whole = torch.nn.functional.pad(weight.to(torch.float32), (0, -weight.shape[1] % CHAIN))
+    largest = float(whole.abs().max())
+    require(math.isfinite(largest), f"{name} has weights that are no numbers; the checkpoint is damaged", ModelCorrupt)
+    unit = math.frexp(largest)[1] - _MOST
+    narrow = torch.ldexp(whole, torch.tensor(-unit)).to(torch.float16)
+    most = float(narrow.to(torch.float32).abs().view(len(whole), -1, CHAIN).sum(2).max())
+    return narrow, math.floor(math.log2(_ROOM / most)) if most else 0, unit
+
+
+def half_panels(weight: Tensor) -> np.ndarray[Any, Any]:
+    """A weight [out, in] in float16 -> [out / 16, in, 16]."""
+    whole = torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % PANEL))
+    found: np.ndarray[Any, Any] = whole.view(-1, PANEL, whole.shape[1]).transpose(1, 2).contiguous().numpy()
     return found

@@ -20,7 +20,7 @@ from outrider.errors import (
     TokenizerMismatch,
 )
 from outrider.models import hub, plain
-from outrider.models.engines import Kernels, chosen_engine
+from outrider.models.engines import Kernels, chosen_engine, numba_computes_in_half
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.packing import pack
 from outrider.threads import limit_threads
@@ -116,7 +116,8 @@ def _by_engine(
     if engine == "torch":
         return None
     try:
-        return _prepared(place, config, engine, kernels)
+        half = engine == "numba" and numba_computes_in_half(kind, settled)
+        return _prepared(place, config, engine, kernels, half)
     except ModelCorrupt:
         raise
     except ModelError as error:
@@ -126,7 +127,7 @@ def _by_engine(
         return None
 
 
-def _prepared(place: Path | str, config: Any, engine: str, kernels: Kernels) -> HuggingFaceModel:
+def _prepared(place: Path | str, config: Any, engine: str, kernels: Kernels, half: bool) -> HuggingFaceModel:
     """A model run by an engine from files in the cache, which are written the first time."""
     from outrider.models.engine_model import EngineModel, Outline
     from outrider.models.prepared import prepare
@@ -139,7 +140,7 @@ def _prepared(place: Path | str, config: Any, engine: str, kernels: Kernels) -> 
         from huggingface_hub import snapshot_download
 
         place = Path(snapshot_download(place, allow_patterns=["*.safetensors", "*.json"]))
-    prepared = prepare(place, config, engine, kernels.weights == "int8")
+    prepared = prepare(place, config, engine, kernels.weights == "int8", half)
     return EngineModel(Outline(config, _asked_of_generation(place, config)), prepared, Engine)
 
 

@@ -79,9 +79,9 @@ def _console() -> Console:
     return Console(stderr=True, soft_wrap=True, highlight=False)
 
 
-def prepare(source: Path, config: Any, engine: str, int8: bool = False) -> Prepared:
+def prepare(source: Path, config: Any, engine: str, int8: bool = False, half: bool = False) -> Prepared:
     """The files of an engine for a model's directory, written first if they are not there or no longer fit it."""
-    form = _form(engine, int8)
+    form = _form(engine, int8, half)
     final = cache_dir() / f"{engine}-{_key(source, form)}"
     if not final.is_dir():
         console = _console()
@@ -113,12 +113,15 @@ class _Form:
     write: Callable[[Path, Path, Any], Places]
 
 
-def _form(engine: str, int8: bool) -> _Form:
+def _form(engine: str, int8: bool, half: bool) -> _Form:
     # Imported when needed: each needs what only its engine does.
     if engine == "numba":
         from outrider.models import jit_files
 
-        return _Form(engine, "bfloat16", jit_files.FORMAT, jit_files.write)
+        kept = "float16" if half else "bfloat16"
+        return _Form(
+            engine, kept, jit_files.FORMAT, lambda to, source, config: jit_files.write(to, source, config, half)
+        )
     from outrider.models import onnx_llama
 
     weights = "int8" if int8 else "float32"
