@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 import tiny
@@ -11,6 +13,21 @@ from outrider.models.huggingface import HuggingFaceModel
 from outrider.noise import Noise
 from outrider.sampling import Sampling
 from outrider.types import Shape
+
+
+def test_a_loaded_head_is_mapped_as_it_was_saved(tmp_path: Path) -> None:
+    """Catches a draft that is widened when it is loaded, and one that changes, or ends the process, as a file does."""
+    torch.manual_seed(0)
+    one, two = (HeadDrafter(Head(HeadConfig("feature", 16, 32, 1)), torch.arange(10)) for _ in range(2))
+    one.save(tmp_path)
+    loaded = HeadDrafter.load(tmp_path).beside(1000)
+    assert loaded.gamma and loaded.plans and "head" not in vars(loaded), "widened only for those who ask for it"
+    assert {weight.dtype for weight in loaded.saved.parameters()} == {torch.bfloat16}
+    assert {weight.dtype for weight in loaded.head.parameters()} == {torch.float32} and one.head is one.saved
+    two.save(tmp_path)
+    expected = one.saved.join.weight.to(torch.bfloat16)
+    assert torch.equal(loaded.saved.join.weight, expected) and torch.equal(loaded.head.join.weight, expected.float())
+    assert torch.equal(HeadDrafter.load(tmp_path).saved.join.weight, two.saved.join.weight.to(torch.bfloat16))
 
 
 def test_nothing_is_made_ready_for_several_rows() -> None:

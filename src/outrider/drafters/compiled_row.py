@@ -25,10 +25,24 @@ def available() -> bool:
     return bytes.available()
 
 
+class Picked:
+    """Rows of a table, by their numbers [N]. All of them at once would be more memory than the draft itself."""
+
+    def __init__(self, table: Any, rows: Tensor) -> None:
+        self._table, self._rows = table, rows
+        self.shape = torch.Size((len(rows), table.shape[1]))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, some: slice) -> Tensor:
+        return cast(Tensor, self._table[self._rows[some]])
+
+
 class CompiledWeights:
     """The matrices of a head, and rows of the target's output layer, in eight bits, once for all sessions."""
 
-    def __init__(self, head: Head, output: Tensor) -> None:
+    def __init__(self, head: Head, output: Tensor | Picked) -> None:
         from outrider.jit.crew import Crew
         from outrider.jit.head import Weights
         from outrider.jit.tiles import announce
@@ -56,7 +70,7 @@ class CompiledWeights:
     def row(self, memory: tuple[Tensor, Tensor] | None) -> CompiledRow:
         return CompiledRow(self, memory)
 
-    def _keep(self, weight: Tensor) -> int:
+    def _keep(self, weight: Tensor | Picked) -> int:
         from outrider.jit.bytes import packed
 
         self._kept.append(packed(weight))

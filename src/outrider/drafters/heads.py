@@ -9,7 +9,9 @@ the N most frequent tokens only: the output layer is most of a head's cost, and 
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +46,26 @@ class HeadDrafter:
     cost = 0.05  # target runs a guess takes, about; see ``beside``
 
     def __init__(self, head: Head, tokens: Tensor, name: str = "head", floor: float = 0.1) -> None:
-        self.head, self.tokens, self.name = head.eval().requires_grad_(False), tokens, name
+        self.saved, self.tokens, self.name = head.eval().requires_grad_(False), tokens, name
         require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
         self.floor = floor
         self._prepared: ReadyHead | None = None
 
+    @cached_property
+    def head(self) -> Head:
+        """The head in float32. ``saved`` is as it was given: from a file in bfloat16, mapped, and enough to draft."""
+        if next(self.saved.parameters()).dtype == torch.float32:
+            return self.saved
+        return deepcopy(self.saved).float()
+
     @property
     def gamma(self) -> int:
-        return self.head.config.gamma
+        return self.saved.config.gamma
 
     @property
     def weights_read(self) -> int:
         """Numbers a guess multiplies with: all matrices but the one that joins the target's layers, and N rows."""
-        head = self.head
+        head = self.saved
         parts = sum(p.numel() for p in head.parameters() if p.dim() == 2)
         joined = 0 if head.fuse is None else head.fuse.weight.numel()
         return parts - joined + len(self.tokens) * head.config.hidden_size
@@ -64,34 +73,37 @@ class HeadDrafter:
     def beside(self, weights_read: int | None) -> HeadDrafter:
         """What a guess costs follows from what it reads, where the target's runs cost what they read."""
         if weights_read is not None:
-            rate = _COMPILED if self.head.config.kind == "feature" and compiled_row.available() else _SMALL_RUNS
+            rate = _COMPILED if self.saved.config.kind == "feature" and compiled_row.available() else _SMALL_RUNS
             self.cost = rate * self.weights_read / weights_read
         return self
 
     @property
     def plans(self) -> bool:
-        return self.floor > 0 and self.head.config.kind == "feature"
+        return self.floor > 0 and self.saved.config.kind == "feature"
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         size = None if target.hidden is None else target.hidden.shape[-1]
-        if size != self.head.config.hidden_size or target.unembedding is None:
+        if size != self.saved.config.hidden_size or target.unembedding is None:
             raise BadOption(
-                f"draft {self.name!r} reads hidden states of size {self.head.config.hidden_size}, "
+                f"draft {self.name!r} reads hidden states of size {self.saved.config.hidden_size}, "
                 f"the target shows {size or 'none'}; use the draft with the target it was trained for"
             )
-        kind = BlockwiseSession if self.head.config.kind == "blockwise" else FeatureSession
+        kind = BlockwiseSession if self.saved.config.kind == "blockwise" else FeatureSession
         return kind(self._ready(target), self.floor if self.plans else 0.0, rows, shape, target)
 
     def _ready(self, target: Session) -> ReadyHead:
         """Weights are prepared once for a target, not for every request."""
         if self._prepared is None or not self._prepared.fits(target):
-            self._prepared = ReadyHead(self.head, self.tokens, target)
+            self._prepared = ReadyHead(self.saved, self.tokens, target)
         return self._prepared
 
     def save(self, folder: Path) -> None:
-        weights = {f"head.{k}": v.to(torch.bfloat16).contiguous() for k, v in self.head.state_dict().items()}
-        save_file({**weights, "tokens": self.tokens.to(torch.int32)}, str(folder / "model.safetensors"))
-        (folder / CONFIG).write_text(json.dumps(asdict(self.head.config), indent=2) + "\n", encoding="utf-8")
+        weights = {f"head.{k}": v.to(torch.bfloat16).contiguous() for k, v in self.saved.state_dict().items()}
+        file = folder / "model.safetensors"
+        made = file.with_suffix(".partial")  # a new file: another process may have mapped the old one
+        save_file({**weights, "tokens": self.tokens.to(torch.int32)}, str(made))
+        made.replace(file)
+        (folder / CONFIG).write_text(json.dumps(asdict(self.saved.config), indent=2) + "\n", encoding="utf-8")
 
     @staticmethod
     def load(folder: Path, name: str | None = None) -> HeadDrafter:
@@ -101,7 +113,7 @@ class HeadDrafter:
             weights = load_file(str(folder / "model.safetensors"))
             with torch.device("meta"):  # shapes alone: drawing numbers that are written over took a tenth of a second
                 head = Head(config)
-            given = {k[5:]: v.float() for k, v in weights.items() if k.startswith("head.")}
+            given = {k[5:]: v for k, v in weights.items() if k.startswith("head.")}
             head.load_state_dict(given, assign=True)
         except (SafetensorError, OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]

@@ -49,7 +49,7 @@ class Weights:
 
 def _after(weight: Tensor, *norms: Any) -> Product:
     """A product with what these norms, side by side, make of their inputs: their weights go into it."""
-    return product_with(weight * torch.cat([norm.weight for norm in norms]))
+    return product_with(weight.float() * torch.cat([norm.weight.float() for norm in norms]))
 
 
 class OneRow:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters import compiled_row, head_fused
-from outrider.drafters.compiled_row import CompiledWeights
+from outrider.drafters.compiled_row import CompiledWeights, Picked
 from outrider.drafters.head_layers import Head
 from outrider.drafters.one_row import Weights
 from outrider.noise import counter_of
@@ -48,5 +48,6 @@ class ReadyHead:
         """For one row on a CPU; None where there is no such way."""
         if self.device.type != "cpu" or self.config.kind != "feature":
             return None
-        kind = CompiledWeights if compiled_row.available() else Weights
-        return kind(self._head, self._unembedding[self.tokens])
+        if compiled_row.available():
+            return CompiledWeights(self._head, Picked(self._unembedding, self.tokens))
+        return Weights(self._head, self._unembedding[self.tokens])

@@ -52,8 +52,21 @@ def available() -> bool:
     return multiplies_bytes() and get_host_cpu_name() != "generic"
 
 
-def packed(weight: Tensor) -> np.ndarray[Any, Any]:
-    """A weight [out, in] in eight bits -> bytes [out / 16, in / 64, RECORD], both rounded up."""
+def packed(weight: Any) -> np.ndarray[Any, Any]:
+    """A weight [out, in], which is asked for some rows at a time, in eight bits -> bytes [out / 16, in / 64, RECORD],
+    both rounded up."""
+    inputs, outputs = weight.shape[1], weight.shape[0]
+    found = np.empty((-(-outputs // PANEL), blocks_of(inputs), RECORD), np.uint8)
+    for first in range(0, len(found), _PIECE):
+        found[first : first + _PIECE] = _packed(weight[PANEL * first : PANEL * (first + _PIECE)])
+    return found
+
+
+_PIECE = 32
+"""Panels packed at a time: what is made on the way stays small, and is used again for the next."""
+
+
+def _packed(weight: Tensor) -> np.ndarray[Any, Any]:
     weight = weight.detach().to(torch.float32)
     weight = torch.nn.functional.pad(weight, (0, -weight.shape[1] % BLOCK, 0, -weight.shape[0] % PANEL))
     blocks = weight.view(-1, PANEL, weight.shape[1] // BLOCK, BLOCK).transpose(1, 2)  # [P, B, 16, 64]
