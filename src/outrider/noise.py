@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
@@ -121,6 +123,12 @@ def _first(weights: Array, counter: Array, key: int) -> int:
     return int(rivals[(weights[rivals] / _exponential(_open_uniform(bits[rivals], np), np)).argmax()])
 
 
+def _compiled_first() -> Callable[[Array, Array, int], int] | None:
+    """``_first`` to the bit in a fraction of its time, where something is compiled anyway: numba is heavy to import."""
+    compiled = sys.modules.get("outrider.jit.race")
+    return None if compiled is None else compiled.first
+
+
 @dataclass(frozen=True)
 class Noise:
     """Independent streams of randomness for a batch of rows, addressed by name and position."""
@@ -174,7 +182,8 @@ class Noise:
             return largest(weights / self._race(stream, at, counter))
         keys, known = self.keys(stream, at).flatten().tolist(), counter.numpy()
         rows = weights.numpy().reshape(len(keys), -1)
-        return whole(np.array([_first(*each) for each in zip(rows, repeat(known), keys)])).view(at.shape)
+        first = _compiled_first() or _first
+        return whole(np.array([first(*each) for each in zip(rows, repeat(known), keys)])).view(at.shape)
 
     def keys(self, stream: str, at: Tensor) -> Tensor:
         """What noise follows from, at positions [B, K] -> int64 [B, K]."""

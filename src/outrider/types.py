@@ -81,24 +81,21 @@ class Draft:
         whole = self.probs.new_zeros((*self.tokens.shape, vocab_size))
         return replace(self, probs=whole.index_copy_(-1, self.support, self.probs), support=None)
 
-    def at(self, n: Tensor, like: Tensor) -> Tensor:
-        """q at index n [B] of each row -> [B, V] shaped as ``like``; zero where nothing was proposed.
+    def taken_from(self, p: Tensor, n: Tensor) -> Tensor:
+        """max(0, p - q) for p [B, V] and q at index n [B] of each row; p itself where nothing was proposed there.
 
-        The zero makes full acceptance, early stop and ragged drafts one formula: p - 0 is p itself.
+        A q of zero makes full acceptance, early stop and ragged drafts one formula.
         """
         rows, guesses = self.tokens.shape
         if guesses == 0:
-            return torch.zeros_like(like)
+            return p
         index = n.clamp(max=guesses - 1)[:, None]  # [B, 1]
         real = (n < guesses) & self.proposed.gather(1, index)[:, 0]  # [B]
         if self.probs is None:
-            token = self.tokens.gather(1, index)
-            q = torch.zeros_like(like).scatter_(1, token, 1.0)
-        else:
-            q = self.probs[torch.arange(rows, device=n.device), index[:, 0]].to(like.dtype)
-            if self.support is not None:
-                q = torch.zeros_like(like).index_copy_(1, self.support, q)
-        return q * real[:, None]
+            return p.scatter_add(1, self.tokens.gather(1, index), -real[:, None].to(p.dtype)).clamp_(min=0)
+        q = self.probs[torch.arange(rows, device=n.device), index[:, 0]].to(p.dtype) * real[:, None]
+        rest = p - q if self.support is None else p.index_add(1, self.support, q, alpha=-1)
+        return rest.clamp_(min=0)
 
     def padded(self, like: Tensor) -> Tensor:
         """q at every index and a row of zeros behind it -> [B, G+1, V] as ``like``; zero where nothing was proposed."""

@@ -12,6 +12,7 @@ pytest.importorskip("numba")
 
 import numpy as np
 
+from outrider import noise
 from outrider.drafters import compiled_row
 from outrider.drafters.compiled_row import CompiledRow, CompiledWeights, Draw, table_of
 from outrider.drafters.head_layers import Head, HeadConfig
@@ -21,7 +22,7 @@ from outrider.noise import Noise, counter_of
 if not compiled_row.available():
     pytest.skip("this CPU has no products of bytes", allow_module_level=True)
 
-from outrider.jit import bytes
+from outrider.jit import bytes, race
 from outrider.jit.tiles import compiled
 
 SHAPES = {
@@ -129,17 +130,32 @@ def test_tokens_are_drawn_as_noise_says(temperature: float) -> None:
     weights, counter = CompiledWeights(head, output), counter_of(tokens)
     differing = 0
     for seed in range(12):
-        noise, at = Noise(torch.tensor([seed])), torch.arange(7, 11)[None]
+        streams, at = Noise(torch.tensor([seed])), torch.arange(7, 11)[None]
         one, other = (begun(CompiledRow, weights, head.config) for _ in range(2))
-        draw = Draw(temperature, noise.keys("token", at)[0], counter)
+        draw = Draw(temperature, streams.keys("token", at)[0], counter)
         found, q = other.draft(table_of(embedding), tokens, [0.0] * 4, draw)
         assert q is not None
         token: Tensor | None = None
         for k in range(4):
             exact = (one.guess(token) / temperature).softmax(-1)
             assert torch.allclose(q[k], exact[0], atol=1e-5)
-            winner = noise.winner("token", at[:, k : k + 1], q[None, k : k + 1], counter)
+            winner = streams.winner("token", at[:, k : k + 1], q[None, k : k + 1], counter)
             assert int(found[k]) == int(tokens[winner])
             differing += int(winner) != int(q[k].argmax())
             token = embedding[found[k]][None]
     assert differing > 5, "or the likeliest would always do"
+
+
+@pytest.mark.parametrize("flat", [0.0, 1.0, 8.0])
+def test_a_compiled_race_has_the_same_winner_to_the_bit(flat: float) -> None:
+    """Catches an arrival that is rounded differently: two processes would then write two texts for one seed."""
+    drawn = torch.Generator().manual_seed(3)
+    counter = counter_of(torch.arange(2000)).numpy()
+    for _ in range(200):
+        weights = (torch.randn(2000, generator=drawn) * flat).softmax(-1).numpy()
+        key = int(torch.randint(-(2**62), 2**62, (), generator=drawn))
+        assert race.first(weights, counter, key) == noise._first(weights, counter, key)
+    for _ in range(500):  # every arrival by itself
+        bits = torch.randint(0, 2**31, (64,), generator=drawn, dtype=torch.int64).to(torch.int32).numpy()
+        exact = np.float32(0.7) / noise._exponential(noise._open_uniform(bits, np), np)
+        assert np.array_equal([race._value(np.float32(0.7), np.uint32(b)) for b in bits], exact)

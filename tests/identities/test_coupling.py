@@ -108,21 +108,20 @@ def test_equal_distributions_are_always_accepted(p: Tensor) -> None:
 
 
 @given(distribution(), distribution(), st.lists(st.booleans(), min_size=3, max_size=3))
-def test_draft_at_is_zero_where_nothing_was_proposed(p: Tensor, q: Tensor, flags: list[bool]) -> None:
+def test_nothing_is_taken_from_p_where_nothing_was_proposed(p: Tensor, q: Tensor, flags: list[bool]) -> None:
     """Catches a q subtracted for a guess that was never made."""
     proposed = torch.tensor([flags]).to(torch.int64).cumprod(1).bool().expand(4, -1)
     tokens = torch.tensor([[0, 1, 2]]).expand(4, -1)
     n = torch.arange(4)
     for probs in (q.expand(4, 3, SIZE), None):
-        got = Draft(tokens, probs, proposed).at(n, like=p.expand(4, SIZE))
+        got = Draft(tokens, probs, proposed).taken_from(p.expand(4, SIZE), n)
         for row in range(4):
             one_hot = torch.nn.functional.one_hot(tokens[row, min(row, 2)], SIZE).to(torch.float64)
             expected = torch.zeros(SIZE, dtype=torch.float64)
             if row < 3 and bool(proposed[row, row]):
                 expected = one_hot if probs is None else q
-            assert torch.equal(got[row], expected)
-    empty = Draft.empty(4, torch.device("cpu")).at(n * 0, like=p.expand(4, SIZE))
-    assert not bool(empty.any())
+            assert torch.equal(got[row], (p - expected).clamp(min=0))
+    assert torch.equal(Draft.empty(4, torch.device("cpu")).taken_from(p.expand(4, SIZE), n * 0), p.expand(4, SIZE))
 
 
 @given(distribution(), distribution(), st.integers(0, SIZE - 1))

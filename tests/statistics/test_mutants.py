@@ -24,6 +24,11 @@ def caught(drafter: Drafter, verifier: Verifier, sampling: Sampling = SAMPLINGS[
         check_law(drafter, verifier, sampling, rows=40_000, detects=0.035, **how)
 
 
+def q_at(draft: Draft, n: Tensor, p: Tensor) -> Tensor:
+    """q at index n [B] of each row, [B, V]; zeros where nothing was proposed."""
+    return take(draft.padded(p[:, None].expand(-1, draft.tokens.shape[1] + 1, -1)), n)
+
+
 class Parts:
     """Maximal coupling in its parts; a mutant replaces one."""
 
@@ -34,7 +39,7 @@ class Parts:
         return r * q <= p
 
     def rest(self, p: Tensor, n: Tensor, draft: Draft) -> Tensor:
-        return (p - draft.at(n, like=p)).clamp(min=0)
+        return (p - q_at(draft, n, p)).clamp(min=0)
 
     def rule(self, p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
         guesses = draft.tokens.shape[1]
@@ -61,14 +66,14 @@ class AbsoluteResidual(Parts):
     """|p - q| instead of max(0, p - q)."""
 
     def rest(self, p: Tensor, n: Tensor, draft: Draft) -> Tensor:
-        return (p - draft.at(n, like=p)).abs()
+        return (p - q_at(draft, n, p)).abs()
 
 
 class BonusFromResidual(Parts):
     """After full acceptance, still subtracts the q of the last guess."""
 
     def rest(self, p: Tensor, n: Tensor, draft: Draft) -> Tensor:
-        return (p - draft.at(n.clamp(max=draft.tokens.shape[1] - 1), like=p)).clamp(min=0)
+        return (p - q_at(draft, n.clamp(max=draft.tokens.shape[1] - 1), p)).clamp(min=0)
 
 
 class SameUniform(Parts):

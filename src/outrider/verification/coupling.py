@@ -39,14 +39,16 @@ def kept(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Tensor:
 def corrected(p: Tensor, draft: Draft, n: Tensor, noise: Noise, at: Tensor) -> Verdict:
     """n guesses, then t from the adjusted distribution p'."""
     p_n = take(p, n)  # [B, V]
-    rest = (p_n - draft.at(n, like=p_n)).clamp(min=0)  # p' unnormalised; p itself where nothing was proposed
+    rest = draft.taken_from(p_n, n)  # p' unnormalised; p itself where nothing was proposed
     return Verdict(n, draw_rest(rest, p_n, noise, take(at, n)))
 
 
 def draw_rest(rest: Tensor, p: Tensor, noise: Noise, at: Tensor) -> Tensor:
     """t at positions ``at`` [B] from weights ``rest`` [B, V] -> [B]."""
-    # Where rounding left nothing (p and q equal to the last bit, yet rejected), p is the right limit.
-    rest = rest + p * (rest.amax(-1, keepdim=True) <= 0)
+    nothing = rest.amax(-1, keepdim=True) <= 0
+    if rest.device.type != "cpu" or bool(nothing.any()):  # asking a GPU would take longer
+        # Where rounding left nothing (p and q equal to the last bit, yet rejected), p is the right limit.
+        rest = rest + p * nothing
     return noise.winner("token", at[:, None], rest[:, None])[:, 0]
 
 
