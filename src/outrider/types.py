@@ -94,8 +94,9 @@ class Draft:
         if self.probs is None:
             return p.scatter_add(1, self.tokens.gather(1, index), -real[:, None].to(p.dtype)).clamp_(min=0)
         q = self.probs[torch.arange(rows, device=n.device), index[:, 0]].to(p.dtype) * real[:, None]
-        rest = p - q if self.support is None else p.index_add(1, self.support, q, alpha=-1)
-        return rest.clamp_(min=0)
+        if self.support is None:
+            return (p - q).clamp_(min=0)
+        return p.index_copy(1, self.support, (p.index_select(1, self.support) - q).clamp_(min=0))
 
     def padded(self, like: Tensor) -> Tensor:
         """q at every index and a row of zeros behind it -> [B, G+1, V] as ``like``; zero where nothing was proposed."""
@@ -118,7 +119,7 @@ class Draft:
         if self.probs is None:
             shared = p.gather(-1, self.tokens[..., None])[..., 0].clamp(max=1)  # p/l may be above q's one
         else:
-            p = p if self.support is None else p[..., self.support]
+            p = p if self.support is None else p.index_select(-1, self.support)
             shared = torch.minimum(p, self.probs.to(p.dtype)).sum(-1)
         return shared * self.proposed
 
