@@ -179,24 +179,23 @@ class CompiledRow:
         logits = torch.empty((1, numbers.tokens)) if logits is None else logits
         tokens = torch.zeros(numbers.tokens, dtype=torch.int64) if tokens is None else tokens
         states = np.empty((2, numbers.size), np.float32)
-        found = torch.empty(most + 1, dtype=torch.int64)
+        found = torch.empty(most, dtype=torch.int64)
         probs = torch.empty((0 if draw is None else most, numbers.tokens))
         how = head.Drawing(1.0, _NO_KEYS, _NO_COUNTER, probs.numpy())
         if draw is not None:
             how = head.Drawing(1 / draw.temperature, draw.keys.numpy(), draw.counter.numpy(), probs.numpy())
         reading = self._reading(token)
-        self.weights.crew.run(
+        made: int = self.weights.crew.run(
             head.draft, numbers, self._text, reading, how, embedding or self._blank, tokens.numpy(),
             np.array(floors), self.place, self.oldest, states, self._room, logits.numpy(),
             np.empty((most, self._items, 5)),
             crew.zeros(head.READING + (head.GUESSING + 2 * len(numbers.blocks)) * most), found.numpy(), threads,
             holding=self,
         )  # fmt: skip
-        made = int(found[0])
         self.made = self.place + 1 if token is None else self.made
         self.place += made - 1
         self.x = reading.x[-1:] if made == 1 else states[(made - 1) % 2][None]
-        return found[1 : 1 + made], None if draw is None else probs[:made]
+        return found[:made], None if draw is None else probs[:made]
 
     def _reading(self, token: Tensor | None) -> Any:
         """What is to be read before the next guess: text, or the guess before it."""

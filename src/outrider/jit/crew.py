@@ -13,7 +13,7 @@ import numpy as np
 
 from outrider.jit.math import STRIDE
 
-Call = tuple[Callable[..., None], tuple[Any, ...], object]
+Call = tuple[Callable[..., Any], tuple[Any, ...], object]
 
 
 class Crew:
@@ -29,8 +29,8 @@ class Crew:
         for _ in range(self.threads - 1):
             Thread(target=_help, args=(self._calls,), daemon=True, name="outrider-crew").start()
 
-    def run(self, function: Callable[..., None], *arguments: Any, holding: object) -> None:
-        """Call it on every thread; back when the caller's own call is, which ends when all work is done.
+    def run(self, function: Callable[..., Any], *arguments: Any, holding: object) -> Any:
+        """Call it on every thread -> what the caller's own call gives, which ends when all work is done.
 
         ``holding``: what the arguments' addresses point into. Should the caller be interrupted, the others go on.
         """
@@ -38,7 +38,7 @@ class Crew:
             self._gather()
         for _ in range(self.threads - 1):
             self._calls.put((function, arguments, holding))
-        function(*arguments)
+        return function(*arguments)
 
     def __del__(self) -> None:
         for _ in range(self.threads - 1):

@@ -290,8 +290,8 @@ def _first_largest(best: Any, value: int, place: int) -> Any:
 def draft(
     head: Weights, text: Text, reading: Reading, drawing: Drawing, embedding: Table, tokens: Any, floors: Any,
     place: int, oldest: int, states: Any, room: Any, logits: Any, best: Any, zeros: Any, found: Any, threads: int,
-) -> None:  # fmt: skip
-    """Read, then guess after guess, the likeliest token each time or a drawn one -> found [G + 1]: how many, tokens.
+) -> int:  # fmt: skip
+    """Read, then guess after guess, the likeliest token each time or a drawn one -> how many there are; found [G].
 
     The first guess stands behind position ``place``. ``tokens`` [N] are those that logits [1, N] are of. Guess k is
     made only if all before it are right with a chance of floors[k], by the head's own confidence. ``states``
@@ -307,7 +307,7 @@ def draft(
     token[: len(reading.guess)] = reading.guess
     for k in range(len(floors)):
         if k and chance < floors[k]:
-            return
+            return k
         counters = zeros.ctypes.data + STRIDE * (READING + pieces * k)
         if k:
             x, before = states[k % 2 : k % 2 + 1], x
@@ -323,5 +323,6 @@ def draft(
             _draw(drawing, counters, pieces - 1, logits, best[k], most, total, drawing.keys[k], q)
             _, chosen = _first_largest(best[k], 3, 4)
         chance /= total
-        found[1 + k], found[0] = tokens[chosen], k + 1
+        found[k] = tokens[chosen]
         look_up(embedding, tokens[chosen], token[0])
+    return len(floors)
