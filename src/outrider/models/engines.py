@@ -59,15 +59,17 @@ def cpu_identity() -> str:
 
 @cache
 def computes_in_half() -> bool:
-    """Whether this CPU multiplies vectors of float16 by itself, and not through float32."""
+    """Whether this CPU multiplies vectors of float16, and not through float32, in what numba compiles for it."""
     if platform.machine() not in ("aarch64", "arm64"):
         return False
-    if platform.system() == "Darwin":  # every Mac with an ARM CPU
-        return True
     try:
-        return "asimdhp" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    except OSError:
+        from llvmlite.binding import get_host_cpu_name
+
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split() if platform.system() == "Linux" else []
+    except (ImportError, OSError):
         return False
+    able = "asimdhp" in flags or platform.system() == "Darwin"  # there is no Mac with an ARM CPU that is not
+    return able and get_host_cpu_name() != "generic"  # of a CPU it does not know the compiler assumes little
 
 
 def numba_computes_in_half(dtype: torch.dtype, settled: bool) -> bool:
@@ -130,7 +132,7 @@ def _numba_obstacle(config: Any, dtype: torch.dtype) -> str | None:
         return saved
     if sizes.hidden % 16 or sizes.inner % 16 or sizes.heads * sizes.depth % 4 or sizes.depth % 2:
         return f"it runs layers of a multiple of 16, not of {sizes.hidden} and {sizes.inner}; leave it out"
-    return _beyond_numba(dtype) or _missing("numba") or _numba_unusable()
+    return _missing("numba") or _beyond_numba(dtype) or _numba_unusable()
 
 
 def _beyond_numba(dtype: torch.dtype) -> str | None:

@@ -4,7 +4,7 @@ A float16 has three more bits than the bfloat16 that weights were saved in, so t
 says where not), but a smaller range. So a row of inputs is multiplied by the power of two that brings it as near to
 the end of the range as no sum can cross, and what comes out is divided by it: both exact. Rounding is left: of
 inputs to eleven bits, and of sums in float16. These are kept short: after ``CHAIN`` inputs a column's sum is added to
-one in float32. As in ``jit_tiles.py`` a column's sums know of no other row: **bits do not depend on the width of a run.**
+one in float32. As in ``jit_tiles.py`` no sum knows of other rows: **bits do not depend on the width of a run.**
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ def _narrow(x: Any, limit: int, unit: int, bits: Any, factors: Any) -> None:
         for column in range(len(line)):
             largest = max(largest, line[column] & np.int32(0x7FFFFFFF))
         # 2 ** power is beyond all numbers of the row; of one of zeros, or nearly, nothing is to be scaled.
-        power = max((largest >> np.int32(23)) - np.int32(126), np.int32(-64))
+        power: Any = max((largest >> np.int32(23)) - np.int32(126), np.int32(-64))
         scale = float_of_bits(np.int32(127 + limit - power) << np.int32(23))
-        factors[row] = float_of_bits(np.int32(127 - limit + power + unit) << np.int32(23))
+        back = min(max(127 - limit + power + unit, 0), 255)  # what float32 cannot hold becomes zero or infinite
+        factors[row] = float_of_bits(np.int32(back) << np.int32(23))
         for column in range(len(line)):
             bits[row, column] = _half_bits(x[row, column] * scale)
         for column in range(len(line), bits.shape[1]):
