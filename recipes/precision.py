@@ -91,10 +91,8 @@ def main() -> None:
         furthest = max(float((a - b).abs().max()) for a, b in zip(expected, found, strict=True))
         same = sum(int((a.argmax(-1) == b.argmax(-1)).sum()) for a, b in zip(expected, found, strict=True))
         perplexity = torch.tensor(surprise(found)).exp()
-        sys.stdout.write(
-            f"{way:24s} {float(torch.cat(apart).mean()):14.2e} {furthest:27.4f} "
-            f"{same:8d} of {places:6d} {perplexity:14.5f}\n"
-        )
+        mean = float(torch.cat(apart).mean())
+        sys.stdout.write(f"{way:24s} {mean:14.2e} {furthest:27.4f} {same:8d} of {places:6d} {perplexity:14.5f}\n")
         sys.stdout.flush()
 
 

@@ -53,8 +53,10 @@ def load(
     slots: rows that run together; None means as many as there are prompts, at most 8.
     exact: constant shapes, so that speculation on or off gives the same text to the bit.
     graphs: replay whole steps as CUDA graphs; "auto" does so on a GPU. The text is the same.
-    engine: what runs the model: "torch"; on a CPU, for families of Llama's kind, "numba" (bfloat16 weights, float32
-        sums) or "onnxruntime" (float32); or "auto": the first of numba, onnxruntime and torch that can.
+    dtype: what the model computes in; "auto": what the checkpoint was saved in where the device is fast at it, else
+        float32, or float16 by numba on ARM CPUs that compute in it, which is nearer to float32 than bfloat16 is.
+    engine: what runs the model: "torch"; on a CPU, for families of Llama's kind, "numba" (two bytes a weight, float32
+        or float16) or "onnxruntime" (float32); or "auto": the first of numba, onnxruntime and torch that can.
     weights: "full", as ``dtype`` says, or "int8": matrices in eight bits, by onnxruntime on a CPU, torchao on a GPU.
     """
     require(isinstance(target, str), f"target must be a model's name, got {target!r}")

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
+from llvmlite.binding import get_host_cpu_features
 from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
 from outrider.cpu import multiplies_bytes
-from outrider.jit.tiles import ARM, FLOAT, PANEL, WORD, compiled, loop, number, pointer, pointer_to
+from outrider.jit.tiles import ARM, FLOAT, KNOWN, PANEL, WORD, compiled, loop, number, pointer, pointer_to
 
 BLOCK = 64
 """Inputs with a scale of their own."""
@@ -48,8 +48,7 @@ def available() -> bool:
     """Whether this CPU has them, and what compiles for it knows."""
     if not ARM:
         return bool(get_host_cpu_features().get("avx512vnni"))
-    # Of a CPU that it does not know, LLVM knows no instructions either.
-    return multiplies_bytes() and get_host_cpu_name() != "generic"
+    return KNOWN and multiplies_bytes()
 
 
 def packed(weight: Any) -> np.ndarray[Any, Any]:

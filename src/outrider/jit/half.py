@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from outrider.cpu import computes_in_half
-from outrider.jit.tiles import FLOAT, PANEL, WORD, compiled, float_of_bits, loop, number, pointer
+from outrider.jit.tiles import FLOAT, KNOWN, PANEL, WORD, compiled, float_of_bits, loop, number, pointer
 
 CHAIN = 32
 """Inputs whose products are summed in float16; a panel of float16 is filled up to whole chains."""
@@ -63,9 +63,10 @@ def _narrow(x: Any, limit: int, unit: int, bits: Any, factors: Any) -> None:
         for column in range(len(line)):
             largest = max(largest, line[column] & np.int32(0x7FFFFFFF))
         # 2 ** power is beyond all numbers of the row; of one of zeros, or nearly, nothing is to be scaled.
-        power = max((largest >> np.int32(23)) - np.int32(126), np.int32(-64))
+        power: Any = max((largest >> np.int32(23)) - np.int32(126), np.int32(-64))
         scale = float_of_bits(np.int32(127 + limit - power) << np.int32(23))
-        factors[row] = float_of_bits(np.int32(127 - limit + power + unit) << np.int32(23))
+        back = min(max(127 - limit + power + unit, 0), 255)  # what float32 cannot hold becomes zero or infinite
+        factors[row] = float_of_bits(np.int32(back) << np.int32(23))
         for column in range(len(line)):
             bits[row, column] = _half_bits(x[row, column] * scale)
         for column in range(len(line), bits.shape[1]):
@@ -197,4 +198,4 @@ def _no_product(weights: int, bits: Any, factors: Any, inputs: int, out: int, st
 
 
 # Elsewhere nobody calls them, and there is no use in compiling what a CPU has no instructions for.
-narrow, half_product = (_narrow, _half_product) if computes_in_half() else (_no_narrow, _no_product)
+narrow, half_product = (_narrow, _half_product) if KNOWN and computes_in_half() else (_no_narrow, _no_product)

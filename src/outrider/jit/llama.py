@@ -144,8 +144,7 @@ def _gate(model: Weights, batch: Batch, layer: int, item: int, step: int, given:
 def _step(parts: int, threads: int) -> int:
     """Panels or heads of an item: two items a thread, since memory that is read in order comes sooner.
 
-    Eight a thread, of which neighbours went to different threads, took a ninth longer on two cores, 32 half as long
-    again.
+    Eight a thread, of which neighbours went to different threads, took a ninth longer on two cores.
     """
     return (parts + 2 * threads - 1) // (2 * threads)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numba
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
+from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -34,6 +34,9 @@ _STEP = 4
 """Inputs a turn of the inner loop takes."""
 
 ARM = platform.machine() in ("aarch64", "arm64")
+
+KNOWN = get_host_cpu_name() != "generic"
+"""Of a CPU that it does not know, the compiler knows few instructions."""
 
 # Sums may be taken in any order, decided once and for all when a function is compiled.
 _OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}

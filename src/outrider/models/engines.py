@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from outrider.cpu import computes_in_half
+from outrider import cpu
 from outrider.errors import BadOption, require
 from outrider.models.families import LLAMA_LIKE
 from outrider.models.sizes import Sizes
@@ -56,6 +56,18 @@ def cpu_identity() -> str:
         lines = [f"model name {named.stdout.strip()}"]
     facts = [platform.machine(), platform.processor(), *sorted({line for line in lines if line.startswith(telling)})]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+
+
+@cache
+def computes_in_half() -> bool:
+    """Whether this CPU multiplies vectors of float16 by itself, in what numba compiles for it."""
+    if not cpu.computes_in_half():
+        return False
+    try:
+        from llvmlite.binding import get_host_cpu_name
+    except ImportError:
+        return False
+    return bool(get_host_cpu_name() != "generic")  # of a CPU it does not know the compiler knows few instructions
 
 
 def numba_computes_in_half(dtype: torch.dtype, settled: bool) -> bool:
@@ -118,7 +130,7 @@ def _numba_obstacle(config: Any, dtype: torch.dtype) -> str | None:
         return saved
     if sizes.hidden % 16 or sizes.inner % 16 or sizes.heads * sizes.depth % 4 or sizes.depth % 2:
         return f"it runs layers of a multiple of 16, not of {sizes.hidden} and {sizes.inner}; leave it out"
-    return _beyond_numba(dtype) or _missing("numba") or _numba_unusable()
+    return _missing("numba") or _beyond_numba(dtype) or _numba_unusable()
 
 
 def _beyond_numba(dtype: torch.dtype) -> str | None:

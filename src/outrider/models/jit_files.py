@@ -23,7 +23,7 @@ FORMAT = 4
 """Raised whenever the layout changes: what was prepared before is then prepared again."""
 
 _MOST = 4
-"""Weights in float16 are below 2 ** 4: those above 2 ** -21 of the largest have the bits they were saved with."""
+"""Weights in float16 are below 2 ** 4: those above 2 ** -20 of the largest have the bits they were saved with."""
 
 _ROOM = 60000.0
 """What a sum in float16 stays below; the range ends at 65,504, and rounding goes up as well as down."""
@@ -42,8 +42,7 @@ class _Products:
 
     def __init__(self, file: WeightFile, half: bool) -> None:
         self.file, self.half = file, half
-        # Of two, in float16: the largest input, and what weights were divided by.
-        self.powers: list[tuple[int, int]] = []
+        self.powers: list[tuple[int, int]] = []  # of two: the largest input, and what weights were divided by
 
     def write(self, name: str, weight: Tensor) -> None:
         if not self.half:
