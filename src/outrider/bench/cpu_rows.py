@@ -103,7 +103,8 @@ class Row:
     ours_over: float | None  # Outrider's speculative decoding against this
     ours_over_interval: Interval
     our_plain_over: float | None  # Outrider's plain decoding against this
-    same_as_plain: int | None  # texts that are the engine's own plain text, token for token; at temperature 0
+    compared: int  # texts that the engine has decoded plainly, too
+    same_as_plain: int | None  # of them, texts that are the engine's own plain text, token for token; at temperature 0
     agreement: float | None  # tokens until the text leaves Outrider's plain text, median; at temperature 0
 
 
@@ -141,6 +142,7 @@ def _row(temperature: float, task: str, way: str, texts: dict[str, dict[int, Tex
         ours_over=ours_over,
         ours_over_interval=ours_over_interval,
         our_plain_over=_against(our_plain, ours)[0],
+        compared=len(ours.keys() & plain.keys()),
         same_as_plain=sum(ours[n].tokens == plain[n].tokens for n in ours if n in plain) if greedy and plain else None,
         agreement=median([_common(ours[n].tokens, our_plain[n].tokens) for n in ours if n in our_plain])
         if greedy and ours.keys() & our_plain.keys()

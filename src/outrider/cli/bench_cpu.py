@@ -147,7 +147,7 @@ def _ratios(rows: list[Row], title: str) -> Table:
     for r in rows:
         table.add_row(
             r["way"], with_interval(r["over_plain"], r["over_plain_interval"]),
-            "-" if r["same_as_plain"] is None else f"{r['same_as_plain']}/{r['prompts']}",
+            "-" if r["same_as_plain"] is None else f"{r['same_as_plain']}/{r['compared']}",
             with_interval(r["ours_over"], r["ours_over_interval"]), number(r["our_plain_over"]),
             number(r["agreement"], 0),
         )  # fmt: skip

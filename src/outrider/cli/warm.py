@@ -21,17 +21,18 @@ def warm(
     dtype: common.Dtype = "auto",
     as_json: common.Json = False,
 ) -> None:
-    """Prepare a model for its engine on this CPU: weights as it reads them, and whether runs may be narrow."""
-    from outrider.models import loading
+    """Prepare a model for its engine on this CPU: weights as it reads them, code for its draft, what runs cost."""
+    from outrider import llm
     from outrider.models.engine_model import EngineModel
-    from outrider.models.engines import Kernels
 
     began = time.perf_counter()
     with notes.status(f"preparing {target}"):
-        model = loading.load(target, "cpu", dtype, kernels=Kernels(engine, weights)).model
+        loaded = llm.load(target, device="cpu", dtype=dtype, engine=engine, weights=weights)
+        model = loaded.target.model
     if not isinstance(model, EngineModel):
         reason = "no other engine can run it, or it is too small to gain" if engine == "auto" else "as you asked"
         raise BadOption(f"{target} is run by torch, which needs nothing prepared: {reason}")
+    loaded.generate([0, 0], max_new_tokens=2, gamma=1)  # what a draft needs is compiled when it is first asked
     taken, folder, size = time.perf_counter() - began, model.prepared.folder, model.prepared.bytes
     if as_json:
         found = {
