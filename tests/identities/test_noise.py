@@ -160,3 +160,13 @@ def test_weights_that_are_no_numbers_still_have_an_index() -> None:
     """Catches an index out of range where a model returned NaN: the row is ended by whoever emits tokens."""
     weights = torch.full((1, 1, 2000), torch.nan)
     assert noise(1).winner("token", torch.zeros((1, 1), dtype=torch.int64), weights).tolist() == [[0]]
+
+
+def test_keys_of_a_few_positions_are_those_of_many() -> None:
+    """Catches a shortcut for short texts whose noise differs: one row's text would depend on its neighbours."""
+    seeds = torch.tensor([0, -1, 2**62, -(2**63), 12345])
+    at = torch.tensor([[0, 1, 7], [2**40, 3, 9], [5, 6, 8], [10**9, 2, 4], [11, 12, 13]])
+    wide = at.repeat(1, 8)  # beyond the few that are worked out one by one
+    for noise in (Noise(seeds), Noise(seeds).child("draft")):
+        assert torch.equal(noise.keys("token", at), noise.keys("token", wide)[:, :3])
+        assert noise.keys("token", at[:, :0]).shape == (5, 0)
