@@ -204,11 +204,9 @@ class Noise:
 
             return keys(self.seeds, at, name)
         if at.device.type == "cpu" and at.numel() <= _FEW:
-            seeds = [_mixed(seed ^ name) for seed in self.seeds.tolist()]
-            found = [
-                [_mixed(seed + place * step) for place in row] for seed, row in zip(seeds, at.tolist(), strict=True)
-            ]
-            return torch.tensor(found, dtype=torch.int64).view(at.shape)
+            rows = zip(self.seeds.numpy().tolist(), at.numpy().tolist(), strict=True)
+            found = [[_mixed(_mixed(seed ^ name) + place * step) for place in places] for seed, places in rows]
+            return whole(np.array(found, np.int64)).view(at.shape)
         if at.device.type == "cpu":
             rows = _mix64(self.seeds.numpy() ^ name)
             return whole(_mix64(rows[:, None] + at.numpy() * step))
