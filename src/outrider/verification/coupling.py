@@ -45,10 +45,9 @@ def corrected(p: Tensor, draft: Draft, n: Tensor, noise: Noise, at: Tensor) -> V
 
 def draw_rest(rest: Tensor, p: Tensor, noise: Noise, at: Tensor) -> Tensor:
     """t at positions ``at`` [B] from weights ``rest`` [B, V] -> [B]."""
-    nothing = rest.amax(-1, keepdim=True) <= 0
-    if rest.device.type != "cpu" or bool(nothing.any()):  # asking a GPU would take longer
+    if rest.device.type != "cpu" or bool((rest.numpy().max(-1) <= 0).any()):  # a GPU is asked nothing
         # Where rounding left nothing (p and q equal to the last bit, yet rejected), p is the right limit.
-        rest = rest + p * nothing
+        rest = rest + p * (rest.amax(-1, keepdim=True) <= 0)
     return noise.winner("token", at[:, None], rest[:, None])[:, 0]
 
 
