@@ -87,7 +87,7 @@ def begun(kind: Any, weights: Any, config: HeadConfig) -> Any:
 @pytest.mark.parametrize("name", SHAPES)
 def test_guesses_are_those_of_the_same_head_in_numpy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches keys at the wrong place, a norm left out, or a window that is not the head's."""
-    monkeypatch.setattr("outrider.drafters.one_row.product_with", lambda w: lambda x: x @ w.detach().t())
+    monkeypatch.setattr("outrider.drafters.one_row.product_with", lambda w: lambda x: x @ w.detach().float().t())
     head, output = made(SHAPES[name])
     rows = [
         begun(OneRow, Weights(head, output), head.config),

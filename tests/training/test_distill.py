@@ -125,7 +125,7 @@ def test_drafting_sees_what_training_saw(
         pytest.skip("no numba, or a CPU without products of bytes")
     monkeypatch.setattr(compiled_row, "available", lambda: way == "compiled")
     if way == "numpy":
-        monkeypatch.setattr("outrider.drafters.one_row.product_with", lambda w: lambda x: x @ w.detach().t())
+        monkeypatch.setattr("outrider.drafters.one_row.product_with", lambda w: lambda x: x @ w.detach().float().t())
     distill(target, tmp_path / "draft", replace(PLAN, attention=attention))
     drafter = HeadDrafter.load(tmp_path / "draft")
     drafter.floor = 0.0  # draft on, however sure it is
