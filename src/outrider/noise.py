@@ -137,7 +137,7 @@ def _first(weights: Array, counter: Array, key: int) -> int:
 def _compiled_first() -> Callable[[Array, Array, int], int] | None:
     """``_first`` to the bit in a fraction of its time, where something is compiled anyway: numba is heavy to import."""
     compiled = sys.modules.get("outrider.jit.race")
-    return None if compiled is None else compiled.first
+    return getattr(compiled, "first", None)  # not while another thread imports it
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Noise:
             from outrider.kernels.race import keys
 
             return keys(self.seeds, at, name)
-        if at.device.type == "cpu" and at.numel() <= _FEW:
+        if at.device.type == "cpu" and at.numel() <= _FEW and len(at) == len(self.seeds):
             rows = zip(self.seeds.numpy().tolist(), at.numpy().tolist(), strict=True)
             found = [[_mixed(_mixed(seed ^ name) + place * step) for place in places] for seed, places in rows]
             return whole(np.array(found, np.int64)).view(at.shape)

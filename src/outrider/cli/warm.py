@@ -32,7 +32,8 @@ def warm(
     if not isinstance(model, EngineModel):
         reason = "no other engine can run it, or it is too small to gain" if engine == "auto" else "as you asked"
         raise BadOption(f"{target} is run by torch, which needs nothing prepared: {reason}")
-    loaded.generate([0, 0], max_new_tokens=2, gamma=1)  # what a draft needs is compiled when it is first asked
+    for temperature in (0.0, 1.0):  # what drafts and drawn tokens need is compiled when it is first asked for
+        loaded.generate([0, 1, 2, 3], max_new_tokens=2, gamma=1, temperature=temperature, seed=0)
     taken, folder, size = time.perf_counter() - began, model.prepared.folder, model.prepared.bytes
     if as_json:
         found = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -16,12 +17,15 @@ from outrider.drafters.head_layers import Block, Head
 _NO_KEYS, _NO_COUNTER = np.empty(0, np.int64), np.empty(0, np.int32)
 
 
+@cache
 def available() -> bool:
-    """Whether there is numba, and a CPU with products that are worth it."""
+    """Whether there is a numba that works, and a CPU with products that are worth it."""
     if find_spec("numba") is None:
         return False
-    from outrider.jit import bytes
-
+    try:
+        from outrider.jit import bytes
+    except ImportError:  # beside another numpy than it wants, for one
+        return False
     return bytes.available()
 
 
@@ -44,7 +48,7 @@ class CompiledWeights:
 
     def __init__(self, head: Head, output: Tensor | Picked) -> None:
         from outrider.jit.crew import Crew
-        from outrider.jit.head import Weights
+        from outrider.jit.head_records import Weights
         from outrider.jit.tiles import announce
 
         self._kept: list[np.ndarray[Any, Any]] = []  # what the addresses point into
@@ -59,8 +63,10 @@ class CompiledWeights:
             size=config.hidden_size, inner=_whole(config.inner_size),
             heads=heads, shared=shared, depth=depth, padded=_whole(depth), tokens=len(output),
             fuse=0 if head.fuse is None else self._keep(head.fuse.weight), join=self._keep(head.join.weight),
-            attention=np.array([0, 0] if attention is None else self._attention(attention)),
-            blocks=np.array([[self._gates(block), self._keep(block.down.weight)] for block in blocks]),
+            attention=np.array([0, 0] if attention is None else self._attention(attention), np.int64),
+            blocks=np.array(
+                [[self._gates(block), self._keep(block.down.weight)] for block in blocks], np.int64
+            ).reshape(-1, 2),
             output=self._keep(output),
             layer_norms=_stacked(head.layer_norms, self.size),
             norms=_stacked([*norms, *(block.norm for block in blocks)], self.size),
@@ -131,9 +137,10 @@ class CompiledRow:
 
     def __init__(self, weights: CompiledWeights, memory: tuple[Tensor, Tensor] | None) -> None:
         """``memory``: where keys and values are kept, [Hk, C, D] each; None for a head without attention."""
-        from outrider.jit.head import Text
+        from outrider.jit.head_records import Text
 
         self.weights = weights
+        self.reads: object = None  # whose embeddings drafts look up: a thread that comes late may still do so
         self.made = 0  # the text before this position has been read
         keys, values = memory or (torch.empty((1, 0, 2)), torch.empty((1, 0, 2)))
         half = keys.shape[2] // 2
@@ -174,6 +181,7 @@ class CompiledRow:
         embedding: Any = None, tokens: Tensor | None = None, draw: Draw | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         from outrider.jit import crew, head
+        from outrider.jit.head_records import Drawing
 
         numbers, most, threads = self.weights.numbers, len(floors), self.weights.crew.threads
         logits = torch.empty((1, numbers.tokens)) if logits is None else logits
@@ -181,16 +189,16 @@ class CompiledRow:
         states = np.empty((2, numbers.size), np.float32)
         found = torch.empty(most, dtype=torch.int64)
         probs = torch.empty((0 if draw is None else most, numbers.tokens))
-        how = head.Drawing(1.0, _NO_KEYS, _NO_COUNTER, probs.numpy())
+        how = Drawing(1.0, _NO_KEYS, _NO_COUNTER, probs.numpy())
         if draw is not None:
-            how = head.Drawing(1 / draw.temperature, draw.keys.numpy(), draw.counter.numpy(), probs.numpy())
+            how = Drawing(1 / draw.temperature, draw.keys.numpy(), draw.counter.numpy(), probs.numpy())
         reading = self._reading(token)
         made: int = self.weights.crew.run(
             head.draft, numbers, self._text, reading, how, embedding or self._blank, tokens.numpy(),
             np.array(floors), self.place, self.oldest, states, self._room, logits.numpy(),
             np.empty((most, self._items, 5)),
             crew.zeros(head.READING + (head.GUESSING + 2 * len(numbers.blocks)) * most), found.numpy(), threads,
-            holding=self,
+            holding=(self, self.reads),
         )  # fmt: skip
         self.made = self.place + 1 if token is None else self.made
         self.place += made - 1
@@ -199,7 +207,7 @@ class CompiledRow:
 
     def _reading(self, token: Tensor | None) -> Any:
         """What is to be read before the next guess: text, or the guess before it."""
-        from outrider.jit.head import Reading
+        from outrider.jit.head_records import Reading
 
         size = self.weights.numbers.size
         nothing, one = np.empty((0, size), np.float32), np.empty((1, size), np.float32)

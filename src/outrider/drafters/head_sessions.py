@@ -249,6 +249,7 @@ class FeatureSession(_HeadSession):
         draw = None
         if not greedy:
             draw = Draw(sampling.temperature, noise.keys("token", at[:, :gamma])[0], self.ready.counter)
+        alone.reads = self.embedding
         tokens, q = alone.draft(table, self.ready.tokens, floors, draw)
         proposed = torch.ones((1, len(tokens)), dtype=torch.bool)
         if q is None:

@@ -76,18 +76,16 @@ def _packed(weight: Tensor) -> np.ndarray[Any, Any]:
     return found
 
 
+@compiled
 def blocks_of(inputs: int) -> int:
-    return -(-inputs // BLOCK)
-
-
-_blocks_of = compiled(blocks_of)
+    return (inputs + BLOCK - 1) // BLOCK
 
 
 @compiled
 def shorten(x: Any, given: Any) -> None:
     """Round rows x [T, in] to eight bits -> given [T, blocks * GIVEN] bytes."""
     for row in range(x.shape[0]):
-        for block in range(_blocks_of(x.shape[1])):
+        for block in range(blocks_of(x.shape[1])):
             place = given.ctypes.data + row * given.shape[1] + block * GIVEN
             whole = carray(pointer_to(place), (BLOCK,), np.int8)
             first, count = block * BLOCK, min(BLOCK, x.shape[1] - block * BLOCK)
@@ -223,7 +221,7 @@ _by_more = _by_one if _TOGETHER == 1 else _tiles(_TOGETHER)
 @compiled
 def product(weights: int, given: Any, inputs: int, out: int, stride: int, panels: int) -> None:
     """given [T, blocks * GIVEN] times panels -> out [T, 16 * panels], whose rows lie ``stride`` numbers apart."""
-    rows, wide, blocks = given.shape[0], given.shape[1], _blocks_of(inputs)
+    rows, wide, blocks = given.shape[0], given.shape[1], blocks_of(inputs)
     panel = 0
     while panel < panels:
         together = _TOGETHER if panel + _TOGETHER <= panels else 1

@@ -197,5 +197,7 @@ def _no_narrow(x: Any, limit: int, unit: int, bits: Any, factors: Any) -> None: 
 def _no_product(weights: int, bits: Any, factors: Any, inputs: int, out: int, stride: int, panels: int) -> None: ...
 
 
+AVAILABLE = KNOWN and computes_in_half()
+
 # Elsewhere nobody calls them, and there is no use in compiling what a CPU has no instructions for.
-narrow, half_product = (_narrow, _half_product) if KNOWN and computes_in_half() else (_no_narrow, _no_product)
+narrow, half_product = (_narrow, _half_product) if AVAILABLE else (_no_narrow, _no_product)

@@ -6,11 +6,12 @@ share pieces of work as in ``llama.py``.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from outrider.jit.bytes import GIVEN, RECORD, blocks_of, product, shorten
+from outrider.jit.head_records import Drawing, Reading, Text, Weights
 from outrider.jit.math import STRIDE, attend, exp, finish, norm, rotate, take
 from outrider.jit.race import race, shares
 from outrider.jit.rows import Table, look_up
@@ -20,57 +21,6 @@ READING, GUESSING = 3, 6
 """Pieces of work: of reading text, and of a guess beside two for every block."""
 
 _EPSILON = 1e-5
-
-_blocks_of = compiled(blocks_of)
-
-
-class Weights(NamedTuple):
-    """A head as it is read: matrices at addresses, as ``bytes.py`` packs them."""
-
-    size: int
-    inner: int
-    heads: int  # none: no attention
-    shared: int  # heads of keys and values
-    depth: int
-    padded: int  # columns of a head: depth, up to whole panels
-    tokens: int  # it has logits for
-    fuse: int  # address of the product that joins the target's layers, or 0
-    join: int
-    attention: np.ndarray[Any, Any]  # [2]: queries+keys+values, head by head, and output
-    blocks: np.ndarray[Any, Any]  # [blocks, 2]: gate|up panel by panel, and down
-    output: int
-    layer_norms: np.ndarray[Any, Any]  # [layers but the last, size]
-    norms: np.ndarray[Any, Any]  # [3 + blocks, size]: of states, of tokens, of attention, of blocks
-
-
-class Drawing(NamedTuple):
-    """How tokens are chosen."""
-
-    rate: float  # one over the temperature; at temperature 0 one
-    keys: np.ndarray[Any, Any]  # [G] int64: of the noise at every guess; none at temperature 0
-    counters: np.ndarray[Any, Any]  # [N] int32: of the tokens, in that noise
-    probs: np.ndarray[Any, Any]  # [G, N]: what tokens were drawn from
-
-
-class Reading(NamedTuple):
-    """Text to read first, T positions from ``start`` on, or the last guess and the state it came from."""
-
-    start: int
-    states: np.ndarray[Any, Any]  # [T, L, size]: what the target's layers gave; T may be 0
-    tokens: np.ndarray[Any, Any]  # [T, size]: embeddings of the tokens behind them
-    seen: np.ndarray[Any, Any]  # [T, size]: used on the way
-    before: np.ndarray[Any, Any]  # [1, size], with the guess
-    guess: np.ndarray[Any, Any]  # [0 or 1, size]: its embedding
-    x: np.ndarray[Any, Any]  # [max(T, 1), size]: what was read, and in the last row what the first guess comes from
-
-
-class Text(NamedTuple):
-    """What a head keeps of one text, C positions."""
-
-    keys: np.ndarray[Any, Any]  # [shared, C, depth]
-    values: np.ndarray[Any, Any]
-    cos: np.ndarray[Any, Any]  # [C, depth / 2]
-    sin: np.ndarray[Any, Any]
 
 
 @compiled
@@ -85,7 +35,7 @@ def _multiply(
     done, item = 0, take(counters, piece)
     while item < items:
         first, count = item * step, min(step, panels - item * step)
-        place = weights + RECORD * _blocks_of(inputs) * first
+        place = weights + RECORD * blocks_of(inputs) * first
         product(place, given, inputs, temp.ctypes.data, PANEL * step, count)
         end = min(out.shape[1], PANEL * (first + count))
         for row in range(rows):
@@ -97,7 +47,7 @@ def _multiply(
 
 @compiled
 def _shortened(x: Any) -> Any:
-    given = np.empty((x.shape[0], _blocks_of(x.shape[1]) * GIVEN), np.uint8)
+    given = np.empty((x.shape[0], blocks_of(x.shape[1]) * GIVEN), np.uint8)
     shorten(x, given)
     return given
 
@@ -130,7 +80,7 @@ def _project(head: Weights, text: Text, counters: int, piece: int, x: Any, place
     done, item = 0, take(counters, piece)
     while item < items:
         at = item + first
-        weights = head.attention[0] + RECORD * _blocks_of(head.size) * panels * at
+        weights = head.attention[0] + RECORD * blocks_of(head.size) * panels * at
         product(weights, given, head.size, temp.ctypes.data, head.padded, panels)
         for row in range(rows):
             cos, sin = text.cos[place + row], text.sin[place + row]
@@ -189,7 +139,7 @@ def _gate(head: Weights, counters: int, piece: int, block: int, x: Any, gated: A
     done, item = 0, take(counters, piece)
     while item < items:
         first, count = item * step, min(step, panels - item * step)
-        weights = head.blocks[block, 0] + 2 * RECORD * _blocks_of(head.size) * first
+        weights = head.blocks[block, 0] + 2 * RECORD * blocks_of(head.size) * first
         product(weights, given, head.size, temp.ctypes.data, 2 * PANEL * step, 2 * count)
         for panel in range(count):
             for j in range(PANEL):
@@ -210,7 +160,7 @@ def _write(head: Weights, counters: int, piece: int, x: Any, logits: Any, best: 
     done, item = 0, take(counters, piece)
     while item < items:
         first, count = item * step, max(0, min(step, panels - item * step))
-        weights = head.output + RECORD * _blocks_of(head.size) * first
+        weights = head.output + RECORD * blocks_of(head.size) * first
         product(weights, given, head.size, temp.ctypes.data, PANEL * step, count)
         found = temp[0, : max(0, min(head.tokens, PANEL * (first + count)) - PANEL * first)]
         logits[0, PANEL * first : PANEL * first + len(found)] = found

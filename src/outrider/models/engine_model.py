@@ -104,6 +104,11 @@ class EngineModel(HuggingFaceModel):
         return cast(Tensor, self.engine.embedding)
 
     @property
+    def sample(self) -> Tensor | None:
+        tied = self.engine.embedding is self.engine.unembedding
+        return self.prepared.tensor("sample") if tied and "sample" in self.prepared.record["places"] else None
+
+    @property
     def unembedding(self) -> Tensor:
         return cast(Tensor, self.engine.unembedding)
 

@@ -66,6 +66,11 @@ class HuggingFaceModel:
     def max_length(self) -> int | None:
         return self.positions_limit
 
+    @property
+    def sample(self) -> Tensor | None:
+        """The first rows of the embedding as they were saved, where ``embedding`` has them in a narrower form."""
+        return None
+
     def fuse(self) -> bool:
         """Use fused kernels where the family and the device allow; False if they do not."""
         from outrider.models import fused

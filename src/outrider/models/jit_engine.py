@@ -12,7 +12,7 @@ import numba
 import numpy as np
 import torch
 
-from outrider.jit import llama
+from outrider.jit import half, llama
 from outrider.jit.crew import Crew, zeros
 from outrider.jit.tiles import DIGEST, PANEL, announce
 from outrider.models.buffers import Buffers
@@ -46,9 +46,12 @@ class Engine:
         self._file = np.frombuffer(self._map, np.uint8)
         self._half = prepared.weights == "float16"
         if self._half:
+            assert half.AVAILABLE, "engines.computes_in_half and half.py disagree"
             self.name += " in float16"
         self.model = self._model(Sizes.of(config), config)
-        self.embedding, self.unembedding = (self._rows(name, self.model.hidden) for name in ("embedding", "output"))
+        self.embedding = self.unembedding = self._rows("output", self.model.hidden)
+        if self._places["embedding"] != self._places["output"]:
+            self.embedding = self._rows("embedding", self.model.hidden)
         self._none_kept = np.full(self.model.layers, -1)
         self._compile(Sizes.of(config))
 

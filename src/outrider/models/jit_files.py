@@ -19,8 +19,11 @@ from outrider.jit.tiles import PANEL
 from outrider.models.sizes import Sizes
 from outrider.models.weight_files import REMEDY, WEIGHTS, Tensors, WeightFile
 
-FORMAT = 4
+FORMAT = 5
 """Raised whenever the layout changes: what was prepared before is then prepared again."""
+
+SAMPLE = 256
+"""Rows of the embedding by which a model is known: see ``teacher.fingerprint``."""
 
 _MOST = 4
 """Weights in float16 are below 2 ** 4: those above 2 ** -20 of the largest have the bits they were saved with."""
@@ -73,6 +76,8 @@ def write(folder: Path, source: Path, config: Any, half: bool = False) -> dict[s
         products.write("output", _exact(tensors, output, (config.vocab_size, sizes.hidden)))
         if half:
             file.write("powers", np.array(products.powers))
+            # As they were saved, down to the smallest: heads know their target by them.
+            file.write("sample", tensors.joined([output])[:SAMPLE].numpy())
         if not tied:
             name = "model.embed_tokens.weight"
             file.write("embedding", panels(_exact(tensors, name, (config.vocab_size, sizes.hidden))))

@@ -55,6 +55,8 @@ class PlainTokenizer:
     def __init__(self, place: Path) -> None:
         self._place = place
         self._tokenizer = Tokenizer.from_file(str(place / "tokenizer.json"))
+        self._tokenizer.no_truncation()  # a file may have been saved with either
+        self._tokenizer.no_padding()
 
     def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
         if options:
@@ -89,9 +91,12 @@ class PlainTokenizer:
 
 def description(place: Path) -> tuple[Settings, PlainTokenizer] | None:
     """A model's config and tokenizer; None where they leave something to transformers' classes."""
-    if not (place / hub.MANIFEST).is_file() or not (place / "generation_config.json").is_file():
+    files = (hub.MANIFEST, "generation_config.json", "tokenizer_config.json", "tokenizer.json")
+    if not all((place / name).is_file() for name in files):
         return None
     config, words = Settings(place / "config.json"), Settings(place / "tokenizer_config.json")
+    if (config.rope_parameters or {}).get("rope_type") != "default":  # others are computed by transformers
+        return None
     if config.model_type != "llama" or not vars(config).keys() >= LLAMA:
         return None
     if words.tokenizer_class not in _TOKENIZER_CLASSES or words.clean_up_tokenization_spaces is not False:
