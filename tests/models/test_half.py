@@ -33,6 +33,7 @@ from outrider.models.engine_model import EngineModel, Outline
 from outrider.models.jit_engine import Engine
 from outrider.models.jit_files import half_panels, in_half
 from outrider.models.prepared import prepare
+from outrider.models.teacher import fingerprint
 
 able = pytest.mark.skipif(not computes_in_half(), reason="this CPU does not compute in float16")
 
@@ -175,3 +176,17 @@ def test_asked_for_by_dtype(tmp_path: Path) -> None:
     assert names["auto"] == names["float16"]
     assert "in float16, float16 weights" in names["float16"]
     assert "bfloat16 weights" in names["float32"]
+
+
+@able
+def test_a_head_knows_its_target_in_float16(tmp_path: Path) -> None:
+    """Catches a fingerprint of rounded weights: the smallest lose bits in float16, and no draft would fit any more."""
+    model = rounded(BUILT["llama"]())
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0, :3] = torch.tensor([2.0**-60, 2.0**-100, 1.5 * 2.0**-40])
+    narrow = in_float16(model, tmp_path)
+    assert narrow.embedding is narrow.unembedding, "or there is nothing to see: untied embeddings stay as they were"
+    assert not torch.equal(narrow.embedding[:1], model.get_input_embeddings().weight[:1])
+    assert fingerprint(narrow) == fingerprint(HuggingFaceModel(model))

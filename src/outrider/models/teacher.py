@@ -17,12 +17,8 @@ from outrider.models.huggingface import HuggingFaceModel
 
 def fingerprint(model: HuggingFaceModel) -> str:
     """A short name for these very weights, whatever directory they lie in: heads fit one target only."""
-    sample = (
-        (model.embedding[:256] if model.sample is None else model.sample)
-        .detach()
-        .to(device="cpu", dtype=torch.bfloat16)
-        .contiguous()
-    )
+    rows = model.embedding[:256] if model.sample is None else model.sample
+    sample = rows.detach().to(device="cpu", dtype=torch.bfloat16).contiguous()
     return hashlib.sha256(sample.view(torch.int16).numpy().tobytes()).hexdigest()[:16]
 
 
