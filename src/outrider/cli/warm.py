@@ -30,7 +30,11 @@ def warm(
         loaded = llm.load(target, device="cpu", dtype=dtype, engine=engine, weights=weights)
         model = loaded.target.model
     if not isinstance(model, EngineModel):
-        reason = "no other engine can run it, or it is too small to gain" if engine == "auto" else "as you asked"
+        reason = (
+            "no other engine can run it in that dtype, or it is too small to gain"
+            if engine == "auto"
+            else "as you asked"
+        )
         raise BadOption(f"{target} is run by torch, which needs nothing prepared: {reason}")
     for temperature in (0.0, 1.0):  # what drafts and drawn tokens need is compiled when it is first asked for
         loaded.generate([0, 1, 2, 3], max_new_tokens=2, gamma=1, temperature=temperature, seed=0)

@@ -71,7 +71,16 @@ class CompiledWeights:
             layer_norms=_stacked(head.layer_norms, self.size),
             norms=_stacked([*norms, *(block.norm for block in blocks)], self.size),
         )  # fmt: skip
-        announce("draft", "drafts")
+        announce("draft", "drafts", seconds=35)
+        self._compile(len(config.layers))
+
+    def _compile(self, layers: int) -> None:
+        """Guess once: what is compiled now is no part of anybody's first draft."""
+        numbers = self.numbers
+        memory = torch.zeros((2, numbers.shared, 2, numbers.depth)) if numbers.heads else None
+        row = self.row(None if memory is None else (memory[0], memory[1]))
+        row.read(torch.zeros((1, layers, self.size)), torch.zeros((1, self.size)), 0)
+        row.guess(None)
 
     def row(self, memory: tuple[Tensor, Tensor] | None) -> CompiledRow:
         return CompiledRow(self, memory)

@@ -57,10 +57,10 @@ def _place() -> Path:
     return cache_dir() / f"compiled-{DIGEST}"
 
 
-def announce(function: str, what: str) -> None:
+def announce(function: str, what: str, seconds: int = 20) -> None:
     """Say so, if this is not compiled yet, as what one process compiles the next one finds: it takes a while."""
     if not any(_place().rglob(f"*.{function}-*.nbc")):
-        Console(stderr=True).print(f"Compiling {what} for this CPU (once, about 20 seconds)", highlight=False)
+        Console(stderr=True).print(f"Compiling {what} for this CPU (once, about {seconds} seconds)", highlight=False)
 
 
 def on_disk(function: Any) -> Any:
