@@ -1,4 +1,4 @@
-"""A feature head that drafts for one row on a CPU, compiled (``jit/head.py``): a guess is one call."""
+"""A feature head that drafts for one row on a CPU, compiled (``jit/head.py``): a whole draft is one call."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class CompiledRow:
         numbers = weights.numbers
         self._zeros = torch.zeros((1, numbers.size))
         self._blank = table_of(self._zeros)  # where a guess is not read again
-        self._room = np.empty((1, 2 * numbers.heads * numbers.depth + numbers.inner), np.float32)
+        self._between = np.empty((1, 2 * numbers.heads * numbers.depth + numbers.inner), np.float32)
         self._items = max(1, min(64 * weights.crew.threads, -(-numbers.tokens // 16)))  # of the output layer
 
     def read(self, states: Tensor, tokens: Tensor, start: int) -> None:
@@ -190,12 +190,16 @@ class CompiledRow:
         embedding: Any = None, tokens: Tensor | None = None, draw: Draw | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         from outrider.jit import crew, head
-        from outrider.jit.head_records import Drawing
+        from outrider.jit.head_records import Drawing, Room
 
         numbers, most, threads = self.weights.numbers, len(floors), self.weights.crew.threads
         logits = torch.empty((1, numbers.tokens)) if logits is None else logits
         tokens = torch.zeros(numbers.tokens, dtype=torch.int64) if tokens is None else tokens
-        states = np.empty((2, numbers.size), np.float32)
+        room = Room(
+            np.empty((2, numbers.size), np.float32), self._between, logits.numpy(),
+            np.empty((most, self._items, 5)),
+            crew.zeros(head.READING + (head.GUESSING + 2 * len(numbers.blocks)) * most),
+        )  # fmt: skip
         found = torch.empty(most, dtype=torch.int64)
         probs = torch.empty((0 if draw is None else most, numbers.tokens))
         how = Drawing(1.0, _NO_KEYS, _NO_COUNTER, probs.numpy())
@@ -203,15 +207,12 @@ class CompiledRow:
             how = Drawing(1 / draw.temperature, draw.keys.numpy(), draw.counter.numpy(), probs.numpy())
         reading = self._reading(token)
         made: int = self.weights.crew.run(
-            head.draft, numbers, self._text, reading, how, embedding or self._blank, tokens.numpy(),
-            np.array(floors), self.place, self.oldest, states, self._room, logits.numpy(),
-            np.empty((most, self._items, 5)),
-            crew.zeros(head.READING + (head.GUESSING + 2 * len(numbers.blocks)) * most), found.numpy(), threads,
-            holding=(self, self.reads),
+            head.draft, numbers, self._text, reading, how, room, embedding or self._blank, tokens.numpy(),
+            np.array(floors), self.place, self.oldest, found.numpy(), threads, holding=(self, self.reads),
         )  # fmt: skip
         self.made = self.place + 1 if token is None else self.made
         self.place += made - 1
-        self.x = reading.x[-1:] if made == 1 else states[(made - 1) % 2][None]
+        self.x = reading.x[-1:] if made == 1 else room.states[(made - 1) % 2][None]
         return found[:made], None if draw is None else probs[:made]
 
     def _reading(self, token: Tensor | None) -> Any:

@@ -76,12 +76,13 @@ class _HeadSession(ContextSession):
             reach.took(q, logits, sampling)
             if reach.over:
                 break
-        given = torch.stack(tokens, 1), torch.stack(proposed, 1)
         known = [q for q in probs if q is not None]
-        if not known:
-            return Draft(given[0], None, given[1])
-        trimmed = known[0].shape[-1] < self.vocab_size
-        return Draft(given[0], torch.stack(known, 1), given[1], support=self.ready.tokens if trimmed else None)
+        return self._drafted(torch.stack(tokens, 1), torch.stack(known, 1) if known else None, torch.stack(proposed, 1))
+
+    def _drafted(self, tokens: Tensor, q: Tensor | None, proposed: Tensor) -> Draft:
+        """q [B, G, N] may be of the tokens that the head knows only."""
+        trimmed = q is not None and q.shape[-1] < self.vocab_size
+        return Draft(tokens, q, proposed, support=self.ready.tokens if trimmed else None)
 
     @property
     def device(self) -> torch.device:
@@ -251,11 +252,9 @@ class FeatureSession(_HeadSession):
             draw = Draw(sampling.temperature, noise.keys("token", at[:, :gamma])[0], self.ready.counter)
         alone.reads = self.embedding
         tokens, q = alone.draft(table, self.ready.tokens, floors, draw)
-        proposed = torch.ones((1, len(tokens)), dtype=torch.bool)
-        if q is None:
-            return Draft(tokens[None], None, proposed)
-        trimmed = q.shape[1] < self.vocab_size
-        return Draft(tokens[None], q[None], proposed, support=self.ready.tokens if trimmed else None)
+        return self._drafted(
+            tokens[None], None if q is None else q[None], torch.ones_like(tokens[None], dtype=torch.bool)
+        )
 
     def state(self, k: int, last: Tensor) -> Tensor:
         place = self.places[:, k : k + 1]

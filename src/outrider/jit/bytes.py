@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from outrider.cpu import multiplies_bytes
-from outrider.jit.tiles import ARM, FLOAT, KNOWN, PANEL, WORD, compiled, loop, number, pointer, pointer_to
+from outrider.jit.tiles import ARM, FLOAT, KNOWN, PANEL, WORD, by_count, compiled, loop, number, pointer, pointer_to
 
 BLOCK = 64
 """Inputs with a scale of their own."""
@@ -193,25 +193,8 @@ def _tile(rows: int, panels: int) -> Any:
 
 
 def _tiles(panels: int) -> Any:
-    """A function that multiplies up to six rows with so many panels at once."""
-    one, two, three, four, five, six = (_tile(min(rows, _MOST_ROWS), panels) for rows in range(1, 7))
-
-    @compiled
-    def multiply(count: int, weights: int, x: int, x_stride: int, out: int, stride: int, blocks: int) -> None:
-        if count == 1:
-            one(weights, x, x_stride, out, stride, blocks)
-        elif count == 2:
-            two(weights, x, x_stride, out, stride, blocks)
-        elif count == 3:
-            three(weights, x, x_stride, out, stride, blocks)
-        elif count == 4:
-            four(weights, x, x_stride, out, stride, blocks)
-        elif count == 5:
-            five(weights, x, x_stride, out, stride, blocks)
-        else:
-            six(weights, x, x_stride, out, stride, blocks)
-
-    return multiply
+    """A function that multiplies up to so many rows as a tile has with so many panels at once."""
+    return by_count([_tile(rows, panels) for rows in range(1, _MOST_ROWS + 1)])
 
 
 _by_one = _tiles(1)

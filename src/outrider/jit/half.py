@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from outrider.cpu import computes_in_half
-from outrider.jit.tiles import FLOAT, KNOWN, PANEL, WORD, compiled, float_of_bits, loop, number, pointer
+from outrider.jit.tiles import FLOAT, KNOWN, PANEL, WORD, by_count, compiled, float_of_bits, loop, number, pointer
 
 CHAIN = 32
 """Inputs whose products are summed in float16; a panel of float16 is filled up to whole chains."""
@@ -143,35 +143,7 @@ def _tile(rows: int) -> Any:
     return product
 
 
-def _halves() -> Any:
-    """A function that multiplies up to nine rows with a panel."""
-    one, two, three, four, five, six, seven, eight, nine = (_tile(rows) for rows in range(1, _MOST_ROWS + 1))
-
-    @compiled
-    def multiply(count: int, weights: int, x: int, factors: int, out: int, stride: int, inputs: int) -> None:
-        if count == 1:
-            one(weights, x, factors, out, stride, inputs)
-        elif count == 2:
-            two(weights, x, factors, out, stride, inputs)
-        elif count == 3:
-            three(weights, x, factors, out, stride, inputs)
-        elif count == 4:
-            four(weights, x, factors, out, stride, inputs)
-        elif count == 5:
-            five(weights, x, factors, out, stride, inputs)
-        elif count == 6:
-            six(weights, x, factors, out, stride, inputs)
-        elif count == 7:
-            seven(weights, x, factors, out, stride, inputs)
-        elif count == 8:
-            eight(weights, x, factors, out, stride, inputs)
-        else:
-            nine(weights, x, factors, out, stride, inputs)
-
-    return multiply
-
-
-_multiply = _halves()
+_multiply = by_count([_tile(rows) for rows in range(1, _MOST_ROWS + 1)])
 
 
 @compiled

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from outrider.jit.bytes import GIVEN, RECORD, blocks_of, product, shorten
-from outrider.jit.head_records import Drawing, Reading, Text, Weights
+from outrider.jit.head_records import Drawing, Reading, Room, Text, Weights
 from outrider.jit.math import STRIDE, attend, exp, finish, norm, rotate, take
 from outrider.jit.race import race, shares
 from outrider.jit.rows import Table, look_up
@@ -184,7 +184,7 @@ def _summary(logits: Any, first: int, rate: float) -> Any:
 
 @compiled
 def _think(
-    head: Weights, text: Text, before: Any, token: Any, x: Any, place: int, oldest: int, room: Any,
+    head: Weights, text: Text, before: Any, token: Any, x: Any, place: int, oldest: int, between: Any,
     counters: int, threads: int,
 ) -> None:  # fmt: skip
     """The state x [1, size] behind position ``place``.
@@ -196,12 +196,12 @@ def _think(
     if len(token):
         _multiply(counters, 0, head.join, _joined(head, before, token), 2 * head.size, before, x, threads)
     if head.heads:
-        queries = room[0, :wide].reshape((head.heads, head.depth))
-        mixed = room[:, wide : 2 * wide]
+        queries = between[0, :wide].reshape((head.heads, head.depth))
+        mixed = between[:, wide : 2 * wide]
         _project(head, text, counters, 1, x, place, queries)
         _look(head, text, counters, 2, place, oldest, queries, mixed)
         _multiply(counters, 3, head.attention[1], _shortened(mixed), wide, x, x, threads)
-    gated = room[:, 2 * wide :]
+    gated = between[:, 2 * wide :]
     for block in range(len(head.blocks)):
         _gate(head, counters, 4 + 2 * block, block, x, gated, threads)
         given = _shortened(gated)
@@ -238,40 +238,38 @@ def _first_largest(best: Any, value: int, place: int) -> Any:
 
 @on_disk
 def draft(
-    head: Weights, text: Text, reading: Reading, drawing: Drawing, embedding: Table, tokens: Any, floors: Any,
-    place: int, oldest: int, states: Any, room: Any, logits: Any, best: Any, zeros: Any, found: Any, threads: int,
+    head: Weights, text: Text, reading: Reading, drawing: Drawing, room: Room,
+    embedding: Table, tokens: Any, floors: Any, place: int, oldest: int, found: Any, threads: int,
 ) -> int:  # fmt: skip
     """Read, then guess after guess, the likeliest token each time or a drawn one -> how many there are; found [G].
 
     The first guess stands behind position ``place``. ``tokens`` [N] are those that logits [1, N] are of. Guess k is
-    made only if all before it are right with a chance of floors[k], by the head's own confidence. ``states``
-    [2, size] are what the last two guesses came from but for the first; ``room`` [1, heads * depth * 2 + inner] and
-    ``best`` [G, items, 5] are used on the way. Every thread calls this with the same arguments, and comes to the same
-    end by itself.
+    made only if all before it are right with a chance of floors[k], by the head's own confidence. Every thread calls
+    this with the same arguments, and comes to the same end by itself.
     """
-    pieces, chance = GUESSING + 2 * len(head.blocks), 1.0
+    pieces, chance, first = GUESSING + 2 * len(head.blocks), 1.0, room.counters.ctypes.data
     if len(reading.states):
-        _read(head, text, reading, zeros.ctypes.data, threads)
+        _read(head, text, reading, first, threads)
     x, before = reading.x[len(reading.x) - 1 :], reading.before
     token = np.empty((1, head.size), np.float32)
     token[: len(reading.guess)] = reading.guess
     for k in range(len(floors)):
         if k and chance < floors[k]:
             return k
-        counters = zeros.ctypes.data + STRIDE * (READING + pieces * k)
+        counters, best = first + STRIDE * (READING + pieces * k), room.best[k]
         if k:
-            x, before = states[k % 2 : k % 2 + 1], x
+            x, before = room.states[k % 2 : k % 2 + 1], x
         given = token if k or len(reading.guess) else token[:0]
-        _think(head, text, before, given, x, place + k, oldest, room, counters, threads)
-        _write(head, counters, pieces - 2, x, logits, best[k], drawing.rate)
-        most, chosen = _first_largest(best[k], 0, 1)
+        _think(head, text, before, given, x, place + k, oldest, room.between, counters, threads)
+        _write(head, counters, pieces - 2, x, room.logits, best, drawing.rate)
+        most, chosen = _first_largest(best, 0, 1)
         total = 0.0
-        for item in range(best.shape[1]):
-            total += best[k, item, 2] * exp(np.float32((best[k, item, 0] - most) * drawing.rate))
+        for item in range(len(best)):
+            total += best[item, 2] * exp(np.float32((best[item, 0] - most) * drawing.rate))
         if len(drawing.keys):
             q = drawing.probs[k]
-            _draw(drawing, counters, pieces - 1, logits, best[k], most, total, drawing.keys[k], q)
-            _, chosen = _first_largest(best[k], 3, 4)
+            _draw(drawing, counters, pieces - 1, room.logits, best, most, total, drawing.keys[k], q)
+            _, chosen = _first_largest(best, 3, 4)
         chance /= total
         found[k] = tokens[chosen]
         look_up(embedding, tokens[chosen], token[0])

@@ -54,3 +54,13 @@ class Text(NamedTuple):
     values: np.ndarray[Any, Any]
     cos: np.ndarray[Any, Any]  # [C, depth / 2]
     sin: np.ndarray[Any, Any]
+
+
+class Room(NamedTuple):
+    """What a draft of up to G guesses uses on the way."""
+
+    states: np.ndarray[Any, Any]  # [2, size]: what the last two guesses came from, but for the first
+    between: np.ndarray[Any, Any]  # [1, heads * depth * 2 + inner]: queries, what they found, what was gated
+    logits: np.ndarray[Any, Any]  # [1, N]: of the last guess
+    best: np.ndarray[Any, Any]  # [G, items, 5]: largest logit, its place, all beside it; who won a race, its place
+    counters: np.ndarray[Any, Any]  # zeros, STRIDE bytes for every piece of work

@@ -9,7 +9,17 @@ import numpy as np
 from numba import types
 
 from outrider.jit.attention import blend, dot, four_dots, wide_blend
-from outrider.jit.tiles import MOST_ROWS, PANEL, compiled, count_of, count_up, float_of_bits, tile, together
+from outrider.jit.tiles import (
+    MOST_ROWS,
+    PANEL,
+    by_count,
+    compiled,
+    count_of,
+    count_up,
+    float_of_bits,
+    tile,
+    together,
+)
 
 STRIDE = 128
 """Bytes of counters for a piece of work: items taken, and on a line of memory of its own, items finished."""
@@ -40,24 +50,7 @@ def finish(counters: int, piece: int, done: int, items: int) -> None:
 
 def _tiles(panels: int) -> Any:
     """A function that multiplies up to six rows with so many panels at once."""
-    one, two, three, four, five, six = (tile(rows, panels) for rows in range(1, 7))
-
-    @compiled
-    def multiply(count: int, weights: int, x: int, out: int, stride: int, inputs: int) -> None:
-        if count == 1:
-            one(weights, x, inputs, out, stride, inputs)
-        elif count == 2:
-            two(weights, x, inputs, out, stride, inputs)
-        elif count == 3:
-            three(weights, x, inputs, out, stride, inputs)
-        elif count == 4:
-            four(weights, x, inputs, out, stride, inputs)
-        elif count == 5:
-            five(weights, x, inputs, out, stride, inputs)
-        else:
-            six(weights, x, inputs, out, stride, inputs)
-
-    return multiply
+    return by_count([tile(rows, panels) for rows in range(1, 7)])
 
 
 _TOGETHER = (0, *(together(rows) for rows in range(1, 7)))
@@ -82,11 +75,11 @@ def product(weights: int, x: int, rows: int, inputs: int, out: int, stride: int,
             count = (rows - row + left - 1) // left
             given, to = x + 4 * inputs * row, out + 4 * (stride * row + PANEL * panel)
             if wide == 1:
-                _by_one(count, here, given, to, stride, inputs)
+                _by_one(count, here, given, inputs, to, stride, inputs)
             elif wide == 2:
-                _by_two(count, here, given, to, stride, inputs)
+                _by_two(count, here, given, inputs, to, stride, inputs)
             else:
-                _by_four(count, here, given, to, stride, inputs)
+                _by_four(count, here, given, inputs, to, stride, inputs)
             row += count
         panel += wide
 

@@ -234,6 +234,28 @@ def tile(rows: int, panels: int) -> Any:
     return product
 
 
+def by_count(functions: Sequence[Any]) -> Any:
+    """A function (count, arguments): the first, second ... of these, for a count from 1 on; beyond them the last."""
+    first, *others = functions
+    if not others:
+
+        @compiled
+        def last(count: int, *arguments: Any) -> None:
+            first(*arguments)
+
+        return last
+    beyond = by_count(others)
+
+    @compiled
+    def chosen(count: int, *arguments: Any) -> None:
+        if count == 1:
+            first(*arguments)
+        else:
+            beyond(count - 1, *arguments)
+
+    return chosen
+
+
 # --- threads that share work -------------------------------------------------------------------------
 
 
