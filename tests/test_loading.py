@@ -21,7 +21,6 @@ from outrider.errors import (
     OutriderError,
     TokenizerMismatch,
 )
-from outrider.models import loading
 
 
 @pytest.fixture(scope="module")
@@ -148,19 +147,3 @@ def test_importing_is_light() -> None:
     code = "import sys, outrider; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    ("flags", "fast"),
-    [
-        ("flags\t\t: fpu avx512f avx512_bf16 amx_tile", True),
-        ("flags\t\t: fpu amx_bf16", True),
-        ("Features\t: fp asimd bf16 i8mm", True),
-        ("Features\t: fp asimd asimddp", False),
-        ("flags\t\t: fpu avx2 avx512f", False),
-    ],
-)
-def test_where_bfloat16_is_fast(flags: str, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches bfloat16 chosen by itself on a CPU that has to emulate it."""
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"processor\t: 0\n{flags}\n")
-    assert loading.cpu_is_fast_at_bfloat16() is fast

@@ -6,12 +6,13 @@ arithmetic. Packed once, nine rows cost little more than one: what makes fixed w
 
 from __future__ import annotations
 
-import platform
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from outrider import cpu
 
 
 def pack(model: nn.Module, rows: int, *, release: bool = False, keep: Tensor | None = None) -> int:
@@ -67,9 +68,8 @@ def worth_packing(rows: int) -> bool:
     On ARM a single row is a product of a matrix and a vector, which reads ordinary weights at the speed of memory and
     packed ones at half of it; from two rows on packed weights are twice as fast. On x86 packing always pays.
     """
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    return rows > 1 or platform.machine() not in ("aarch64", "arm64")
+    facts = cpu.facts()
+    return facts.packs and (rows > 1 or not facts.arm)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from outrider import timer
 
 PHASES = ("draft", "target", "accept", "host")
 
@@ -177,10 +178,10 @@ class Stopwatch:
 
     def __init__(self, seconds: dict[str, float]) -> None:
         self.seconds = seconds
-        self._last = time.perf_counter()
+        self._last = timer.now()
 
     def lap(self, phase: str) -> None:
-        now = time.perf_counter()
+        now = timer.now()
         self.seconds[phase] += now - self._last
         self._last = now
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import library
+from outrider import timer
 from outrider.bench.cpu_rows import Cell, Results, rows
 from outrider.bench.machine import Neighbours, cpu_name, read_bandwidth
 from outrider.bench.prompts import CONVERSATIONS, read
@@ -112,8 +112,8 @@ def test_neighbours_are_not_ourselves(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("the system does not tell")
     monkeypatch.setattr(Path, "read_text", lambda *a, **k: f"cpu  {int(100 * clock[0])} 0 0 999 0\n")
     monkeypatch.setattr(os, "sysconf", lambda name: 100)
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     clock, own = [10.0], [4.0]
-    watch = Neighbours(lambda: own[0])
-    clock[0], own[0] = 20.0, 13.0  # one core was busy for ten seconds, nine of them ours
-    assert watch.cores() == pytest.approx(0.1)
+    with timer.using(lambda: clock[0]):
+        watch = Neighbours(lambda: own[0])
+        clock[0], own[0] = 20.0, 13.0  # one core was busy for ten seconds, nine of them ours
+        assert watch.cores() == pytest.approx(0.1)

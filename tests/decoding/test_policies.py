@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from clocks import ticking
 from helpers import run
+from outrider import timer
 from outrider.decoding import decoder as decoder_module
 from outrider.decoding.clock import Timing
 from outrider.decoding.decoder import Decoder, Request
@@ -59,14 +61,14 @@ class _RaggedPlanner(Fixed):
         return (row + self.calls) % (self.setting.limit + 1)  # type: ignore[attr-defined]
 
 
-POLICIES: dict[str, Policy] = {
-    "auto": Auto(),
-    "auto, cheap": Auto(0.01),
-    "auto, dear": Auto(0.6),
-    "auto, wide runs dear": Auto(STEEP),
-    "gradient": Gradient(),
-    "fixed": Fixed(3),
-    "ragged": Ragged(),
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "auto": Auto,
+    "auto, cheap": lambda: Auto(0.01),
+    "auto, dear": lambda: Auto(0.6),
+    "auto, wide runs dear": lambda: Auto(STEEP),
+    "gradient": Gradient,
+    "fixed": lambda: Fixed(3),
+    "ragged": Ragged,
 }
 
 
@@ -76,12 +78,26 @@ POLICIES: dict[str, Policy] = {
 def test_greedy_and_gumbel_text_is_the_same_whatever_the_policy(
     name: str, drafter: Drafter, temperature: float
 ) -> None:
-    """Catches rows that are cut at another row's gamma, and caches that fall out of step over plain steps."""
+    """Catches rows that are cut at another row's gamma, and caches that fall out of step over plain steps.
+
+    The clock is the test's own. By the real one, a machine on which drafts of this toy are slow made no guess at all.
+    """
     how = {"sampling": Sampling(temperature), "verifier": gumbel_coupling, "slots": 3}
     plain, _ = run(MODEL, Nothing(), requests(), 0, **how)
-    texts, trace = run(MODEL, drafter, requests(), POLICIES[name], **how)
+    with timer.using(ticking()):
+        texts, trace = run(MODEL, drafter, requests(), POLICIES[name](), **how)
     assert texts == plain
     assert any(r.accepted for r in trace.records), "no guess was ever kept: nothing was tested"
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS, ids=lambda d: d.name)
+@pytest.mark.parametrize("law", [lambda n: n**2, lambda n: -n, lambda n: n * (1 + 50 * (n % 5 == 1))])
+def test_no_clock_changes_the_text(drafter: Drafter, law: Callable[[int], float]) -> None:
+    """Of one that races, one that runs backwards, and one by which every draft is dear."""
+    how = {"sampling": Sampling(1.0), "verifier": gumbel_coupling, "slots": 3}
+    plain, _ = run(MODEL, Nothing(), requests(), 0, **how)
+    with timer.using(ticking(law)):
+        assert run(MODEL, drafter, requests(), Auto(), **how)[0] == plain
 
 
 def test_fixed_is_what_a_number_is() -> None:
@@ -99,15 +115,12 @@ def test_rows_have_a_gamma_of_their_own() -> None:
 
 @pytest.mark.parametrize("policy", [Auto(0.1), Auto(STEEP), Gradient(0.1)], ids=["auto", "steep", "gradient"])
 @pytest.mark.parametrize("drafter", DRAFTERS, ids=lambda d: d.name)
-def test_given_costs_make_a_row_independent_of_clock_and_neighbours(
-    policy: Policy, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_given_costs_make_a_row_independent_of_clock_and_neighbours(policy: Policy, drafter: Drafter) -> None:
     """Catches timings, or the rows beside, that decide anything although costs were given."""
     how = {"sampling": Sampling(1.0), "verifier": maximal_coupling, "slots": 3}
     alone = [run(MODEL, drafter, [r], policy, **how)[0][0] for r in requests(seed=7)]
-    clock = iter(range(10**9))
-    monkeypatch.setattr(decoder_module.time, "perf_counter", lambda: float(next(clock)) ** 2)
-    assert run(MODEL, drafter, requests(seed=7), policy, **how)[0] == alone
+    with timer.using(ticking(lambda moment: moment**2)):
+        assert run(MODEL, drafter, requests(seed=7), policy, **how)[0] == alone
 
 
 def test_a_row_that_stepped_aside_asks_nothing_of_the_drafter() -> None:

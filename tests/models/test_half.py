@@ -12,13 +12,15 @@ import torch
 import transformers as tf
 from torch import Tensor
 
+import cpus
 import library
 import outrider
 import tiny
 from helpers import case, run
+from outrider import cpu
 from outrider.drafters import Nothing
 from outrider.errors import BadOption, ModelCorrupt
-from outrider.models.engines import Kernels, chosen_engine, computes_in_half, numba_computes_in_half
+from outrider.models.engines import Kernels, chosen_engine, numba_computes_in_half
 from outrider.models.huggingface import HuggingFaceModel
 
 pytest.importorskip("numba")
@@ -35,7 +37,7 @@ from outrider.models.jit_files import half_panels, in_half
 from outrider.models.prepared import prepare
 from outrider.models.teacher import fingerprint
 
-able = pytest.mark.skipif(not computes_in_half(), reason="this CPU does not compute in float16")
+able = pytest.mark.skipif(not cpu.facts().computes_in_half, reason="this CPU does not compute in float16")
 
 
 @pytest.fixture(autouse=True)
@@ -150,18 +152,19 @@ def test_zeros() -> None:
     assert limit == 0 and not kept.any()
 
 
-def test_who_computes_in_float16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_computes_in_float16(tmp_path: Path) -> None:
     """By itself where the CPU can; never where another dtype was asked for; an error where it cannot."""
     config = tf.AutoConfig.from_pretrained(library.save_llama(tmp_path / "model"))
     config.dtype = torch.bfloat16
-    for able in (True, False):
-        monkeypatch.setattr("outrider.models.engines.computes_in_half", lambda able=able: able)
-        assert numba_computes_in_half(torch.float32, settled=False) is able
-        assert not numba_computes_in_half(torch.float32, settled=True)
-        assert numba_computes_in_half(torch.float16, settled=True)
-        auto = chosen_engine(Kernels("auto"), config, torch.device("cpu"), torch.float16, 1e9)
-        assert auto == ("numba" if able else "torch")
-    with pytest.raises(BadOption, match="does not compute in float16; use dtype='float32'"):
+    for facts in (cpus.N1, cpus.A72, cpus.AMX):
+        able = facts is cpus.N1
+        with cpu.using(facts):
+            assert numba_computes_in_half(torch.float32, settled=False) is able
+            assert not numba_computes_in_half(torch.float32, settled=True)
+            assert numba_computes_in_half(torch.float16, settled=True)
+            auto = chosen_engine(Kernels("auto"), config, torch.device("cpu"), torch.float16, 1e9)
+            assert auto == ("numba" if able else "torch")
+    with cpu.using(cpus.AMX), pytest.raises(BadOption, match="does not compute in float16; use dtype='float32'"):
         chosen_engine(Kernels("numba"), config, torch.device("cpu"), torch.float16, 1e9)
 
 

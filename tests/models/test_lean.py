@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import cpus
 import library
 import tiny
+from outrider import cpu
+from outrider.cpu import CpuFacts
 from outrider.models import loading
 from outrider.models.engines import Kernels
 from outrider.models.families import LLAMA_LIKE
@@ -99,10 +103,10 @@ def test_what_heads_read_is_not_released(tmp_path: Path) -> None:
     assert any(parameter.device.type == "meta" for parameter in model.model.parameters()), "others are released"
 
 
-@pytest.mark.parametrize(("machine", "one_row"), [("x86_64", True), ("aarch64", False), ("arm64", False)])
-def test_one_row_is_not_packed_on_arm(machine: str, one_row: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("facts", "one_row"), [(cpus.AMX, True), (cpus.GENERIC, True), (cpus.N1, False)])
+def test_one_row_is_not_packed_on_arm(facts: CpuFacts, one_row: bool) -> None:
     """A matrix times a vector reads ordinary weights twice as fast there."""
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: True)
-    assert worth_packing(1) is one_row
-    assert worth_packing(9)
+    with cpu.using(facts):
+        assert worth_packing(1) is one_row and worth_packing(9)
+    with cpu.using(replace(facts, packs=False)):
+        assert not worth_packing(1) and not worth_packing(9)

@@ -11,8 +11,10 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+import cpus
 import library
 import outrider
+from outrider import cpu
 from outrider.cli.main import app
 from outrider.errors import BadOption, ModelCorrupt, ModelError
 from outrider.models.engines import Kernels, chosen_engine
@@ -200,10 +202,9 @@ def test_families_without_a_graph(tmp_path: Path, options: dict[str, str]) -> No
         outrider.load(str(folder), **options)
 
 
-def test_bfloat16_where_the_cpu_has_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_where_the_cpu_has_none(folder: Path) -> None:
     """Catches a setting that makes a model slow, and on some CPUs wrong, without a word."""
-    monkeypatch.setattr("outrider.models.loading.cpu_is_fast_at_bfloat16", lambda: False)
-    with pytest.warns(UserWarning, match="leave dtype out"):
+    with cpu.using(cpus.N1), pytest.warns(UserWarning, match="leave dtype out"):
         outrider.load(str(folder), "none", "cpu", "bfloat16")
 
 

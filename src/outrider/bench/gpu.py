@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from outrider import timer
 from outrider.bench.timing import Report, settle, spread, timed
 from outrider.decoding.stepper import Rule, Stepper
 from outrider.drafters import ModelDrafter, Nothing
@@ -143,7 +143,7 @@ def theirs(setting: Setting, assisted: bool) -> dict[str, Any]:
 
     def stamp(*ignored: Any) -> None:
         settle(setting.device)
-        runs.append(time.perf_counter())
+        runs.append(timer.now())
 
     hook = model.register_forward_hook(stamp)
     try:

@@ -6,7 +6,6 @@ Also ``python -m outrider.bench.gpu_run``, for machines without the command line
 from __future__ import annotations
 
 import argparse
-import time
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from outrider import timer
 from outrider.bench import curves, gpu, identity, loop, micro
 from outrider.bench.gpu import GREEDY, Lane, Setting
 from outrider.bench.timing import Report, settle
@@ -143,12 +143,12 @@ def _pair(plan: Plan, setting: Setting, report: Report) -> None:
 
 def _compiled(setting: Setting) -> Any:
     """transformers' own layers through torch.compile, for comparison with the fused ones; plain decoding only."""
-    began = time.perf_counter()
+    began = timer.now()
     target = build(SIZES["8b"], setting.device, setting.target.dtype)
     target.model.base_model.compile(dynamic=False)
     lane = Lane(replace(setting, target=target), Nothing(), setting.shape())
     times = lane.times(GREEDY, 0, setting.context)
-    return {"plain": times, "seconds_to_compile_and_time": time.perf_counter() - began}
+    return {"plain": times, "seconds_to_compile_and_time": timer.now() - began}
 
 
 def profile(setting: Setting, out: Path | None) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from outrider import timer
 from outrider.bench.gpu import GREEDY, Lane, Setting
 from outrider.bench.timing import timed
 from outrider.decoding.decoder import Decoder, Request, bucket
@@ -54,7 +54,7 @@ def decode(decoder: Decoder, requests: Sequence[Request]) -> Decoded:
     for number, request in enumerate(requests):
         last = None
         for event in decoder.stream([request], trace, [number]):
-            now = time.perf_counter()
+            now = timer.now()
             if last is not None:
                 pauses.append(now - last)
                 tokens += len(event.tokens)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 import torch
+
+from outrider import cpu, timer
 
 READ_BYTES = 2**29  # far beyond any cache
 
@@ -24,7 +24,7 @@ def cpu_name() -> str:
             name, _, value = line.partition(":")
             if name.strip() == "Model name" and value.strip() not in ("", "-"):
                 return value.strip()
-    return platform.processor() or platform.machine()
+    return cpu.facts().name
 
 
 def read_bandwidth(threads: int, size: int = READ_BYTES, repeats: int = 7) -> dict[str, float]:
@@ -37,10 +37,10 @@ def read_bandwidth(threads: int, size: int = READ_BYTES, repeats: int = 7) -> di
         ways: dict[str, Callable[[], object]] = {"sum": array.sum, "amax": array.amax}
         for turn in range(repeats + 1):
             for name, read in ways.items():
-                began = time.perf_counter()
+                began = timer.now()
                 read()
                 if turn > 0:
-                    times[name].append(time.perf_counter() - began)
+                    times[name].append(timer.now() - began)
     finally:
         torch.set_num_threads(before)
     best = min(times.values(), key=median)
@@ -63,7 +63,7 @@ class Neighbours:
 
     def __init__(self, own_seconds: Callable[[], float]) -> None:
         self.own_seconds = own_seconds  # time on a core of everything that belongs to the measurement
-        self.began, self.before = time.perf_counter(), self._others()
+        self.began, self.before = timer.now(), self._others()
 
     def _others(self) -> float | None:
         try:
@@ -78,4 +78,4 @@ class Neighbours:
         now = self._others()
         if now is None or self.before is None:
             return None
-        return max(0.0, now - self.before) / max(1e-9, time.perf_counter() - self.began)
+        return max(0.0, now - self.before) / max(1e-9, timer.now() - self.began)

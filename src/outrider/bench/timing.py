@@ -6,7 +6,6 @@ import gc
 import json
 import statistics
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from outrider import timer
 
 
 def settle(device: torch.device) -> None:
@@ -38,11 +39,11 @@ def timed(
     for _ in range(repeats + 1):
         before()
         settle(device)
-        began = time.perf_counter()
+        began = timer.now()
         for _ in range(inner):
             work()
         settle(device)
-        times.append((time.perf_counter() - began) * 1000 / inner)
+        times.append((timer.now() - began) * 1000 / inner)
     return spread(times[1:])
 
 
@@ -53,7 +54,7 @@ class Report:
     path: Path | None
     budget: float = float("inf")  # seconds after which no further section is begun
     results: dict[str, Any] = field(default_factory=dict)
-    began: float = field(default_factory=time.perf_counter)
+    began: float = field(default_factory=timer.now)
 
     def section(self, name: str, work: Callable[[], Any]) -> Any:
         """Run a section; what goes wrong in it is recorded, and the next one runs with the memory it held."""
@@ -86,7 +87,7 @@ class Report:
 
     @property
     def spent(self) -> float:
-        return time.perf_counter() - self.began
+        return timer.now() - self.began
 
     def save(self) -> None:
         if self.path is not None:

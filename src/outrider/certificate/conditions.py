@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from outrider import cpu
 from outrider.llm import LLM
 from outrider.models.engine_model import EngineModel
 from outrider.packing import packed_layers
@@ -32,12 +31,7 @@ def conditions(llm: LLM, slots: int) -> dict[str, Any]:
 def _device(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    return cpu.facts().name
 
 
 def _kernels(llm: LLM) -> dict[str, Any]:
@@ -53,6 +47,6 @@ def _kernels(llm: LLM) -> dict[str, Any]:
         return found
     packed, linear = packed_layers(model.model)
     found["linear_layers"] = f"{packed} of {linear} packed (oneDNN)" if packed else f"{linear} ordinary"
-    found["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+    found["cpu_capability"] = cpu.facts().vectors
     found["threads"] = torch.get_num_threads()
     return found

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from outrider import timer
 from outrider.certificate.conditions import conditions
 from outrider.certificate.identity import IdentityResult, Rehearsed, Rows, compare
 from outrider.certificate.invariance import InvarianceResult, invariance
@@ -94,7 +94,7 @@ class Progress:
 
 def certify(llm: LLM, plan: Plan, certificate: Certificate, show: Callable[[str, float], None]) -> Certificate:
     """Fill in the certificate step by step; interrupted at any moment, what is in it is true."""
-    began = time.perf_counter()
+    began = timer.now()
     require(max(plan.gammas) < llm.width, f"gammas up to {max(plan.gammas)} need --width {max(plan.gammas) + 1}")
     slots = plan.slots(llm.slots)
     engine, single = (
@@ -127,7 +127,7 @@ def certify(llm: LLM, plan: Plan, certificate: Certificate, show: Callable[[str,
         )
         certificate.finished = True
     finally:
-        certificate.seconds = time.perf_counter() - began
+        certificate.seconds = timer.now() - began
     return certificate
 
 

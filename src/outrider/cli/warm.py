@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Annotated
 
 import typer
 
+from outrider import timer
 from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.errors import BadOption
@@ -25,7 +25,7 @@ def warm(
     from outrider import llm
     from outrider.models.engine_model import EngineModel
 
-    began = time.perf_counter()
+    began = timer.now()
     with notes.status(f"preparing {target}"):
         loaded = llm.load(target, device="cpu", dtype=dtype, engine=engine, weights=weights)
         model = loaded.target.model
@@ -38,7 +38,7 @@ def warm(
         raise BadOption(f"{target} is run by torch, which needs nothing prepared: {reason}")
     for temperature in (0.0, 1.0):  # what drafts and drawn tokens need is compiled when it is first asked for
         loaded.generate([0, 1, 2, 3], max_new_tokens=2, gamma=1, temperature=temperature, seed=0)
-    taken, folder, size = time.perf_counter() - began, model.prepared.folder, model.prepared.bytes
+    taken, folder, size = timer.now() - began, model.prepared.folder, model.prepared.bytes
     if as_json:
         found = {
             "target": target, "engine": model.engine_name, "any_width": model.any_width, "path": str(folder),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from outrider import timer
 from outrider.decoding.clock import Timing
 from outrider.decoding.lanes import Lanes
 from outrider.decoding.planner import Fixed, Policy, Setting, declared_widths
@@ -188,7 +188,7 @@ class _Batch:
         self.watch.lap("prefill")
 
     def _begin(self) -> Ticket:
-        self.began, self.drafted = time.perf_counter(), self.trace.seconds["draft"]
+        self.began, self.drafted = timer.now(), self.trace.seconds["draft"]
         self.recorded = self.stepper.recorded
         drafting = self.drafter.session is not None
         self.asked = [self.planner.choose(i) if row and drafting else 0 for i, row in enumerate(self.rows)]
@@ -204,7 +204,7 @@ class _Batch:
         if self.target.device.type != "cpu":  # what a replay did inside cannot be told apart: all of it is 'target'
             self.watch.lap("target")
         if self.stepper.recorded == self.recorded:  # a recording takes long, once
-            self.planner.timed(self._timing(host.guesses, time.perf_counter() - self.began))
+            self.planner.timed(self._timing(host.guesses, timer.now() - self.began))
         return host
 
     def _timing(self, guesses: int, seconds: float) -> Timing:

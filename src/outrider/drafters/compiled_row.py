@@ -12,21 +12,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider import cpu
 from outrider.drafters.head_layers import Block, Head
 
 _NO_KEYS, _NO_COUNTER = np.empty(0, np.int64), np.empty(0, np.int32)
 
 
-@cache
 def available() -> bool:
     """Whether there is a numba that works, and a CPU with products that are worth it."""
+    return cpu.facts().multiplies_bytes and _compiles()
+
+
+@cache
+def _compiles() -> bool:
     if find_spec("numba") is None:
         return False
     try:
-        from outrider.jit import bytes
+        from outrider.jit import bytes  # noqa: F401
     except ImportError:  # beside another numpy than it wants, for one
         return False
-    return bytes.available()
+    return True
 
 
 class Picked:

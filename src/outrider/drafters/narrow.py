@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from outrider import int8
+from outrider import cpu, int8
 
 Product = Callable[[Tensor], Tensor]
 """x [T, in] -> x @ weight.T [T, out], float32."""
@@ -19,9 +19,9 @@ Product = Callable[[Tensor], Tensor]
 def product_with(weight: Tensor) -> Product:
     """The quickest product with weight [out, in] on this CPU. By what it can do, never by a clock: q decides texts."""
     weight = weight.detach().to(torch.float32).contiguous()
-    if torch.backends.kleidiai.is_available() and weight.shape[1] % 2 == 0:  # type: ignore[no-untyped-call]
+    if cpu.facts().multiplies_nibbles and weight.shape[1] % 2 == 0:
         return _nibbles(weight)
-    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
+    if cpu.facts().vectors in ("AVX2", "AVX512"):
         kept = int8.quantised(weight)
         return lambda x: int8.product(x, kept)
     return lambda x: torch.nn.functional.linear(x, weight)

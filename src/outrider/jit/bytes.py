@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from outrider.cpu import multiplies_bytes
-from outrider.jit.tiles import ARM, FLOAT, KNOWN, PANEL, WORD, by_count, compiled, loop, number, pointer, pointer_to
+from outrider.jit.tiles import ARM, FLOAT, PANEL, WORD, by_count, compiled, loop, number, pointer, pointer_to
 
 BLOCK = 64
 """Inputs with a scale of their own."""
@@ -42,13 +40,6 @@ _PARTS = PANEL // _LANES
 _BYTE = ir.IntType(8)
 _BYTES, _SUMS = ir.VectorType(_BYTE, 4 * _LANES), ir.VectorType(WORD, _LANES)
 _FLOATS, _FOUR = ir.VectorType(FLOAT, _LANES), ir.VectorType(WORD, 4)
-
-
-def available() -> bool:
-    """Whether this CPU has them, and what compiles for it knows."""
-    if not ARM:
-        return bool(get_host_cpu_features().get("avx512vnni"))
-    return KNOWN and multiplies_bytes()
 
 
 def packed(weight: Any) -> np.ndarray[Any, Any]:

@@ -18,8 +18,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from outrider.cpu import computes_in_half
-from outrider.jit.tiles import FLOAT, KNOWN, PANEL, WORD, by_count, compiled, float_of_bits, loop, number, pointer
+from outrider import cpu
+from outrider.jit.tiles import FLOAT, PANEL, WORD, by_count, compiled, float_of_bits, loop, number, pointer
 
 CHAIN = 32
 """Inputs whose products are summed in float16; a panel of float16 is filled up to whole chains."""
@@ -169,7 +169,7 @@ def _no_narrow(x: Any, limit: int, unit: int, bits: Any, factors: Any) -> None: 
 def _no_product(weights: int, bits: Any, factors: Any, inputs: int, out: int, stride: int, panels: int) -> None: ...
 
 
-AVAILABLE = KNOWN and computes_in_half()
+AVAILABLE = cpu.facts().computes_in_half
 
 # Elsewhere nobody calls them, and there is no use in compiling what a CPU has no instructions for.
 narrow, half_product = (_narrow, _half_product) if AVAILABLE else (_no_narrow, _no_product)

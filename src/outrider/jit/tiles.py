@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,12 +17,12 @@ from typing import Any
 
 import numba
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from rich.console import Console
 
+from outrider import cpu
 from outrider.places import cache_dir
 
 PANEL = 16
@@ -33,10 +32,7 @@ _HALF = PANEL // 2
 _STEP = 4
 """Inputs a turn of the inner loop takes."""
 
-ARM = platform.machine() in ("aarch64", "arm64")
-
-KNOWN = get_host_cpu_name() != "generic"
-"""Of a CPU that it does not know, the compiler knows few instructions."""
+ARM = cpu.facts().arm
 
 # Sums may be taken in any order, decided once and for all when a function is compiled.
 _OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
@@ -82,7 +78,7 @@ def on_disk(function: Any) -> Any:
         numba.config.CACHE_DIR = before
 
 
-_WIDE = not ARM and bool(get_host_cpu_features().get("avx512vl"))
+_WIDE = cpu.facts().wide_vectors
 """Whether there are vectors of 512 bits, and 32 registers for them."""
 
 _AHEAD = 0 if ARM else 2048

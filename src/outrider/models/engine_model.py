@@ -9,10 +9,10 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from outrider import cpu
 from outrider.models import width_costs
 from outrider.models.any_width import bits_do_not_depend_on_width
 from outrider.models.buffers import Buffers
-from outrider.models.engines import cpu_identity
 from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession
 from outrider.models.prepared import Prepared
 from outrider.models.rotary import frequencies
@@ -88,7 +88,8 @@ class EngineModel(HuggingFaceModel):
         self._frequencies, self._scale = frequencies(self.config)
         self.weights_read = self._sizes.weights + self._sizes.hidden * self.vocab_size
         self.engine_name = f"{self.engine.name}, {prepared.weights} weights"
-        conditions = f"{self.engine.name} {self.engine.kernels}, {self.engine.threads} threads, CPU {cpu_identity()}"
+        conditions = f"{self.engine.name} {self.engine.kernels}, {self.engine.threads} threads"
+        conditions += f", CPU {cpu.facts().identity}"
         self.any_width = bool(prepared.known("any_width", conditions, lambda: bits_do_not_depend_on_width(self)))
         if self.any_width:
             costs = prepared.known("width_costs", conditions, lambda: width_costs.measured(self), width_costs.NOMINAL)

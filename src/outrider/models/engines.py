@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import platform
-import subprocess
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,37 +38,9 @@ class Kernels:
         require(self.weights in WEIGHTS, f"weights must be one of {', '.join(WEIGHTS)}, got {self.weights!r}")
 
 
-def cpu_identity() -> str:
-    """A short name for this kind of CPU, by what kernels are chosen by."""
-    telling = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    if platform.system() == "Darwin":
-        named = subprocess.run(
-            ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
-        )
-        lines = [f"model name {named.stdout.strip()}"]
-    facts = [platform.machine(), platform.processor(), *sorted({line for line in lines if line.startswith(telling)})]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
-
-
-@cache
-def computes_in_half() -> bool:
-    """Whether this CPU multiplies vectors of float16 by itself, in what numba compiles for it."""
-    if not cpu.computes_in_half():
-        return False
-    try:
-        from llvmlite.binding import get_host_cpu_name
-    except ImportError:
-        return False
-    return bool(get_host_cpu_name() != "generic")  # of a CPU it does not know the compiler knows few instructions
-
-
 def numba_computes_in_half(dtype: torch.dtype, settled: bool) -> bool:
     """Whether numba's products are to be in float16: where it was asked for, and by itself where the CPU can."""
-    return dtype == torch.float16 if settled else computes_in_half()
+    return dtype == torch.float16 if settled else cpu.facts().computes_in_half
 
 
 def chosen_engine(
@@ -136,20 +104,25 @@ def _numba_obstacle(config: Any, dtype: torch.dtype) -> str | None:
 def _beyond_numba(dtype: torch.dtype) -> str | None:
     if dtype != torch.float16:
         return _not_float32(dtype)
-    if computes_in_half():
+    if cpu.facts().computes_in_half:
         return None
     return "this CPU does not compute in float16; use dtype='float32', or leave it out"
 
 
-@cache
 def _numba_unusable() -> str | None:
+    if error := _import_error():
+        return f"numba cannot be imported ({error}); install versions of numba and numpy that fit, or leave it out"
+    if not cpu.facts().fuses_multiplication:
+        return "this CPU has no fused multiplication and addition; leave it out"
+    return None
+
+
+@cache
+def _import_error() -> str | None:
     try:
-        from llvmlite.binding import get_host_cpu_features
         from numba import njit  # noqa: F401  it looks at the numpy it finds, and may refuse it
     except ImportError as error:
-        return f"numba cannot be imported ({error}); install versions of numba and numpy that fit, or leave it out"
-    if platform.machine() in ("x86_64", "AMD64") and not get_host_cpu_features().get("fma"):
-        return "this CPU has no fused multiplication and addition; leave it out"
+        return str(error)
     return None
 
 

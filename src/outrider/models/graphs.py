@@ -9,7 +9,6 @@ On a CPU a replay is calling the function again, so that everything but the laun
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider import timer
 from outrider.context import Context
 from outrider.errors import DeviceError
 from outrider.models.recordable import NotRecordable, Questions
@@ -118,7 +118,7 @@ class Recorder:
         ``behind`` is a bound. Recorded at the larger of what it is now and what the step leaves, a recording
         serves the first step as well as those that follow.
         """
-        began = time.perf_counter()
+        began = timer.now()
         self.note(f"recording {name} ...")
         kept = [tensor.clone() for tensor in self._state]
         before, graph = self._behind(), None
@@ -146,7 +146,7 @@ class Recorder:
         made = _Recording(graph, step, output, starts, leaves)
         self._recordings.setdefault(name, []).append(made)
         self.made += 1
-        self.note(f"recorded {name} in {time.perf_counter() - began:.1f} s")
+        self.note(f"recorded {name} in {timer.now() - began:.1f} s")
         return made
 
     def _beside(self, step: Callable[[], Tensor]) -> Tensor:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from outrider import cpu
 from outrider.errors import (
     BadOption,
     DeviceError,
@@ -71,7 +72,7 @@ def load(
     except Exception as error:
         raise _explained(name, place, error) from error
     wrapped = HuggingFaceModel(_moved(name, model, where).requires_grad_(False))
-    narrow = model.dtype == torch.bfloat16 and cpu_is_fast_at_bfloat16()
+    narrow = model.dtype == torch.bfloat16 and cpu.facts().fast_at_bfloat16
     if where.type == "cpu" and (model.dtype == torch.float32 or narrow):  # what the packed kernels were measured for
         from outrider.models.lean import make_lean
 
@@ -195,7 +196,7 @@ def choose_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
     if dtype != "auto":
         if dtype not in DTYPES:
             raise BadOption(f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
-        if dtype == "bfloat16" and device.type == "cpu" and not cpu_is_fast_at_bfloat16():
+        if dtype == "bfloat16" and device.type == "cpu" and not cpu.facts().fast_at_bfloat16:
             warnings.warn(
                 "this CPU has no instructions for bfloat16: torch imitates them, slowly, and on some ARM CPUs wrongly; "
                 "leave dtype out (weights saved in bfloat16 are read as such where that is faster)",
@@ -203,18 +204,9 @@ def choose_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
             )
         return DTYPES[dtype]
     saved = getattr(config, "dtype", None) or torch.float32
-    if device.type == "cpu" and not (saved == torch.bfloat16 and cpu_is_fast_at_bfloat16()):
+    if device.type == "cpu" and not (saved == torch.bfloat16 and cpu.facts().fast_at_bfloat16):
         return torch.float32
     return saved if isinstance(saved, torch.dtype) else torch.float32
-
-
-def cpu_is_fast_at_bfloat16() -> bool:
-    """AMX or AVX512-BF16, or ARM's own instructions; elsewhere bfloat16 on a CPU is emulated."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    except OSError:
-        return False
-    return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
 
 
 def check_same_tokens(target: Loaded, draft: Loaded) -> None:

@@ -6,10 +6,9 @@ depend on what else the machine does while a text is written.
 
 from __future__ import annotations
 
-import time
-
 import torch
 
+from outrider import timer
 from outrider.types import LanguageModel, Shape
 
 _WIDTHS = (1, 2, 3, 4, 5, 7, 9)
@@ -30,9 +29,9 @@ def measured(model: LanguageModel) -> dict[int, float]:
     for _ in range(_TURNS):
         for width in _WIDTHS:
             guesses = torch.zeros((1, width - 1), dtype=torch.int64)
-            began = time.perf_counter()
+            began = timer.now()
             session.score(guesses)
-            quickest[width] = min(quickest[width], time.perf_counter() - began)
+            quickest[width] = min(quickest[width], timer.now() - began)
     return monotone({width: taken / quickest[1] for width, taken in quickest.items()})
 
 

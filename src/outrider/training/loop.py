@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from outrider import timer
 from outrider.errors import BadOption, require
 from outrider.training.data import Corpus
 from outrider.training.objectives import OBJECTIVES, fused, known, objective_at
@@ -82,7 +82,7 @@ def train(
     first = _resume(student, optimiser, budget, checkpoint)
     cuda = next(student.module.parameters()).is_cuda
     done = measure(student, held_out, budget.batch) if first >= steps else None  # killed after the last step
-    last, began = Report(first, steps, math.nan, done, 0.0), time.perf_counter()
+    last, began = Report(first, steps, math.nan, done, 0.0), timer.now()
     for step in range(first, steps):
         for group in optimiser.param_groups:
             group["lr"] = budget.rate_at(step, steps)
@@ -97,7 +97,7 @@ def train(
         if (step + 1) % every == 0 or step + 1 == steps:
             total = float(loss.detach())
             require(math.isfinite(total), f"the loss became {total} at step {step + 1}; lower --rate", BadOption)
-            rate = (step + 1 - first) * order.tokens_per_step / (time.perf_counter() - began)
+            rate = (step + 1 - first) * order.tokens_per_step / (timer.now() - began)
             last = Report(step + 1, steps, total, measure(student, held_out, budget.batch), rate)
             report(last)
             _save(student, optimiser, budget, checkpoint, step + 1)
