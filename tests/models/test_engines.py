@@ -97,15 +97,28 @@ def run_by(engine: str, model: Any, folder: Path, int8: bool = False) -> EngineM
     return EngineModel(outline, prepare(folder, config, engine, int8), ENGINES[engine])
 
 
+ROUNDING = 2e-5
+"""More than float32 does to any of these models (1e-6 to 4e-6 was seen), and far less than any mistake."""
+
+
+def off_by(found: Tensor, expected: Tensor) -> float:
+    """Relative error over all numbers together."""
+    return float((found - expected).norm() / expected.norm())
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", BUILT)
 def test_the_same_function_as_transformers(name: str, engine: str, tmp_path: Path) -> None:
-    """Catches heads in the wrong order, a rotation the wrong way round, a lost bias, a window that is not seen."""
+    """Catches heads in the wrong order, a rotation the wrong way round, a lost bias, a window that is not seen.
+
+    Compared with float64: transformers' own float32 is as far from that as an engine's, in another direction on every
+    CPU, and a bound on the distance between the two held on one CPU only.
+    """
     torch.manual_seed(0)
     model = rounded(BUILT[name]())
-    expected = scored(HuggingFaceModel(model))
+    expected = scored(HuggingFaceModel(deepcopy(model).double()))
     found = scored(run_by(engine, model, tmp_path / "model"))
-    assert torch.allclose(found, expected, atol=5e-5)
+    assert off_by(found, expected) < ROUNDING
 
 
 @pytest.mark.parametrize("name", ["tied", "a head each", "wide"])
@@ -207,13 +220,14 @@ def test_states_are_those_of_transformers(engine: str, tmp_path: Path) -> None:
     """Catches a head that reads another layer than the one it was trained on."""
     model = rounded(BUILT["llama"]())
     layers = (0, 1, 2, -1)
-    sessions = [other.start(1, Shape(64, 5)) for other in (HuggingFaceModel(model), run_by(engine, model, tmp_path))]
+    others = HuggingFaceModel(deepcopy(model).double()), run_by(engine, model, tmp_path)
+    sessions = [other.start(1, Shape(64, 5)) for other in others]
     for session in sessions:
         session.keep_states(layers)
         session.admit(0, TEXT)
         session.score(torch.tensor([[5, 6]]))
     expected, found = (session.states[:, : len(TEXT) + 2] for session in sessions)
-    assert torch.allclose(found, expected, atol=5e-5)
+    assert all(off_by(found[:, :, k], expected[:, :, k]) < ROUNDING for k in range(len(layers)))
     assert len({float(found[0, 3, k].sum()) for k in range(3)}) == 3
 
 
