@@ -24,8 +24,6 @@ from outrider.models.engines import Kernels, chosen_engine, numba_computes_in_ha
 from outrider.models.huggingface import HuggingFaceModel
 
 pytest.importorskip("numba")
-pytest.importorskip("onnxruntime")
-pytest.importorskip("onnx")
 
 from exactness.test_bits import Recording
 from models.test_engines import BUILT, rounded
