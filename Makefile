@@ -7,13 +7,13 @@ SETUP := pyproject.toml constraints.txt
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 # Small models gain nothing from threads within an operation; two test processes use two cores better.
-test: export OMP_NUM_THREADS ?= 1
+test cpus: export OMP_NUM_THREADS ?= 1
 JOBS ?= 2
 
 SUPPORTED := -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check clean
+.PHONY: help demo test cpus check clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -25,6 +25,9 @@ demo: $(VENV)/.outrider  ## set up, fetch the default model, decode one prompt p
 test: $(VENV)/.outrider-dev  ## set up and run the tests (PYTEST_ARGS="-k name" to choose)
 	$(BIN)/outrider models pull smollm2-135m
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+cpus: $(VENV)/.outrider-dev  ## run what depends on the CPU once for every lesser one that this one can pass for
+	$(BIN)/python tests/cpu_paths.py --jobs $(JOBS) $(PYTEST_ARGS)
 
 check: $(VENV)/.outrider-dev  ## lint, formatting, types and import layers
 	$(BIN)/ruff check .

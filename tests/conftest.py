@@ -1,11 +1,14 @@
-"""Shared by all tests: one thread, quiet transformers, no test that depends on another's random state."""
+"""Shared by all tests: quiet transformers, no test that depends on another's random state, no skip unnoticed."""
 
 from __future__ import annotations
 
 import logging
+import os
 
 import pytest
 import torch
+
+from expected_skips import expected
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
@@ -23,3 +26,40 @@ else:
 def fresh_random_state() -> None:
     """Nothing in the package may use torch's global generator; a test that does gets a known state."""
     torch.manual_seed(0)
+
+
+# --- skips -------------------------------------------------------------------------------------------------
+
+_unexpected: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "fail where a test was skipped for a reason that this machine has no cause for; so does CI=true"
+    parser.addoption("--strict-skips", action="store_true", help=told)
+
+
+def _strict(config: pytest.Config) -> bool:
+    return bool(config.getoption("--strict-skips")) or os.environ.get("CI", "").lower() in ("1", "true")
+
+
+def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    if not expected(reason):
+        _unexpected.append(f"{report.nodeid}: {reason}")
+
+
+pytest_runtest_logreport = pytest_collectreport = _note
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _unexpected and _strict(session.config) and session.exitstatus in (pytest.ExitCode.OK, None):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if _unexpected and _strict(config):
+        terminalreporter.section("skipped, and this machine has no cause for it (tests/expected_skips.py)")
+        for line in _unexpected:
+            terminalreporter.line(line, red=True)

@@ -7,6 +7,8 @@ import torch
 
 from outrider import int8
 
+pytestmark = pytest.mark.cpu_paths
+
 DTYPES = [torch.float32, torch.bfloat16]
 
 

@@ -25,6 +25,8 @@ if not compiled_row.available():
 from outrider.jit import bytes, race
 from outrider.jit.tiles import compiled
 
+pytestmark = pytest.mark.cpu_paths
+
 SHAPES = {
     "all": HeadConfig("feature", 64, 96, 2, layers=(1, 2, -1), heads=(4, 2), window=20),
     "odd sizes": HeadConfig("feature", 72, 40, 1, layers=(1, -1), heads=(6, 3), window=9),

@@ -24,6 +24,8 @@ from outrider.noise import Noise
 from outrider.sampling import Sampling
 from outrider.types import Shape
 
+pytestmark = pytest.mark.cpu_paths
+
 
 @pytest.fixture(params=[cpus.AMX, cpus.N1], ids=lambda facts: facts.name, autouse=True)
 def packing_or_not(request: pytest.FixtureRequest) -> Iterator[None]:

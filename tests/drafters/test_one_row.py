@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import tiny
@@ -13,6 +14,8 @@ from outrider.models.huggingface import HuggingFaceModel
 from outrider.noise import Noise
 from outrider.sampling import Sampling
 from outrider.types import Shape
+
+pytestmark = pytest.mark.cpu_paths
 
 
 def test_a_loaded_head_is_mapped_as_it_was_saved(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.session import BufferedSession
 from outrider.types import Shape
 
+pytestmark = pytest.mark.cpu_paths
+
 
 class Recording:
     """A model whose sessions keep the logits that stood behind each committed token."""

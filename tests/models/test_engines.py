@@ -20,6 +20,7 @@ from torch import Tensor
 
 import tiny
 from helpers import case, run
+from outrider import cpu
 from outrider.drafters import Nothing
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.testing import check_session
@@ -35,11 +36,17 @@ from outrider.models.any_width import bits_do_not_depend_on_width
 from outrider.models.engine_model import EngineModel, EngineSession, Outline
 from outrider.models.prepared import prepare
 
+pytestmark = pytest.mark.cpu_paths
+
 with_onnxruntime = pytest.mark.skipif(
     find_spec("onnxruntime") is None or find_spec("onnx") is None, reason="could not import 'onnxruntime'"
 )
-ENGINES = ["numba", pytest.param("onnxruntime", marks=with_onnxruntime)]
-FORMS = [("numba", False), *(pytest.param("onnxruntime", int8, marks=with_onnxruntime) for int8 in (False, True))]
+with_fma = pytest.mark.skipif(not cpu.facts().fuses_multiplication, reason="this CPU has no fused multiplication")
+ENGINES = [pytest.param("numba", marks=with_fma), pytest.param("onnxruntime", marks=with_onnxruntime)]
+FORMS = [
+    pytest.param("numba", False, marks=with_fma),
+    *(pytest.param("onnxruntime", int8, marks=with_onnxruntime) for int8 in (False, True)),
+]
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -126,6 +133,7 @@ def test_the_same_function_as_transformers(name: str, engine: str, tmp_path: Pat
     assert off_by(found, expected) < ROUNDING
 
 
+@with_fma
 @pytest.mark.parametrize("name", ["tied", "a head each", "wide"])
 def test_rows_looked_up_in_panels(name: str, tmp_path: Path) -> None:
     """Catches a row of another token, and an embedding that is kept twice."""
@@ -156,6 +164,7 @@ def three_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@with_fma
 @pytest.mark.usefixtures("three_threads")
 def test_threads_that_share_an_engine(tmp_path: Path) -> None:
     """Catches work done twice or not at all, helpers that see another run's buffers, bits that depend on who did it."""
@@ -259,6 +268,7 @@ def test_eight_bits_are_near(tmp_path: Path) -> None:
     assert 0 < (found - expected).norm() < 0.1 * expected.norm()
 
 
+@with_fma
 def test_runs_are_narrow_where_bits_allow_it(tmp_path: Path) -> None:
     """Catches padding that is run for nothing, and a model that is found to need it and runs without."""
     model = run_by("numba", BUILT["llama"](), tmp_path)
@@ -287,6 +297,7 @@ class Fickle(EngineSession):
         return (logits * (1 + 2**-20) if tokens.shape[1] == 4 else logits), hidden
 
 
+@with_fma
 def test_bits_that_depend_on_the_width_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = run_by("numba", BUILT["llama"](), tmp_path)
     assert bits_do_not_depend_on_width(model)

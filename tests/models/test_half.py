@@ -35,6 +35,8 @@ from outrider.models.jit_files import half_panels, in_half
 from outrider.models.prepared import prepare
 from outrider.models.teacher import fingerprint
 
+pytestmark = pytest.mark.cpu_paths
+
 able = pytest.mark.skipif(not cpu.facts().computes_in_half, reason="this CPU does not compute in float16")
 
 

@@ -10,9 +10,15 @@ import torch
 
 pytest.importorskip("numba")
 
+from outrider import cpu
 from outrider.jit import math, tiles
 from outrider.jit.tiles import PANEL
 from outrider.models.jit_files import panels
+
+pytestmark = [
+    pytest.mark.cpu_paths,
+    pytest.mark.skipif(not cpu.facts().fuses_multiplication, reason="this CPU has no fused multiplication"),
+]
 
 INPUTS, MOST, PANELS = 24, 6, 7
 

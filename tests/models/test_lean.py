@@ -21,6 +21,8 @@ from outrider.models.lean import make_lean
 from outrider.packing import pack, worth_packing
 from outrider.types import Shape
 
+pytestmark = pytest.mark.cpu_paths
+
 TEXT = [3, 9, 4, 11, 7, 5, 8, 2, 6, 10, 12, 3, 4]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import transformers as tf
 
+import cpu_paths
 import cpus
 import outrider
 from outrider import cpu, packing, timer
@@ -145,6 +147,32 @@ def test_other_facts_and_another_clock_end_with_their_block() -> None:
         assert cpu.facts() is cpus.AMX and timer.now() == 7.0
         _ = 1 / 0
     assert cpu.facts() is before and timer.now() != 7.0
+
+
+@pytest.mark.parametrize("lesser", cpu_paths.CPUS[:4], ids=lambda one: one.name)
+def test_a_xeon_passes_for_lesser_cpus(a_xeon: None, lesser: cpu_paths.Lesser) -> None:
+    """Catches a simulated CPU whose settings do not hold back what it is there to be without."""
+    facts = cpu.read(lesser.settings)
+    expected = {
+        "x86 without AVX2": (False, False, False, False),
+        "AVX2": (False, False, False, True),
+        "AVX-512 without bfloat16": (False, False, True, True),
+        "AVX512-BF16 without AMX": (True, True, True, True),
+    }[lesser.name]
+    found = facts.fast_at_bfloat16, facts.multiplies_bytes, facts.wide_vectors, facts.fuses_multiplication
+    assert found == expected and "amx_bf16" not in facts.onednn
+
+
+def test_what_a_cpu_can_pass_for() -> None:
+    """No more than it has instructions for: the process would be ended by the first that it lacks."""
+    common = frozenset(["popcnt", "bmi1", "bmi2", "avx512cd"])
+    names = {
+        facts.name: [one.name for one in cpu_paths.possible(replace(facts, features=facts.features | common))]
+        for facts in (cpus.GENERIC, cpus.AVX512, cpus.AMX, cpus.A72, cpus.BYTES_ONLY)
+    }
+    assert names["generic"] == ["x86 without AVX2"] and names["amx"] == [one.name for one in cpu_paths.CPUS[:4]]
+    assert names["avx512"] == names["amx"][:3]
+    assert names["a72"] == ["ARM without both"] and names["bytes only"] == ["ARM without float16", "ARM without both"]
 
 
 # --- choices, for every CPU ----------------------------------------------------------------------------

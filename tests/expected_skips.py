@@ -1,0 +1,34 @@
+"""Which skipped tests are to be expected on the machine at hand. Any other skip is a test that nobody runs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+import torch
+
+from outrider import cpu
+
+
+def _no_gpu() -> bool:
+    return not torch.cuda.is_available()
+
+
+EXPECTED: dict[str, Callable[[], bool]] = {
+    r"needs a CUDA device|no GPU": _no_gpu,
+    r"could not import '(triton|torchao)'": _no_gpu,  # which belong to GPUs
+    r"Triton's interpreter has no|interpreted, not compiled": lambda: os.environ.get("TRITON_INTERPRET") == "1",
+    r"this CPU does not compute in float16": lambda: not cpu.facts().computes_in_half,
+    r"products of bytes": lambda: not cpu.facts().multiplies_bytes,
+    r"no fused multiplication": lambda: not cpu.facts().fuses_multiplication,
+    r"refused: see test_": lambda: True,  # covered by the test that it names
+    r"run it with -m slow": lambda: True,
+    r"another OpenMP runtime": lambda: True,  # of torch's build, which a user cannot choose
+    r"no such thing here|no fork here|the system does not tell": lambda: True,  # of the operating system
+}
+"""By what the reason says: whether this machine has cause for it."""
+
+
+def expected(reason: str) -> bool:
+    return any(re.search(pattern, reason) and has_cause() for pattern, has_cause in EXPECTED.items())
