@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+import cpus
 import tiny
+from outrider import cpu
+from outrider.decoding.planner import Setting
+from outrider.drafters import Copying, Mixture, compiled_row
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.heads import HeadDrafter
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.noise import Noise
+from outrider.prices import declared_cost
 from outrider.sampling import Sampling
 from outrider.types import Shape
 
@@ -53,3 +58,21 @@ def test_nothing_is_made_ready_for_several_rows() -> None:
         noise, at = Noise(torch.zeros(1, dtype=torch.int64)), torch.zeros((1, 4), dtype=torch.int64)
         assert drafting.propose(3, Sampling(temperature=temperature), noise, at).tokens.shape == (1, 3)
     assert "batched" not in vars(drafter._ready(session))
+
+
+def test_a_guess_for_several_rows_costs_what_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head declared what its compiled code takes for one row, and torch drafts for several: three times as long."""
+    monkeypatch.setattr(compiled_row, "_compiles", lambda: True)
+    head = HeadDrafter(Head(HeadConfig("feature", 16, 32, 1)), torch.arange(10))
+    assert declared_cost(head) == declared_cost(head, 4) == HeadDrafter.cost, "nothing is known of the target"
+    with cpu.using(cpus.N1):
+        head.beside(100_000)
+    assert declared_cost(head, 1) == head.cost and declared_cost(head, 4) > 2 * head.cost
+    assert declared_cost(head, 4) == declared_cost(head, 8)
+    mixture = Mixture(Copying(), head)
+    setting = Setting(4, 4, mixture, None)
+    assert setting.declared.drafts(1) - setting.declared.drafts(0) == pytest.approx(declared_cost(head, 4))
+    assert declared_cost(Mixture(Copying(), head, cost=0.2), 4) == 0.2
+    with cpu.using(cpus.A72):
+        head.beside(100_000)
+    assert declared_cost(head, 1) == declared_cost(head, 4), "numpy for one row, torch for several"

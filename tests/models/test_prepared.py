@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import library
 import outrider
 from outrider import cpu
 from outrider.cli.main import app
+from outrider.cpu import CpuFacts
 from outrider.errors import BadOption, ModelCorrupt, ModelError
 from outrider.models.engines import Kernels, chosen_engine
 
@@ -204,8 +207,26 @@ def test_families_without_a_graph(tmp_path: Path, options: dict[str, str]) -> No
 
 def test_bfloat16_where_the_cpu_has_none(folder: Path) -> None:
     """Catches a setting that makes a model slow, and on some CPUs wrong, without a word."""
-    with cpu.using(cpus.N1), pytest.warns(UserWarning, match="leave dtype out"):
+    with cpu.using(cpus.N1), pytest.warns(UserWarning, match=r"no instructions for bfloat16: .* leave the dtype out"):
         outrider.load(str(folder), "none", "cpu", "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("facts", [cpus.AMX, cpus.A72], ids=lambda facts: facts.name)
+def test_a_dtype_that_costs_the_quick_engine(
+    narrow: Path, dtype: str, facts: CpuFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asking for the dtype of the weights made a model several times slower without a word: numba was left out."""
+    monkeypatch.setattr("outrider.models.engines._WORTH_FILES", 0)
+    with cpu.using(facts), pytest.warns(UserWarning, match=rf"only torch computes in {dtype} here, .* than numba"):
+        outrider.load(str(narrow), "none", "cpu", dtype)
+
+
+def test_no_trace_of_torchs_own(folder: Path) -> None:
+    """torch's first product in bfloat16 showed twenty lines of its C++ functions, on a CPU without instructions."""
+    code = f"import outrider; outrider.load({str(folder)!r}, None, 'cpu', 'bfloat16').generate('the', max_new_tokens=3)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "frame #" not in done.stderr and "mkldnn" not in done.stderr
 
 
 def test_what_auto_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from outrider.decoding.acceptance import CHOSEN, PRIOR, Acceptance, Pause
 from outrider.decoding.clock import Clock, Timing
 from outrider.errors import require
 from outrider.options import GAMMAS
-from outrider.prices import Ladder, Prices
+from outrider.prices import Ladder, Prices, declared_cost
 from outrider.theory import ByNumber, Costs, interpolated
 from outrider.types import Drafter, LanguageModel
 
@@ -40,7 +40,7 @@ class Setting:
     @property
     def declared(self) -> Costs:
         """What to believe before anything is measured."""
-        c = declared_cost(self.drafter)
+        c = declared_cost(self.drafter, self.rows)
         if self.splits:
             return Costs(self.widths, c, ASKING)
         widths = Costs(self.widths)
@@ -60,11 +60,6 @@ def declared_widths(target: LanguageModel, rows: int = 1) -> ByNumber:
         return between(min(count, widest)) + slope * max(0, count - widest)
 
     return lambda width: tokens(rows * width) / tokens(rows)
-
-
-def declared_cost(drafter: Drafter) -> float:
-    """c: time of a guess over time of a target run, as the drafter says; a small head's where it says nothing."""
-    return float(getattr(drafter, "cost", 0.05))
 
 
 def plans(drafter: Drafter) -> bool:
@@ -241,7 +236,7 @@ class Gradient:
 class _Climbing:
     def __init__(self, rule: Gradient, setting: Setting) -> None:
         self.rule, self.limit, self.plans = rule, setting.limit, plans(setting.drafter)
-        self.c = declared_cost(setting.drafter) if rule.c is None else rule.c
+        self.c = declared_cost(setting.drafter, setting.rows) if rule.c is None else rule.c
         self.rows = [[0.0, 0.0, rule.first] for _ in range(setting.rows)]  # kept, tried, gamma
 
     def admit(self, row: int) -> None:

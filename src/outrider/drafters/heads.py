@@ -43,13 +43,14 @@ class HeadDrafter:
     policy tells it what guesses cost, with a chance that is not worth another one.
     """
 
-    cost = 0.05  # target runs a guess takes, about; see ``beside``
+    cost = 0.05  # target runs a guess takes, about, alone; see ``beside`` and ``cost_for``
 
     def __init__(self, head: Head, tokens: Tensor, name: str = "head", floor: float = 0.1) -> None:
         self.saved, self.tokens, self.name = head.eval().requires_grad_(False), tokens, name
         require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
         self.floor = floor
         self._prepared: ReadyHead | None = None
+        self._batched_cost: float | None = None  # of a guess for several rows; see ``cost_for``
 
     @cached_property
     def head(self) -> Head:
@@ -75,7 +76,12 @@ class HeadDrafter:
         if weights_read is not None:
             rate = _COMPILED if self.saved.config.kind == "feature" and compiled_row.available() else _SMALL_RUNS
             self.cost = rate * self.weights_read / weights_read
+            self._batched_cost = _SMALL_RUNS * self.weights_read / weights_read
         return self
+
+    def cost_for(self, rows: int) -> float:
+        """Several rows are drafted for by torch, and not by what is compiled for one."""
+        return self.cost if rows == 1 or self._batched_cost is None else self._batched_cost
 
     @property
     def plans(self) -> bool:

@@ -21,7 +21,7 @@ from outrider.drafters.fallback import joined, widened
 from outrider.errors import require
 from outrider.fading import FADE, PRIOR_WEIGHT
 from outrider.noise import Noise
-from outrider.prices import Ladder, Prices
+from outrider.prices import Ladder, Prices, declared_cost
 from outrider.sampling import Sampling
 from outrider.trace import Level
 from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source, forkable
@@ -49,8 +49,12 @@ class Mixture:
     def __init__(self, first: Drafter, second: Drafter, cost: float | None = None) -> None:
         self.first, self.second = first, second
         self.name = f"{first.name}+{second.name}"
-        self.cost = float(getattr(second, "cost", 0.05)) if cost is None else cost
+        self.cost, self.given = declared_cost(second) if cost is None else cost, cost is not None
         require(self.cost >= 0, f"cost must be 0 or more target runs per guess, got {cost!r}")
+
+    def cost_for(self, rows: int) -> float:
+        """For policies. A session goes by ``cost``: what a row drafts must not depend on how many rows there are."""
+        return self.cost if self.given else declared_cost(self.second, rows)
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         return _MixtureSession(self, rows, shape, target)

@@ -115,6 +115,8 @@ def _by_engine(
     """The model as its engine runs it; None where that is torch. "auto" goes on where an engine cannot after all."""
     engine = chosen_engine(kernels, config, where, kind, _size(place), settled)
     if engine == "torch":
+        if settled and where.type == "cpu":
+            _warn_of_slow(kind, chosen_engine(kernels, config, where, torch.float32, _size(place), settled=False))
         return None
     try:
         half = engine == "numba" and numba_computes_in_half(kind, settled)
@@ -126,6 +128,21 @@ def _by_engine(
             raise
         warnings.warn(f"{name!r} is run by torch, not by {engine}: {error}", stacklevel=4)
         return None
+
+
+def _warn_of_slow(kind: torch.dtype, otherwise: str) -> None:
+    """Of a dtype that was asked for and is slow on this CPU; ``otherwise``: the engine there would be without it."""
+    if kind not in (torch.bfloat16, torch.float16):
+        return
+    name, reason = str(kind).removeprefix("torch."), None
+    if otherwise != "torch":
+        reason = f"only torch computes in {name} here, several times slower than {otherwise} without it"
+    elif kind == torch.bfloat16 and not cpu.facts().fast_at_bfloat16:
+        reason = "this CPU has no instructions for bfloat16: torch emulates them, slowly, and on some ARM CPUs wrongly"
+    if reason:
+        warnings.warn(f"dtype {name}: {reason}; leave the dtype out, or choose float32", stacklevel=6)
+    # torch says so, too, with a trace of its C++ functions, when it multiplies for the first time.
+    warnings.filterwarnings("ignore", message="mkldnn_matmul failed, switching to BLAS")
 
 
 def _prepared(place: Path | str, config: Any, engine: str, kernels: Kernels, half: bool) -> HuggingFaceModel:
@@ -196,12 +213,6 @@ def choose_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
     if dtype != "auto":
         if dtype not in DTYPES:
             raise BadOption(f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
-        if dtype == "bfloat16" and device.type == "cpu" and not cpu.facts().fast_at_bfloat16:
-            warnings.warn(
-                "this CPU has no instructions for bfloat16: torch imitates them, slowly, and on some ARM CPUs wrongly; "
-                "leave dtype out (weights saved in bfloat16 are read as such where that is faster)",
-                stacklevel=4,
-            )
         return DTYPES[dtype]
     saved = getattr(config, "dtype", None) or torch.float32
     if device.type == "cpu" and not (saved == torch.bfloat16 and cpu.facts().fast_at_bfloat16):
