@@ -161,9 +161,12 @@ class Noise:
         return self.path == ""
 
     def uniform(self, stream: str, at: Tensor) -> Tensor:
-        """Uniforms in (0, 1) for absolute positions ``at`` [B, K] -> [B, K]."""
-        bits = (self.keys(stream, at) >> 40) & ((1 << 24) - 1)
-        return (bits.to(torch.float32) + 0.5) * 2.0**-24
+        """Uniforms in (0, 1) for absolute positions ``at`` [B, K] -> [B, K]: never 0, never 1.
+
+        23 bits and a half are what float32 holds exactly. With one bit more the largest is rounded to 1.
+        """
+        bits = (self.keys(stream, at) >> 41) & ((1 << 23) - 1)
+        return (bits.to(torch.float32) + 0.5) * 2.0**-23
 
     def race(self, stream: str, at: Tensor, size: int) -> Tensor:
         """Exponential arrival times for positions ``at`` [B, K] and every token -> [B, K, size]."""
