@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import ModelCorrupt, ModelNotFound, PullFailed
-from outrider.models import gguf, hub
+from outrider.models import gguf, hub, manifest
 from outrider.places import cache_dir
 from tiny_gguf import NAME, TEMPLATE, leftovers
 
@@ -118,7 +118,7 @@ def test_a_gguf_file_becomes_a_model(cache: Path, tiny_gguf: Path, monkeypatch: 
 
     path = hub.resolve(str(tiny_gguf))
     assert isinstance(path, Path) and path.parent == cache
-    hub.check(path)
+    manifest.check(path)
     model = AutoModelForCausalLM.from_pretrained(path)
     assert model.dtype == torch.bfloat16
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -131,7 +131,7 @@ def test_a_gguf_file_becomes_a_model(cache: Path, tiny_gguf: Path, monkeypatch: 
     monkeypatch.setattr(gguf, "convert", None)
     elsewhere = Path(shutil.copy(tiny_gguf, cache.parent / "moved.gguf"))
     assert hub.resolve(str(elsewhere)) == path
-    assert [model.licence for model in hub.installed()] == ["mit"]
+    assert [model.licence for model in manifest.installed()] == ["mit"]
 
 
 def gguf_tensors(path: Path) -> list[object]:
