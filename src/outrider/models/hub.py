@@ -18,6 +18,7 @@ from rich.console import Console
 from outrider.errors import ModelError, ModelNotFound
 from outrider.files import note, replace_whole
 from outrider.models import gguf, manifest, pairs
+from outrider.models.checksums import remembered_sha256
 from outrider.models.gguf import KNOWN
 from outrider.models.making import making
 from outrider.places import cache_dir
@@ -46,7 +47,7 @@ def resolve(name: str, *, pull: bool = True) -> Path | str:
     if path.is_file():
         if not _is_gguf(path):
             raise ModelNotFound(f"model {name} is a file; name a .gguf file or a model's directory")
-        return _ready(name, _converted_path(path), pull)
+        return _ready(name, _converted_path(path, keep=pull), pull)
     if not name.strip() or _looks_like_path(name):
         raise ModelNotFound(f"model {name!r}: no such file or directory; known names: {', '.join(NAMES)}")
     close = difflib.get_close_matches(name.lower(), NAMES, n=1, cutoff=0.6)
@@ -73,9 +74,9 @@ def _is_gguf(path: Path) -> bool:
     return path.suffix.lower() == ".gguf"
 
 
-def _converted_path(path: Path) -> Path:
+def _converted_path(path: Path, *, keep: bool = True) -> Path:
     # By content, so that a moved file is not converted again and a changed one is.
-    return cache_dir() / f"gguf-{gguf.sha256(path)[:32]}"
+    return cache_dir() / f"gguf-{remembered_sha256(path, keep=keep)[:32]}"
 
 
 # --- fetching and converting -----------------------------------------------------------------------

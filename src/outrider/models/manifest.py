@@ -10,8 +10,8 @@ from typing import Any
 
 from outrider.errors import ModelCorrupt, ModelNotFound
 from outrider.files import write_whole
-from outrider.models import gguf
-from outrider.models.gguf import KNOWN
+from outrider.models.checksums import sha256
+from outrider.models.gguf import KNOWN, Metadata
 from outrider.models.weights import INDEX, check_length, read_json, weight_files
 from outrider.places import cache_dir
 
@@ -29,7 +29,7 @@ class Installed:
     licence: str | None
 
 
-def write(folder: Path, name: str, source: Path, metadata: gguf.Metadata) -> None:
+def write(folder: Path, name: str, source: Path, metadata: Metadata) -> None:
     """Record what a conversion made, with checksums."""
     known = KNOWN.get(name)
     files = sorted(folder.iterdir())
@@ -38,8 +38,8 @@ def write(folder: Path, name: str, source: Path, metadata: gguf.Metadata) -> Non
         "name": name,
         "source": f"{known.requirement} (PyPI), {known.member}" if known else str(source.resolve()),
         "licence": known.licence if known else metadata.get("general.license"),
-        "gguf_sha256": gguf.sha256(source),
-        "files": {file.name: {"bytes": file.stat().st_size, "sha256": gguf.sha256(file)} for file in files},
+        "gguf_sha256": sha256(source),
+        "files": {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in files},
         "versions": {package: packages.version(package) for package in ("torch", "transformers", "gguf")},
     }
     write_whole(folder / MANIFEST, json.dumps(record, indent=2) + "\n")
@@ -69,7 +69,7 @@ def check(path: Path, *, full: bool = True) -> None:
         size = file.stat().st_size
         if size != entry["bytes"]:
             raise ModelCorrupt(f"{file} has {size} bytes where {entry['bytes']} were written; {remedy}")
-        if full and gguf.sha256(file) != entry["sha256"]:
+        if full and sha256(file) != entry["sha256"]:
             raise ModelCorrupt(f"{file} has changed since it was written (sha256 differs); {remedy}")
 
 
