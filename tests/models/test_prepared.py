@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,10 @@ pytest.importorskip("numba")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
+from outrider.models.making import Space
 from outrider.models.prepared import RECORD, prepare
 from outrider.models.weight_files import WEIGHTS
+from outrider.models.weights import INDEX
 
 
 @pytest.fixture(autouse=True)
@@ -115,14 +118,75 @@ def test_weights_that_are_no_bfloat16(narrow: Path) -> None:
         outrider.load(str(narrow), engine="numba")
 
 
-@pytest.mark.parametrize("engine", ["numba", "onnxruntime"])
-def test_a_file_cut_short(narrow: Path, engine: str) -> None:
-    """Catches an engine that reads beyond the end of a file: there is no error message for that."""
-    config = tf.AutoConfig.from_pretrained(narrow)
-    file = prepare(narrow, config, engine).folder / WEIGHTS
+def _cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(ModelCorrupt, match="not as it was written; remove"):
-        outrider.load(str(narrow), engine=engine, dtype="float32", device="cpu")
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "weights cut short": (WEIGHTS, _cut),
+    "no weights": (WEIGHTS, Path.unlink),
+    "record cut short": (RECORD, lambda file: file.write_text("{")),
+    "empty record": (RECORD, lambda file: file.write_text("")),
+    "a list for a record": (RECORD, lambda file: file.write_text("[]")),
+    "no record": (RECORD, Path.unlink),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_what_is_damaged_is_written_again(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A damaged prepared.json once blamed the model's own directory; beyond the end of weights there is no error."""
+    config = tf.AutoConfig.from_pretrained(folder)
+    first = prepare(folder, config, "onnxruntime")
+    whole = (first.folder / WEIGHTS).read_bytes()
+    file, damage = DAMAGE[name]
+    damage(first.folder / file)
+    again = prepare(folder, config, "onnxruntime")
+    assert again.folder == first.folder and again.record == first.record
+    assert (again.folder / WEIGHTS).read_bytes() == whole
+    assert f"{first.folder} is damaged and is written again" in capsys.readouterr().err
+
+
+def test_another_model_is_not_blocked(folder: Path, tmp_path: Path) -> None:
+    """One damaged prepared.json in the cache once kept every other model from being prepared."""
+    config = tf.AutoConfig.from_pretrained(folder)
+    (prepare(folder, config, "onnxruntime").folder / RECORD).write_text("{")
+    other = library.save_llama(tmp_path / "other", seed=1)
+    assert prepare(other, config, "onnxruntime").folder.is_dir()
+
+
+def test_the_index_says_which_files_are_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """consolidated.safetensors beside an index holds the same weights under other names: no engine wanted them."""
+    model = tf.LlamaForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert (folder / INDEX).is_file() and len(list(folder.glob("model-*.safetensors"))) > 1
+    save_file({"layers.0.attention.wq.weight": torch.ones(8)}, folder / "consolidated.safetensors")
+    prepared = prepare(folder, model.config, "onnxruntime")
+    assert torch.equal(prepared.tensor("embedding"), model.model.embed_tokens.weight)
+    (folder / "consolidated.safetensors").write_bytes(b"cut short")  # none of ours
+    assert prepare(folder, model.config, "onnxruntime").folder == prepared.folder
+    llm = outrider.load(str(folder), "none", device="cpu", engine="onnxruntime", dtype="float32")
+    assert "onnxruntime" in llm.target.model.engine_name
+
+
+@pytest.mark.parametrize(
+    ("engine", "options"),
+    [("onnxruntime", {}), ("onnxruntime", {"int8": True}), ("numba", {}), ("numba", {"half": True})],
+)
+def test_space_is_asked_for_as_it_is_used(
+    tmp_path: Path, engine: str, options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times a checkpoint's size was asked for, where numba writes it once and onnxruntime at most twice."""
+    config = tf.LlamaConfig(
+        vocab_size=4096, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False, dtype="bfloat16",
+    )  # fmt: skip
+    tf.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    asked: list[int] = []
+    require = Space.require
+    monkeypatch.setattr(Space, "require", lambda self, needed: (asked.append(needed), require(self, needed))[1])
+    written = prepare(tmp_path / "model", config, engine, **options).bytes
+    assert written <= asked[-1] <= 1.2 * written + 1_500_000
 
 
 def test_a_config_that_does_not_fit_the_weights(narrow: Path) -> None:

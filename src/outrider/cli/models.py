@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.errors import ModelError, ModelNotFound
-from outrider.models import hub, pairs
+from outrider.models import hub, manifest, pairs
 from outrider.models.gguf import KNOWN, MB
 
 app = typer.Typer(no_args_is_help=True, help="Fetch, list and find models.")
@@ -52,10 +52,10 @@ def _rows(check: bool) -> tuple[list[dict[str, Any]], list[ModelError]]:
     """One record per model, and what is wrong with any of them."""
     rows: list[dict[str, Any]] = []
     problems: list[ModelError] = []
-    for model in hub.installed():
+    for model in manifest.installed():
         state = "ready"
         try:
-            hub.check(model.path, full=check)
+            manifest.check(model.path, full=check)
             state = "checked" if check else "ready"
         except ModelError as error:
             state = "corrupt"

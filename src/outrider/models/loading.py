@@ -23,6 +23,7 @@ from outrider.errors import (
 from outrider.models import hub, plain
 from outrider.models.engines import Kernels, chosen_engine, numba_computes_in_half
 from outrider.models.huggingface import HuggingFaceModel
+from outrider.models.weights import weight_files
 from outrider.packing import pack
 from outrider.threads import limit_threads
 
@@ -99,7 +100,7 @@ def description(place: Path | str, **common: Any) -> tuple[Any, Any]:
 
 def _size(place: Path | str) -> float:
     """Bytes of weights; unknown, and so taken as many, where they are yet to be fetched."""
-    return sum(file.stat().st_size for file in place.glob("*.safetensors")) if isinstance(place, Path) else math.inf
+    return sum(file.stat().st_size for file in weight_files(place)) if isinstance(place, Path) else math.inf
 
 
 def _class(config: Any) -> Any:
