@@ -16,7 +16,8 @@ import library
 import outrider
 from outrider.errors import BadOption, PromptError
 from outrider.options import Options
-from outrider.trace import Stats
+from outrider.output import Collected
+from outrider.trace import Stats, strict_json
 
 PROMPT = "the quick brown fox"
 
@@ -257,3 +258,39 @@ def test_bad_calls(llm: outrider.LLM, name: str) -> None:
     with pytest.raises(BadOption, match=says) as caught:
         call(llm)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("way", ["generate", "stream", "beams"])
+def test_every_output_has_the_same_fields(llm: outrider.LLM, way: str) -> None:
+    """prompt_tokens and error were in some outputs only, and nothing said what ran the model or why a text ended."""
+    if way == "stream":
+        collected = Collected()
+        assert collected.output().finish_reason == "interrupted"
+        for chunk in llm.stream(PROMPT, max_new_tokens=6):
+            assert collected.output().finish_reason == "interrupted"
+            collected.add(chunk)
+        output = collected.output()
+    else:
+        output = llm.generate(PROMPT, max_new_tokens=6, beams=2 if way == "beams" else 1)
+    told = json.loads(strict_json(output.to_json()))
+    told.pop("hypotheses", None)
+    assert list(told) == ["text", "tokens", "finish_reason", "stop_reason", "prompt_tokens", "error", "stats"]
+    assert told["prompt_tokens"] == len(llm.tokenizer.encode(PROMPT)) and told["error"] is None
+    assert told["finish_reason"] == "length" and told["stop_reason"] is None
+    assert told["stats"]["engine"] == llm.target.model.engine_name and told["stats"]["dtype"] == "float32"
+    assert told["stats"]["finish_reasons"] == {"length": 1} and told["stats"]["graphs"] is False
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_outputs_say_what_ended_them(llm: outrider.LLM, beams: int) -> None:
+    """Of several stop strings the one that matched is named, and of several end tokens the one that came."""
+    text, tokens = (first := llm.generate(PROMPT, max_new_tokens=12, beams=beams)).text, first.tokens
+    stop = text[3:5]
+    stopped = llm.generate(PROMPT, max_new_tokens=12, beams=beams, stop=["no such text", stop], num_return=beams)
+    found = [o for o in (stopped, *stopped.hypotheses) if o.finish_reason == "stop"]
+    assert found and all(o.stop_reason == stop for o in found)
+    ended = llm.generate(PROMPT, max_new_tokens=12, eos=[tokens[2], llm.target.model.vocab_size - 1], beams=beams)
+    assert (ended.finish_reason, ended.stop_reason) == ("eos", tokens[2]) or beams > 1
+    if beams == 1:
+        last = list(llm.stream(PROMPT, max_new_tokens=12, stop=stop))[-1]
+        assert (last.finish_reason, last.stop_reason) == ("stop", stop)

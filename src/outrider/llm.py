@@ -126,10 +126,9 @@ class LLM:
     def _search(self, prompts: list[list[int]], options: Options) -> Iterator[Output]:
         """Beam search, one prompt after another."""
         for request, prompt in zip(self._requests(prompts, options), prompts, strict=True):
-            trace = Trace(self.drafter.name, "beam")
+            trace = Trace(self.drafter.name, "beam", **self._engine)
             beams = beam_search(self.decoder(options, len(request.prompt)), request, options, trace)
-            best = beams[0]
-            yield Output(best.text, best.tokens, best.finish_reason, len(prompt), trace, hypotheses=beams)
+            yield Output.of_beams(beams, len(prompt), trace)
 
     def stream(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Iterator[Chunk]:
         """Like generate, but yields text as soon as it is accepted and can no longer change."""
@@ -143,7 +142,7 @@ class LLM:
         for event in self._events(prompts, parsed, trace):
             text = event.row.printable(self.decode)
             new, shown[event.index] = text[shown[event.index] :], len(text)
-            yield Chunk(event.index, new, event.tokens, event.accepted, event.row.finish_reason, trace)
+            yield Chunk.of_event(event, new, len(prompts[event.index]), trace)
 
     def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Output:
         """Answer a conversation [{"role": ..., "content": ...}, ...] by the tokenizer's chat template."""
@@ -217,7 +216,12 @@ class LLM:
 
     def _trace(self, options: Options) -> Trace:
         exact = _verifier(options).exact
-        return Trace(self._drafter(options).name, options.coupling, exact, lenience=options.lenience)
+        return Trace(self._drafter(options).name, options.coupling, exact, lenience=options.lenience, **self._engine)
+
+    @property
+    def _engine(self) -> dict[str, Any]:
+        """What statistics say of the target's engine."""
+        return {"engine": self.target.model.engine_name, "dtype": self.target.model.computes_in}
 
     def _events(self, prompts: list[list[int]], options: Options, trace: Trace) -> Iterator[Event]:
         """Requests in groups that share every rule; one group unless the model's own rules count positions."""
@@ -280,5 +284,4 @@ class LLM:
     def _output(self, row: Row, trace: Trace, prompt_tokens: int) -> Output:
         if row.error is not None:
             warnings.warn(f"a text ended early: {row.error}", stacklevel=3)
-        reason = row.finish_reason or "length"
-        return Output(row.text(self.decode), row.tokens, reason, prompt_tokens, trace, row.error)
+        return Output.of_row(row, row.text(self.decode), prompt_tokens, trace)

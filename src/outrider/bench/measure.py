@@ -68,7 +68,7 @@ class Cell:
     def shared(self) -> Interval:
         """Sum of the overlaps of examined guesses and their number: what alpha is made of."""
         records = self.outputs[0].trace.records
-        return math.fsum(x for r in records for x in r.overlap[: r.examined]), sum(r.examined for r in records)
+        return math.fsum(x for r in records for x in r.overlaps), sum(r.examined for r in records)
 
 
 @dataclass(frozen=True)

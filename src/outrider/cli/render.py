@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -58,6 +59,7 @@ def print_trace(console: Console, trace: Trace, decode: Decode, most: int = 40) 
 def stats_table(stats: Stats) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     low, high = stats.alpha_interval
+    expected = "" if math.isnan(stats.alpha) else f"{stats.alpha:.3f} expected, "  # beam search has no overlap
     rows = [
         ("drafter", stats.drafter),
         ("tokens", f"{stats.tokens} in {stats.runs} target runs"),
@@ -65,9 +67,7 @@ def stats_table(stats: Stats) -> Table:
         ("tokens per second", f"{stats.tokens_per_second:.1f}"),
         (
             "acceptance rate alpha",
-            f"{stats.alpha:.3f} expected, {stats.alpha_counted:.3f} counted [{low:.2f}, {high:.2f}]"
-            if stats.examined
-            else "no guesses",
+            f"{expected}{stats.alpha_counted:.3f} counted [{low:.2f}, {high:.2f}]" if stats.examined else "no guesses",
         ),
         ("guesses", f"{stats.drafted} drafted, {stats.accepted} accepted, {stats.wasted} wasted"),
         ("seconds", ", ".join(f"{k} {v:.2f}" for k, v in stats.seconds.items())),

@@ -17,7 +17,7 @@ from outrider.decoding.stepper import Rule, Stepper
 from outrider.decoding.stopping import Row, Stopping
 from outrider.errors import NumericalError, PromptError, require
 from outrider.sampling import Sampling
-from outrider.trace import Record, Stopwatch, Trace, add_levels
+from outrider.trace import Ending, Record, Stopwatch, Trace, add_levels, finite
 from outrider.types import Drafter, LanguageModel, Shape, Source, Verifier
 
 WIDTH = 9
@@ -203,6 +203,8 @@ class _Batch:
         host = begun.read()
         if self.target.device.type != "cpu":  # what a replay did inside cannot be told apart: all of it is 'target'
             self.watch.lap("target")
+        replays = self.stepper.graphs and self.rule.recordable and self.stepper.recorded > 0
+        self.trace.graphs = self.trace.graphs or replays
         if self.stepper.recorded == self.recorded:  # a recording takes long, once
             self.planner.timed(self._timing(host.guesses, time.perf_counter() - self.began))
         return host
@@ -234,16 +236,18 @@ class _Batch:
                     f"the model returned NaN or infinite logits after {position + healthy} tokens; "
                     "try dtype='float32', or check the model's weights and any logits_processor",
                 )
-                taken, emitted = taken[:healthy], emitted[: healthy + 1]
-                drafted, overlap = drafted[:healthy], overlap[:healthy]
+                taken = taken[:healthy]
+            if len(emitted) > healthy:  # nor are they guesses that were rejected
+                emitted, drafted, overlap = emitted[: healthy + 1], drafted[:healthy], overlap[:healthy]
             accepted = len(emitted) - 1
             self.planner.learn(slot, self.asked[slot], accepted, min(accepted + 1, len(drafted)))
             if taken:
                 self.trace.records.append(
-                    Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(overlap), len(taken))
+                    Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(finite(overlap)), len(taken))
                 )
             events.append(Event(index, tuple(taken), min(accepted, len(taken)), row))
             if row.finish_reason is not None:
+                self.trace.endings.append(Ending(index, row.finish_reason, row.stop_reason))
                 self.rows[slot] = None
                 self.target.release(slot)
                 self.drafter.release(slot)

@@ -33,6 +33,7 @@ class Row:
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: str | int | None = None  # the stop string that matched, or the end token
     cut: int | None = None  # characters of the text before the stop string
     error: str | None = None  # why the row could not go on
 
@@ -50,11 +51,12 @@ class Row:
     def fail(self, surplus: int, error: str) -> None:
         """End the row here: its last ``surplus`` tokens rest on nothing."""
         del self.tokens[len(self.tokens) - surplus :]
-        self.finish_reason, self.cut, self.error = "error", None, error
+        self.finish_reason, self.stop_reason, self.cut, self.error = "error", None, None, error
 
     def _reason(self, token: int) -> str | None:
         rules = self.rules
         if token in rules.eos:
+            self.stop_reason = token
             return "eos"
         if rules.stop and self._found_stop():
             return "stop"
@@ -68,9 +70,9 @@ class Row:
         """A stop string may begin in one run and end in the next: the text is what is searched, not tokens."""
         assert self.rules.decode is not None
         text = self.rules.decode(self.tokens)
-        places = [text.find(stop) for stop in self.rules.stop]
-        hits = [place for place in places if place >= 0]
-        self.cut = min(hits) if hits else None
+        hits = [(place, stop) for stop in self.rules.stop if (place := text.find(stop)) >= 0]
+        if hits:
+            self.cut, self.stop_reason = min(hits, key=lambda hit: hit[0])
         return bool(hits)
 
     def text(self, decode: Decode) -> str:

@@ -67,6 +67,11 @@ class HuggingFaceModel:
         return self.positions_limit
 
     @property
+    def computes_in(self) -> str:
+        """The dtype of the products, for statistics."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def sample(self) -> Tensor | None:
         """The first rows of the embedding as they were saved, where ``embedding`` has them in a narrower form."""
         return None
