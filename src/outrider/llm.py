@@ -14,12 +14,13 @@ from outrider.decoding.lanes import Lanes
 from outrider.decoding.planner import Auto, Policy, chosen
 from outrider.decoding.stopping import Row, Stopping
 from outrider.drafters import Standardised
-from outrider.errors import BadOption, NumericalError, PromptError, require
+from outrider.errors import BadOption, NumericalError, require
 from outrider.models import generation, loading
 from outrider.models.engines import Kernels
 from outrider.naming import Beside, drafter_named
 from outrider.options import Options
 from outrider.output import Chunk, Output
+from outrider.prompts import named, render, several, token_ids
 from outrider.starting import uncollected
 from outrider.trace import Trace
 from outrider.types import Drafter, Verifier
@@ -152,9 +153,13 @@ class LLM:
         """The token ids of a conversation, ready to be answered."""
         if not getattr(self.tokenizer, "chat_template", None):
             raise BadOption(f"{self.target.name} has no chat template; use generate(prompt) instead")
-        require(len(messages) > 0, "messages is empty; give at least one", PromptError)
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return render(messages, self.tokenizer, self.target.name)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The token ids of one prompt, checked as generate checks them."""
+        ids = token_ids(prompt, self.tokenizer)
+        self._requests([ids], Options())
+        return ids
 
     def show(self, tokens: Sequence[int]) -> str:
         """The text of tokens with special ones visible, for traces."""
@@ -239,7 +244,6 @@ class LLM:
         seeds = options.seeds(prompts, fresh=secrets.randbits(62))
         requests = []
         for prompt, seed in zip(prompts, seeds, strict=True):
-            require(len(prompt) > 0, "the prompt is empty; give at least one token", PromptError)
             first = [start] if model.encoder_decoder and start is not None else prompt
             room = options.max_new_tokens if model.max_length is None else max(1, model.max_length - len(first))
             stopping = Stopping(
@@ -250,6 +254,10 @@ class LLM:
                 decode=self.decode,
             )
             requests.append(Request(tuple(first), stopping, seed, tuple(prompt) if model.encoder_decoder else None))
+        decoder = self.decoder(options)
+        for index, request in enumerate(requests):
+            with named(index, len(requests)):
+                decoder.shape(request)  # refuses what the model cannot continue
         return requests
 
     def _special_stops(self, options: Options) -> frozenset[int]:
@@ -266,29 +274,12 @@ class LLM:
 
     def _prompts(self, prompt: Any) -> tuple[list[list[int]], bool]:
         """Texts and token ids, one or many -> lists of ids, and whether a single one was meant."""
-        if hasattr(prompt, "tolist"):
-            prompt = prompt.tolist()
-        require(
-            isinstance(prompt, Sequence) and not isinstance(prompt, bytes),
-            f"a prompt is a text or token ids, or a list of them; got {prompt!r}",
-            PromptError,
-        )
-        single = isinstance(prompt, str) or (len(prompt) > 0 and all(isinstance(t, int) for t in prompt))
-        prompts = [prompt] if single else list(prompt)
-        require(len(prompts) > 0, "no prompt was given; pass a text, token ids, or a list of them", PromptError)
-        return [self._ids(p) for p in prompts], single
-
-    def _ids(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, str):
-            require(prompt != "", "the prompt is empty; give it some text", PromptError)
-            return list(self.tokenizer.encode(prompt))
-        ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-        require(
-            isinstance(ids, Sequence) and all(isinstance(t, int) for t in ids),
-            f"a prompt is a text or token ids, got {prompt!r}",
-            PromptError,
-        )
-        return list(ids)
+        given, single = several(prompt)
+        ids = []
+        for index, one in enumerate(given):
+            with named(index, len(given)):
+                ids.append(token_ids(one, self.tokenizer))
+        return ids, single
 
     def _output(self, row: Row, trace: Trace, prompt_tokens: int) -> Output:
         if row.error is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from outrider.errors import BadOption, require
+from outrider.errors import BadOption, require, require_unicode
 from outrider.noise import row_seeds
 from outrider.sampling import Sampling
 
@@ -81,6 +81,8 @@ class Options:
         self._check_draft()
         stops = self.stop_strings
         require(all(isinstance(s, str) and s for s in stops), f"stop must be non-empty strings, got {self.stop!r}")
+        for text in stops:
+            require_unicode("stop", text)
         self.sampling()  # checks the rest
         for name in ("beams", "num_return"):
             whole(name, 1)

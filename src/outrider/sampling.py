@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.context import Context
-from outrider.errors import BadOption, require
+from outrider.errors import BadOption, OutriderError, ProcessorError, require
 from outrider.host import largest
 from outrider.nucleus import nucleus
 from outrider.types import Choices
@@ -189,9 +189,26 @@ def _process(logits: Tensor, processors: tuple[Processor, ...], context: Context
         for k in range(logits.shape[1]):
             scores = logits[row : row + 1, k]
             for processor in processors:
-                scores = processor(ids[None, : length + k], scores)
+                scores = _processed(processor, ids[None, : length + k], scores)
             result[row, k] = scores[0]
     return result
+
+
+def _processed(processor: Processor, ids: Tensor, scores: Tensor) -> Tensor:
+    """What a processor makes of scores [1, V]: anything but scores of that form is refused, by the processor's name."""
+    name = f"logits_processor {getattr(processor, '__name__', type(processor).__name__)}"
+    form = f"input_ids [1, {ids.shape[1]}] and scores [1, {scores.shape[1]}]"
+    try:
+        given = processor(ids, scores)
+    except OutriderError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ProcessorError(f"{name} failed on {form}: {reason}; it must take and return one row") from error
+    if not isinstance(given, Tensor) or given.shape != scores.shape or not given.is_floating_point():
+        what = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else repr(given)
+        raise ProcessorError(f"{name} returned {what} for {form}; it must return floating-point scores of that shape")
+    return given
 
 
 def _filter(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -44,7 +44,7 @@ def demo(
         "coupling": "gumbel",
         "gamma": common.read_gamma(gamma),
     }
-    check_options(options, prompt)
+    check_options(options, common.check_utf8("the prompt", prompt))
     with notes.status(f"loading {target}"):
         llm = outrider.load(target, draft, device, dtype, engine=engine, weights=weights)
         plain = outrider.LLM(llm.target, outrider.Nothing(), width=llm.width, graphs=llm.graphs)

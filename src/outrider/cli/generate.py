@@ -66,6 +66,9 @@ def generate(
     from outrider.cli.render import print_trace, stats_table
 
     text = common.read_prompt(prompt)
+    for name, given in (("--system", [system or ""]), ("--stop", stop or [])):
+        for value in given:
+            common.check_utf8(name, value)
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,

@@ -123,7 +123,7 @@ def _gammas(text: str, width: int) -> tuple[int, ...]:
 
 def _read_prompts(path: Path) -> list[str]:
     require(path.is_file(), f"prompts file {path} does not exist", ModelNotFound)
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line for line in common.decode_utf8(str(path), path.read_bytes()).splitlines() if line.strip()]
     if path.suffix != ".jsonl":
         return lines
     try:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from outrider.errors import BadOption, OutriderError
+from outrider.errors import BadOption, OutriderError, ProcessorError
 from outrider.noise import Noise
 from outrider.prices import Prices
 from outrider.sampling import Sampling
@@ -145,6 +145,8 @@ class Guarded:
     def _try(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
+        except ProcessorError:  # the caller's processor, which the target would meet next: not the drafter's fault
+            raise
         except Exception as error:  # whatever a drafter may raise, by design
             if not self._guarding:
                 raise
