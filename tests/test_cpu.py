@@ -15,6 +15,7 @@ import outrider
 from outrider import cpu, packing, timer
 from outrider.cpu import CpuFacts
 from outrider.drafters import compiled_row, narrow
+from outrider.errors import BadOption
 from outrider.models import engines, loading
 from outrider.models.engines import Kernels, chosen_engine
 
@@ -180,6 +181,19 @@ def test_the_engine_by_itself(facts: CpuFacts) -> None:
     kind = loading.choose_dtype("auto", CONFIG, CPU)
     chosen = chosen_engine(Kernels("auto"), CONFIG, CPU, kind, 1e9, settled=False)
     assert chosen == {"generic": "onnxruntime", "without numba": "torch"}.get(facts.name, "numba")
+
+
+@pytest.mark.parametrize("engine", ["numba", "onnxruntime"])
+def test_an_engine_by_name_decides_the_dtype(facts: CpuFacts, engine: str) -> None:
+    """On CPUs fast at bfloat16, engine='onnxruntime' was refused for the dtype that nobody had asked for."""
+    kind = loading.choose_dtype("auto", CONFIG, CPU)
+    if engine == "numba" and facts.name in NO_FMA:
+        with pytest.raises(BadOption, match="no fused multiplication"):
+            chosen_engine(Kernels(engine), CONFIG, CPU, kind, 1e9, settled=False)
+    else:
+        assert chosen_engine(Kernels(engine), CONFIG, CPU, kind, 1e9, settled=False) == engine
+    with pytest.raises(BadOption, match="computes in float32, not bfloat16; choose the dtype float32"):
+        chosen_engine(Kernels(engine), CONFIG, CPU, torch.bfloat16, 1e9, settled=True)
 
 
 def test_products_by_themselves(facts: CpuFacts) -> None:

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
+import cpus
 import outrider
 import tiny_gguf
+from outrider import cpu
+from outrider.cpu import CpuFacts
 from outrider.errors import ModelNotFound
 from outrider.models import hub, loading, plain
 from outrider.models.manifest import MANIFEST
@@ -104,10 +107,17 @@ def test_a_tokenizer_without_transformers_is_the_same(converted: Path) -> None:
     assert quick.encode("hello there", max_length=3, truncation=True) == quick.encode("hello there")[:3]
 
 
-def test_a_rule_of_the_checkpoint_counts_without_transformers(converted: Path) -> None:
-    """Catches a generation config that is read and not followed."""
+@pytest.mark.parametrize("facts", [cpus.N1, cpus.AMX], ids=lambda facts: facts.name)
+def test_a_rule_of_the_checkpoint_counts_without_transformers(converted: Path, facts: CpuFacts) -> None:
+    """Catches a generation config that is read and not followed; and, on a CPU that is fast at bfloat16, an engine
+    that was refused for a dtype nobody had asked for."""
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
+    with cpu.using(facts):
+        _follows_its_rules(converted)
+
+
+def _follows_its_rules(converted: Path) -> None:
     options = {"max_new_tokens": 6, "eos": ()}
     free = outrider.load(str(converted), None, "cpu", engine="onnxruntime").generate("hello", **options).tokens
     _set(converted, suppress_tokens=[free[0]], eos_token_id=[free[1], 300])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider import timer
 from outrider.errors import require
 from pretrain.folder import say
 from pretrain.text import Batch, Data
@@ -125,14 +125,14 @@ class _Clock:
 
     def __init__(self, now: Progress, limit: float | None, cuda: bool) -> None:
         self.now, self.limit, self.cuda = now, limit, cuda
-        self.began, self.first = time.perf_counter() - now.seconds, now.step
+        self.began, self.first = timer.now() - now.seconds, now.step
         self.mark: tuple[int, float] | None = None  # step and time from which the speed is measured
 
     def read(self, finished: bool = False) -> float:
         """Seconds so far; ``finished`` waits for the device, which otherwise lags behind."""
         if finished and self.cuda:
             torch.cuda.synchronize()
-        return time.perf_counter() - self.began
+        return timer.now() - self.began
 
     def tick(self) -> None:
         """A step has been given out."""

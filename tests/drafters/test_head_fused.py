@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,16 +12,24 @@ import pytest
 import torch
 from torch import Tensor
 
+import cpus
 import plain_kernels
 import tiny
 from helpers import wrapped
-from outrider import kernels
+from outrider import cpu, kernels
 from outrider.drafters import head_fused
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.heads import HeadDrafter
 from outrider.noise import Noise
 from outrider.sampling import Sampling
 from outrider.types import Shape
+
+
+@pytest.fixture(params=[cpus.AMX, cpus.N1], ids=lambda facts: facts.name, autouse=True)
+def packing_or_not(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Stand-ins for kernels run on a CPU, and those of x86 pack a head's weights for single rows, too."""
+    with cpu.using(request.param):
+        yield
 
 
 @pytest.fixture

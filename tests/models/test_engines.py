@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,20 @@ from outrider.testing import check_session
 from outrider.types import Shape
 
 pytest.importorskip("numba")
-pytest.importorskip("onnxruntime")
-pytest.importorskip("onnx")
 
 from exactness.test_bits import Recording
 from models.test_lean import TEXT, scored
 from outrider.jit.crew import Crew
-from outrider.models import jit_engine, onnx_engine
+from outrider.models import jit_engine
 from outrider.models.any_width import bits_do_not_depend_on_width
 from outrider.models.engine_model import EngineModel, EngineSession, Outline
 from outrider.models.prepared import prepare
 
-ENGINES = {"numba": jit_engine.Engine, "onnxruntime": onnx_engine.Engine}
-FORMS = [("numba", False), ("onnxruntime", False), ("onnxruntime", True)]
+with_onnxruntime = pytest.mark.skipif(
+    find_spec("onnxruntime") is None or find_spec("onnx") is None, reason="could not import 'onnxruntime'"
+)
+ENGINES = ["numba", pytest.param("onnxruntime", marks=with_onnxruntime)]
+FORMS = [("numba", False), *(pytest.param("onnxruntime", int8, marks=with_onnxruntime) for int8 in (False, True))]
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -94,18 +96,34 @@ def run_by(engine: str, model: Any, folder: Path, int8: bool = False) -> EngineM
     deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     config = tf.AutoConfig.from_pretrained(folder)
     outline = Outline(config, tf.GenerationConfig.from_model_config(config))
-    return EngineModel(outline, prepare(folder, config, engine, int8), ENGINES[engine])
+    kind: Any = jit_engine.Engine
+    if engine == "onnxruntime":
+        from outrider.models.onnx_engine import Engine as kind
+    return EngineModel(outline, prepare(folder, config, engine, int8), kind)
+
+
+ROUNDING = 2e-5
+"""More than float32 does to any of these models (1e-6 to 4e-6 was seen), and far less than any mistake."""
+
+
+def off_by(found: Tensor, expected: Tensor) -> float:
+    """Relative error over all numbers together."""
+    return float((found - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", BUILT)
 def test_the_same_function_as_transformers(name: str, engine: str, tmp_path: Path) -> None:
-    """Catches heads in the wrong order, a rotation the wrong way round, a lost bias, a window that is not seen."""
+    """Catches heads in the wrong order, a rotation the wrong way round, a lost bias, a window that is not seen.
+
+    Compared with float64: transformers' own float32 is as far from that as an engine's, in another direction on every
+    CPU, and a bound on the distance between the two held on one CPU only.
+    """
     torch.manual_seed(0)
     model = rounded(BUILT[name]())
-    expected = scored(HuggingFaceModel(model))
+    expected = scored(HuggingFaceModel(deepcopy(model).double()))
     found = scored(run_by(engine, model, tmp_path / "model"))
-    assert torch.allclose(found, expected, atol=5e-5)
+    assert off_by(found, expected) < ROUNDING
 
 
 @pytest.mark.parametrize("name", ["tied", "a head each", "wide"])
@@ -207,13 +225,14 @@ def test_states_are_those_of_transformers(engine: str, tmp_path: Path) -> None:
     """Catches a head that reads another layer than the one it was trained on."""
     model = rounded(BUILT["llama"]())
     layers = (0, 1, 2, -1)
-    sessions = [other.start(1, Shape(64, 5)) for other in (HuggingFaceModel(model), run_by(engine, model, tmp_path))]
+    others = HuggingFaceModel(deepcopy(model).double()), run_by(engine, model, tmp_path)
+    sessions = [other.start(1, Shape(64, 5)) for other in others]
     for session in sessions:
         session.keep_states(layers)
         session.admit(0, TEXT)
         session.score(torch.tensor([[5, 6]]))
     expected, found = (session.states[:, : len(TEXT) + 2] for session in sessions)
-    assert torch.allclose(found, expected, atol=5e-5)
+    assert all(off_by(found[:, :, k], expected[:, :, k]) < ROUNDING for k in range(len(layers)))
     assert len({float(found[0, 3, k].sum()) for k in range(3)}) == 3
 
 
@@ -233,6 +252,7 @@ def test_logits_are_bit_identical_with_and_without_guesses(engine: str, int8: bo
             assert torch.equal(speculative.seen[row, position], plain.seen[row, position]), (row, position)
 
 
+@with_onnxruntime
 def test_eight_bits_are_near(tmp_path: Path) -> None:
     model = rounded(BUILT["qwen2, biases"]())
     expected, found = scored(HuggingFaceModel(model)), scored(run_by("onnxruntime", model, tmp_path, int8=True))

@@ -247,9 +247,9 @@ def test_no_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"engine": "jax"}, "engine must be one of auto, numba, onnxruntime, torch"),
         ({"weights": "int3"}, "weights must be one of full, int8"),
-        ({"weights": "int8", "engine": "torch"}, "leave engine='torch' out"),
-        ({"weights": "int8", "engine": "numba"}, "leave engine='numba' out"),
-        ({"engine": "onnxruntime", "dtype": "bfloat16"}, "use dtype='float32'"),
+        ({"weights": "int8", "engine": "torch"}, "leave the engine 'torch' out"),
+        ({"weights": "int8", "engine": "numba"}, "leave the engine 'numba' out"),
+        ({"engine": "onnxruntime", "dtype": "bfloat16"}, "choose the dtype float32, or leave the dtype out"),
         ({"engine": "numba"}, "saved in bfloat16, and these are in float32"),
     ],
 )

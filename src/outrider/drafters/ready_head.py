@@ -38,7 +38,7 @@ class ReadyHead:
         head = deepcopy(self._head).to(device=self.device, dtype=self._unembedding.dtype)
         fused = head_fused.fuse(head, self.device)
         output = self._unembedding[self.tokens]
-        if self.device.type == "cpu" and output.dtype == torch.float32:
+        if not fused and self.device.type == "cpu" and output.dtype == torch.float32:  # fused layers read plain weights
             pack(head, rows=1)
             output = packed(output, rows=1)
         return head, output, fused

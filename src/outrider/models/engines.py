@@ -48,36 +48,39 @@ def chosen_engine(
 ) -> str:
     """numba, onnxruntime or torch, for a model of ``size`` bytes; an error where what was asked for cannot be had.
 
-    ``settled``: whether the user asked for this dtype, or it is only what torch would use.
+    ``settled``: whether the user asked for this dtype, or it is only what torch would use. An engine that was asked
+    for by name then computes in what it can.
     """
     if device.type == "cuda" and kernels.engine in ("auto", "torch"):
         return "torch"  # eight bits, too: see eight_bits.py
     narrow = kernels.weights == "int8"
     require(
         not narrow or kernels.engine in ("auto", "onnxruntime"),
-        f"weights={kernels.weights!r} on a CPU is run by onnxruntime; leave engine={kernels.engine!r} out",
+        f"weights {kernels.weights!r} on a CPU are run by onnxruntime; leave the engine {kernels.engine!r} out",
     )
     by_itself = kernels.engine == "auto" and not narrow
     if kernels.engine == "torch" or (by_itself and size < _WORTH_FILES):
         return "torch"
-    wanted = dtype if settled else torch.float32
+    for_numba = dtype if settled else torch.float32
+    # By itself onnxruntime, which reads four bytes of each weight, leaves bfloat16 to torch.
+    for_onnx = dtype if by_itself or (settled and not narrow) else torch.float32
     obstacles = {
-        "numba": _general_obstacle(config, device) or _numba_obstacle(config, wanted),
-        "onnxruntime": _general_obstacle(config, device) or _onnx_obstacle(torch.float32 if narrow else dtype),
+        "numba": _general_obstacle(config, device) or _numba_obstacle(config, for_numba),
+        "onnxruntime": _general_obstacle(config, device) or _onnx_obstacle(for_onnx),
     }
     if by_itself:
         return next((engine for engine, obstacle in obstacles.items() if obstacle is None), "torch")
     engine = "onnxruntime" if narrow else kernels.engine
     if obstacles[engine] is None:
         return engine
-    asked = "weights='int8'" if kernels.engine == "auto" else f"engine={engine!r}"
+    asked = "weights 'int8'" if kernels.engine == "auto" else f"engine {engine!r}"
     raise BadOption(f"{asked} cannot be used: {obstacles[engine]}")
 
 
 def _general_obstacle(config: Any, device: torch.device) -> str | None:
     """None, or why no engine but torch can run this model, with what to do about it."""
     if device.type != "cpu":
-        return f"it runs models on a CPU, and the device is {device}; leave it out or use device='cpu'"
+        return f"it runs models on a CPU, and the device is {device}; leave it out or choose the device cpu"
     if getattr(config, "quantization_config", None) is not None:
         return "its weights are quantised; leave it out"
     if config.model_type not in LLAMA_LIKE or getattr(config, "hidden_act", None) != "silu":
@@ -106,7 +109,7 @@ def _beyond_numba(dtype: torch.dtype) -> str | None:
         return _not_float32(dtype)
     if cpu.facts().computes_in_half:
         return None
-    return "this CPU does not compute in float16; use dtype='float32', or leave it out"
+    return "this CPU does not compute in float16; choose the dtype float32, or leave the dtype out"
 
 
 def _numba_unusable() -> str | None:
@@ -136,7 +139,8 @@ def _not_bfloat16(config: Any) -> str | None:
 def _not_float32(dtype: torch.dtype) -> str | None:
     if dtype == torch.float32:
         return None
-    return f"it computes in float32, not {str(dtype).removeprefix('torch.')}; use dtype='float32', or leave it out"
+    name = str(dtype).removeprefix("torch.")
+    return f"it computes in float32, not {name}; choose the dtype float32, or leave the dtype out"
 
 
 def _missing(*packages: str) -> str | None:
