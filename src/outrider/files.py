@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -68,3 +69,19 @@ def locked(path: Path, waiting: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def writable(folder: Path) -> bool:
+    """Whether this process can make files in an existing directory."""
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def refused(folder: Path, therefore: str) -> str:
+    """The words for a cache that cannot be written: where it is, what follows from that, and what to set."""
+    return f"the cache at {folder} cannot be written: {therefore}; set OUTRIDER_CACHE to a directory that can be"
+
+
+@cache
+def note_refused(folder: Path, therefore: str) -> None:
+    """Say so, once in a process."""
+    note(refused(folder, therefore))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -206,6 +207,23 @@ def test_auto_goes_on_to_torch(narrow: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.warns(UserWarning, match=r"is run by torch, not by numba: .*model\.norm\.bias"):
         llm = outrider.load(str(narrow), device="cpu")
     assert llm.target.model.engine_name == "torch"
+
+
+def test_a_cache_that_cannot_be_written(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A raw UserWarning with an errno in it did not say that the cache was meant, nor what to set."""
+    monkeypatch.setattr("outrider.models.engines._WORTH_FILES", 0)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file/cache"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        llm = outrider.load(str(folder), "none", device="cpu", dtype="float32")
+    assert llm.target.model.engine_name == "torch"
+    told = [line for line in capsys.readouterr().err.splitlines() if "cache" in line]
+    assert len(told) == 1
+    assert f"the cache at {tmp_path / 'file/cache'} cannot be written" in told[0]
+    assert "run by torch" in told[0] and "set OUTRIDER_CACHE" in told[0]
 
 
 def test_facts_are_found_out_once_and_not_lost(folder: Path) -> None:

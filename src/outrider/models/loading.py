@@ -20,11 +20,14 @@ from outrider.errors import (
     OutriderError,
     TokenizerMismatch,
 )
+from outrider.files import note_refused
 from outrider.models import hub, plain
 from outrider.models.engines import Kernels, chosen_engine, numba_computes_in_half
 from outrider.models.huggingface import HuggingFaceModel
+from outrider.models.making import CacheRefused
 from outrider.models.weights import weight_files
 from outrider.packing import pack
+from outrider.places import cache_dir
 from outrider.threads import limit_threads
 
 if TYPE_CHECKING:
@@ -125,6 +128,9 @@ def _by_engine(
     except ModelError as error:
         if kernels.engine != "auto" or kernels.weights != "full":
             raise
+        if isinstance(error, CacheRefused):
+            note_refused(cache_dir(), f"{name} is run by torch, more slowly than by {engine}")
+            return None
         warnings.warn(f"{name!r} is run by torch, not by {engine}: {error}", stacklevel=4)
         return None
 

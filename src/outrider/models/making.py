@@ -10,8 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outrider.errors import ModelError, PullFailed
-from outrider.files import locked
+from outrider.files import locked, refused, writable
 from outrider.models.gguf import MB, brief, says_no_space
+
+
+class CacheRefused(PullFailed):
+    """The cache cannot be written."""
 
 
 class Space:
@@ -73,6 +77,8 @@ def _explained(error: Exception, space: Space) -> ModelError:
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     if full or says_no_space(str(error)):
         return space.missing("the disk is full")
+    if isinstance(error, OSError) and not (space.folder.is_dir() and writable(space.folder)):
+        return CacheRefused(refused(space.folder, f"{space.name} cannot be kept there ({error.strerror or error})"))
     if isinstance(error, OSError):
         return PullFailed(f"{space.name}: {error}; another place for models: OUTRIDER_CACHE=/some/where")
     return PullFailed(f"{space.name} cannot be converted: {brief(error)}")
