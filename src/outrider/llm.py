@@ -140,8 +140,8 @@ class LLM:
         trace = self._trace(parsed)
         shown = [0] * len(prompts)
         for event in self._events(prompts, parsed, trace):
-            text = event.row.printable(self.decode)
-            new, shown[event.index] = text[shown[event.index] :], len(text)
+            new = event.row.printable(self.decode, shown[event.index])
+            shown[event.index] += len(new)
             yield Chunk.of_event(event, new, len(prompts[event.index]), trace)
 
     def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Output:
