@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -17,10 +17,6 @@ from torch import Tensor
 
 from outrider.errors import BadOption, ModelNotFound, TokenizerMismatch, require
 from outrider.models.loading import Loaded
-
-Progress = Callable[[str, float], None]
-"""(what is being done, share done)."""
-
 
 Pair = tuple[Sequence[int], Sequence[int]]
 """A prompt, and what the target answered."""
@@ -91,6 +87,12 @@ class Corpus:
                 "anew with --data or --self"
             )
         return corpus
+
+
+def text_size(path: Path) -> int:
+    """Tokens of text in a file that ``Corpus.save`` wrote."""
+    with safe_open(str(path), "pt") as file:
+        return int((file.get_tensor("tokens") >= 0).sum())
 
 
 def _narrowed(tokens: Tensor, stride: int) -> Tensor:
