@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -63,7 +62,8 @@ class Guarded:
             self._try(_check_form, draft, (self.rows, gamma, self.target.vocab_size))
         if self.session is None:
             return Draft.empty(self.rows, self.target.device)
-        return _inside(draft, self.target.vocab_size).cut(self.caps)
+        result: Draft = draft.cut(self.caps)
+        return result
 
     def cap(self, guesses: Sequence[int]) -> None:
         """No row drafts more than this next time. Rows share a drafter's run, but not each other's gamma."""
@@ -154,13 +154,6 @@ class Guarded:
         self.session = None
         self.error = f"{type(error).__name__}: {error}"
         warnings.warn(f"the drafter failed and is left out from here on: {self.error}", stacklevel=4)
-
-
-def _inside(draft: Draft, vocab_size: int) -> Draft:
-    """A guess that is no token ends its row's guesses; the device decides, nothing is asked of it."""
-    known = (draft.tokens >= 0) & (draft.tokens < vocab_size)
-    proposed = (draft.proposed & known).to(torch.int64).cumprod(-1).bool()
-    return replace(draft, tokens=draft.tokens.clamp(0, vocab_size - 1), proposed=proposed)
 
 
 def _check_form(draft: Any, shape: tuple[int, int, int]) -> None:

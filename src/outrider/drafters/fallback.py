@@ -56,7 +56,8 @@ class _FallbackSession:
 
     def _ask(self, which: int, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         asked = min(gamma, self.limits[which])
-        return widened(self.sessions[which].propose(asked, sampling, noise, at[:, : asked + 1]), gamma)
+        draft = self.sessions[which].propose(asked, sampling, noise, at[:, : asked + 1])
+        return widened(draft.usable(self.vocab_size), gamma)
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         for session in self.sessions:
@@ -90,7 +91,7 @@ def widened(draft: Draft, gamma: int) -> Draft:
 
 
 def joined(first: Draft, second: Draft, use_first: Tensor, vocab_size: int) -> Draft:
-    """Two drafts of the same width as one: the first's rows where use_first [B, 1] says so, else the second's."""
+    """Two usable drafts of the same width as one: the first's rows where use_first [B, 1] says so, else the second's."""
 
     def dense(draft: Draft) -> Tensor:
         if (probs := draft.dense(vocab_size).probs) is not None:

@@ -111,7 +111,7 @@ class _MixtureSession:
         self.last = Draft.empty(len(self.kind), at.device)
         if gamma == 0:
             return self.last
-        copied = self.first.propose(gamma, sampling, noise, at)
+        copied = self.first.propose(gamma, sampling, noise, at).usable(self.vocab_size)
         if self.on_cpu:
             self.last = self._propose_on_host(copied, gamma, sampling, noise, at)
             return self.last
@@ -120,7 +120,7 @@ class _MixtureSession:
         use_first = worth >= wanted.amax(1)  # [B]
         guesses = torch.where(use_first, 0, self._asked(wanted, gamma))  # of the second drafter
         self.kind = torch.where(use_first, kind, self.tried.shape[1] - 1)
-        second = widened(self.second.propose(gamma, sampling, noise, at), gamma)
+        second = widened(self.second.propose(gamma, sampling, noise, at).usable(self.vocab_size), gamma)
         self.last = joined(copied, second.cut(guesses), use_first[:, None], self.vocab_size)
         return self.last
 
@@ -132,7 +132,7 @@ class _MixtureSession:
         draft = copied.cut(torch.tensor([choice.copied for choice in choices]))
         self.spent = 0
         if most > 0:
-            second = self.second.propose(most, sampling, noise, at[:, : most + 1])
+            second = self.second.propose(most, sampling, noise, at[:, : most + 1]).usable(self.vocab_size)
             self.spent = second.tokens.shape[1]
             alike = min(choice.asked for choice in choices) == most
             draft = second if alike else self._mixed(draft, second, [choice.asked for choice in choices])
