@@ -19,6 +19,7 @@ from outrider.errors import require
 if TYPE_CHECKING:
     from outrider.context import Context
     from outrider.noise import Noise
+    from outrider.prices import Prices
     from outrider.sampling import Sampling
 
 Source = Sequence[int] | Tensor
@@ -214,3 +215,42 @@ class Drafter(Protocol):
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         """A drafting session beside the target's, with the same rows. Heads read ``target.hidden``."""
+
+
+@runtime_checkable
+class Costed(Protocol):
+    """A drafter that says what a guess takes, in plain target runs: what is planned by where nothing is measured."""
+
+    @property
+    def cost(self) -> float: ...
+
+
+def declared_cost(drafter: Drafter) -> float:
+    """c: time of a guess over time of a target run, as the drafter says; a small head's where it says nothing."""
+    return float(drafter.cost) if isinstance(drafter, Costed) else 0.05
+
+
+@runtime_checkable
+class Capped(Protocol):
+    """A drafting session that weighs each row's guesses itself, and is told how many the row may have.
+
+    A row that may have none is as one that is not asked: it costs nothing, and nothing is learnt from it.
+    """
+
+    caps: Tensor | None  # [B]; None: as many as are asked for
+
+
+@runtime_checkable
+class Priced(Protocol):
+    """A drafting session that ends its drafts itself, by what guesses take here and time is worth."""
+
+    prices: Prices | None  # None: by rules of its own
+
+
+@runtime_checkable
+class Spending(Protocol):
+    """A drafting session whose last draft took the time of other guesses than it holds."""
+
+    @property
+    def spent(self) -> int | None:
+        """How many; None: those it holds."""
