@@ -6,7 +6,6 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 from reference import Outcome
@@ -77,18 +76,24 @@ def _check_possible(world: World, outcome: Outcome) -> None:
         raise Found(world, f"{outcome} should end by {expected}")
 
 
-def check_neighbours(world: World) -> None:
+def check_neighbours(world: World, rows: int = 4) -> None:
     """A row alone, in one slot, is the row beside others, in any slot, among any number of slots."""
     if not world.one_text and world.drafter.shared:
         return  # a drafter that goes by the number of calls tells rows of each other, by design of this test
     others = [world.request(a.seed, a.prompt, a.new) for a in world.beside]
-    own = world.request(world.first_seed)
-    (alone,) = run(world, [own], 1)
-    for place in sorted({0, len(others) // 2, len(others)}):
-        for slots in sorted({1, world.slots, len(others) + 2}):
-            beside = run(world, [*others[:place], own, *others[place:]], slots)[place]
-            if beside != alone:
-                raise Found(world, f"alone it is {alone}, as number {place} in {slots} slots {beside}")
+    own = [world.request(world.first_seed + i) for i in range(rows)]
+    alone = run(world, own, 1)  # one after another
+    mixed = [*own[::2], *others, *own[1::2]]
+    for slots in (world.slots + 1, len(mixed) + 1):
+        for requests in (mixed, mixed[::-1]):
+            found = dict(zip(map(id, requests), run(world, requests, slots), strict=True))
+            for request, expected in zip(own, alone, strict=True):
+                if found[id(request)] != expected:
+                    raise Found(
+                        world,
+                        f"seed {request.seed}: alone it is {expected}, beside others in {slots} slots "
+                        f"{found[id(request)]}",
+                    )
 
 
 def check_law(world: World, rows: int = 300, more: int = 4000) -> None:
@@ -100,7 +105,8 @@ def check_law(world: World, rows: int = 300, more: int = 4000) -> None:
         return
     law = world.reference.texts(world.prompt)
     assert abs(math.fsum(law.values()) - 1) < 1e-9
-    if _tested(outcomes, law, SUSPICIOUS).statistic <= _tested(outcomes, law, SUSPICIOUS).threshold:
+    first = _tested(outcomes, law, SUSPICIOUS)
+    if first.statistic <= first.threshold:
         return
     outcomes = _sample(world, rows, more)
     tested = _tested(outcomes, law, FALSE_FAIL)
@@ -122,13 +128,4 @@ def _sample(world: World, first: int, rows: int) -> list[Outcome]:
 def _tested(outcomes: Sequence[Outcome], law: dict[Outcome, float], rate: float) -> SameLaw:
     seen = Counter(outcomes)
     counts = torch.tensor([float(seen[o]) for o in law])
-    return _same_law(counts, torch.tensor([*law.values()], dtype=torch.float64), rate)
-
-
-def _same_law(counts: torch.Tensor, law: torch.Tensor, rate: float) -> SameLaw:
-    return same_law(counts, law, false_fail_rate=rate)
-
-
-@cache
-def all_checks() -> tuple[str, ...]:
-    return ("texts", "neighbours", "law")
+    return same_law(counts, torch.tensor([*law.values()], dtype=torch.float64), false_fail_rate=rate)
