@@ -9,7 +9,22 @@ from typing import TypeVar
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 from worlds import (
-    Alone, Ends, Grammar, Hostile, Lift, Model, Named, NoRepeat, Over, Own, Planned, Sampling, Spec, Toy, Two, World,
+    Alone,
+    Ends,
+    Grammar,
+    Hostile,
+    Lift,
+    Model,
+    Named,
+    NoRepeat,
+    Over,
+    Own,
+    Planned,
+    Sampling,
+    Spec,
+    Toy,
+    Two,
+    World,
 )  # fmt: skip
 
 SEEDS = st.integers(0, 999)
@@ -59,10 +74,14 @@ def hostile(vocab: int) -> SearchStrategy[Hostile]:
     )  # fmt: skip
 
 
+KINDS = ("hostile", "named", "model", "own", "mixture", "fallback", "cascade", "mixture")
+COUPLINGS = ("maximal", "block", "gumbel", "maximal")
+
+
 @st.composite
-def drafters(draw: DrawFn, vocab: int) -> Spec:
-    """One drafter in two worlds of three, a composition in the third."""
-    kind = draw(st.sampled_from(("hostile", "named", "model", "own", "mixture", "fallback", "cascade", "hostile")))
+def drafters(draw: DrawFn, vocab: int, kinds: Sequence[str]) -> Spec:
+    """One drafter, or a composition of two."""
+    kind = draw(st.sampled_from(kinds))
     if kind in ("mixture", "fallback"):
         return Two(kind, draw(single(vocab)), draw(single(vocab)), draw(few(0.1, 0.0, 0.5)))
     if kind == "cascade":
@@ -92,8 +111,14 @@ def _without_own(model: Model) -> Model:
 
 
 @st.composite
-def worlds(draw: DrawFn, new: Sequence[int] = (2, 1, 3, 4), beside: Sequence[int] = (0, 1, 3)) -> World:
-    """Texts of so many tokens, beside so many others."""
+def worlds(
+    draw: DrawFn,
+    new: Sequence[int] = (2, 1, 3, 4),
+    beside: Sequence[int] = (0, 1, 3),
+    kinds: Sequence[str] = KINDS,
+    couplings: Sequence[str] = COUPLINGS,
+) -> World:
+    """Texts of so many tokens, beside so many others, with these kinds of drafter and coupling."""
     vocab = draw(st.sampled_from((4, 3, 5, 6)))
     tokens = st.integers(0, vocab - 1)
     prompts = st.lists(tokens, min_size=1, max_size=6).map(tuple)
@@ -103,13 +128,13 @@ def worlds(draw: DrawFn, new: Sequence[int] = (2, 1, 3, 4), beside: Sequence[int
         draw(st.sampled_from(((), (), (0,), (2,)))),
         draw(st.sampled_from(((), (), ("a",), ("bc",), ("cc", "ab")))),
     )
-    coupling = draw(st.sampled_from(("maximal", "block", "gumbel", "maximal")))
+    coupling = draw(st.sampled_from(couplings))
     width = draw(st.sampled_from((3, 5, 4, 2)))
     policies = st.builds(Planned, st.sampled_from(("auto", "gradient", "turns")), few(0.1, 0.0, 0.6, -1.0))
     count = draw(st.sampled_from(beside))
     others = st.builds(Alone, prompts, SEEDS, few(1, *new))
     return World(
-        toy, draw(samplings(vocab)), ends, draw(prompts), draw(drafters(vocab)), coupling,
+        toy, draw(samplings(vocab)), ends, draw(prompts), draw(drafters(vocab, kinds)), coupling,
         draw(few(1.0, 1.0, 1.0, 0.5)) if coupling == "maximal" else 1.0,
         draw(st.one_of(st.integers(1, width - 1), policies)), width, draw(few(2, 1, 4)),
         tuple(draw(st.lists(others, min_size=count, max_size=count))),

@@ -16,7 +16,6 @@ import pytest
 import torch
 from checks import Found
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from strategies import worlds
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
