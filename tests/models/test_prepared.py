@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -317,6 +318,33 @@ def test_warm(folder: Path, cache: Path) -> None:
     assert Path(told["path"]).parent == cache
     assert "int8" in told["engine"]
     assert json.loads((Path(told["path"]) / RECORD).read_text())["any_width"]
+
+
+def test_control_c_says_what_was_kept(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C after a minute of work said "interrupted": whether the minute was lost, one could not know."""
+    run = CliRunner().invoke
+    monkeypatch.setattr("outrider.models.prepared._make", _interrupted)
+    early = run(app, ["warm", str(folder), "--engine", "onnxruntime", "--dtype", "float32"])
+    assert early.exit_code == 130 and "nothing was finished yet" in early.stderr
+    monkeypatch.undo()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(cache))
+    monkeypatch.setattr("outrider.llm.LLM.generate", _interrupted)
+    late = run(app, ["warm", str(folder), "--engine", "onnxruntime", "--dtype", "float32"])
+    assert late.exit_code == 130
+    assert f"kept in {cache}: onnxruntime, float32" in late.stderr and "the same command goes on" in late.stderr
+
+
+def _interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_was_prepared_from_a_directory_that_is_gone_is_removed(folder: Path, tmp_path: Path) -> None:
+    """Files of models that nobody has any more once stayed for ever."""
+    config = tf.AutoConfig.from_pretrained(folder)
+    gone = prepare(library.save_llama(tmp_path / "gone"), config, "onnxruntime", int8=True)
+    shutil.rmtree(tmp_path / "gone")
+    prepare(folder, config, "onnxruntime")
+    assert not gone.folder.exists()
 
 
 def test_the_certificate_names_the_engine(folder: Path) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from outrider.errors import ModelError, ModelNotFound
 from outrider.files import note, replace_whole
-from outrider.models import gguf, manifest, pairs
+from outrider.models import gguf, manifest, pairs, remote
 from outrider.models.checksums import remembered_sha256
 from outrider.models.gguf import KNOWN
 from outrider.models.making import making
@@ -54,6 +54,18 @@ def resolve(name: str, *, pull: bool = True) -> Path | str:
     if "/" not in name and close:
         raise ModelNotFound(f"model {name!r} is not known; did you mean {close[0]}?")
     return name
+
+
+def directory(name: str, *, code: bool = False) -> Path:
+    """The directory of a model by any name, fetched or converted first where that is needed: see ``resolve``.
+
+    ``code``: fetch the Python files of a model on the hub, too.
+    """
+    found = resolve(name)
+    if isinstance(found, str):
+        found = remote.snapshot(found, NAMES, code=code)
+        manifest.check_directory(found)
+    return found
 
 
 def _ready(name: str, path: Path, fetch: bool) -> Path:

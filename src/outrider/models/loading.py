@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from outrider.errors import (
     DeviceError,
     ModelCorrupt,
     ModelError,
-    ModelNotFound,
     OutriderError,
     TokenizerMismatch,
 )
@@ -62,7 +60,7 @@ def load(
     where = torch.device(choose_device(device))
     if where.type == "cpu":
         limit_threads()
-    place = hub.resolve(name)
+    place = hub.directory(name, code=trust_remote_code)
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
         config, tokenizer = description(place, **common)
@@ -74,7 +72,7 @@ def load(
     except OutriderError:
         raise
     except Exception as error:
-        raise _explained(name, place, error) from error
+        raise _explained(place, error) from error
     wrapped = HuggingFaceModel(_moved(name, model, where).requires_grad_(False))
     narrow = model.dtype == torch.bfloat16 and cpu.facts().fast_at_bfloat16
     if where.type == "cpu" and (model.dtype == torch.float32 or narrow):  # what the packed kernels were measured for
@@ -91,9 +89,9 @@ def load(
     return Loaded(name, wrapped, tokenizer, kernels)
 
 
-def description(place: Path | str, **common: Any) -> tuple[Any, Any]:
+def description(place: Path, **common: Any) -> tuple[Any, Any]:
     """A model's config and tokenizer."""
-    found = plain.description(place) if isinstance(place, Path) else None
+    found = plain.description(place)
     if found is not None:
         return found
     from transformers import AutoConfig, AutoTokenizer
@@ -101,9 +99,9 @@ def description(place: Path | str, **common: Any) -> tuple[Any, Any]:
     return AutoConfig.from_pretrained(place, **common), AutoTokenizer.from_pretrained(place, **common)
 
 
-def _size(place: Path | str) -> float:
-    """Bytes of weights; unknown, and so taken as many, where they are yet to be fetched."""
-    return sum(file.stat().st_size for file in weight_files(place)) if isinstance(place, Path) else math.inf
+def _size(place: Path) -> int:
+    """Bytes of weights."""
+    return sum(file.stat().st_size for file in weight_files(place))
 
 
 def _class(config: Any) -> Any:
@@ -114,7 +112,7 @@ def _class(config: Any) -> Any:
 
 
 def _by_engine(
-    name: str, place: Path | str, config: Any, kernels: Kernels, where: torch.device, kind: torch.dtype, settled: bool
+    name: str, place: Path, config: Any, kernels: Kernels, where: torch.device, kind: torch.dtype, settled: bool
 ) -> HuggingFaceModel | None:
     """The model as its engine runs it; None where that is torch. "auto" goes on where an engine cannot after all."""
     engine = chosen_engine(kernels, config, where, kind, _size(place), settled)
@@ -135,7 +133,7 @@ def _by_engine(
         return None
 
 
-def _prepared(place: Path | str, config: Any, engine: str, kernels: Kernels, half: bool) -> HuggingFaceModel:
+def _prepared(place: Path, config: Any, engine: str, kernels: Kernels, half: bool) -> HuggingFaceModel:
     """A model run by an engine from files in the cache, which are written the first time."""
     from outrider.models.engine_model import EngineModel, Outline
     from outrider.models.prepared import prepare
@@ -144,10 +142,6 @@ def _prepared(place: Path | str, config: Any, engine: str, kernels: Kernels, hal
         from outrider.models.jit_engine import Engine
     else:
         from outrider.models.onnx_engine import Engine  # type: ignore[assignment]
-    if isinstance(place, str):
-        from huggingface_hub import snapshot_download
-
-        place = Path(snapshot_download(place, allow_patterns=["*.safetensors", "*.json"]))
     prepared = prepare(place, config, engine, kernels.weights == "int8", half)
     return EngineModel(Outline(config, _asked_of_generation(place, config)), prepared, Engine)
 
@@ -174,14 +168,9 @@ def _moved(name: str, model: PreTrainedModel, where: torch.device) -> PreTrained
         ) from error
 
 
-def _explained(name: str, place: Path | str, error: Exception) -> ModelError:
+def _explained(place: Path, error: Exception) -> ModelError:
     """Turn what transformers raises into one line with a remedy."""
     reason = " ".join(str(error).split())[:300]
-    if isinstance(place, str):
-        return ModelNotFound(
-            f"model {name!r} is not a known short name, a directory or a .gguf file, and the hub gave no such model "
-            f"({type(error).__name__}: {reason}); see `outrider models list`"
-        )
     if "safetensors" in reason.lower() or "header" in reason.lower() or isinstance(error, EOFError):
         return ModelCorrupt(f"the weights in {place} cannot be read ({reason}); fetch or convert the model again")
     return ModelError(f"the model in {place} cannot be loaded ({type(error).__name__}: {reason})")

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from outrider.files import locked, note, replace_whole, write_whole
 from outrider.models.gguf import MB
+from outrider.models.inventory import PREPARED
 from outrider.models.making import making
 from outrider.models.weight_files import PAGE, WEIGHTS
 from outrider.models.weights import sizes, weight_files
 from outrider.places import cache_dir
 
-RECORD = "prepared.json"
+RECORD = PREPARED
 
 Places = dict[str, tuple[int, list[int]]]
 """Offset in bytes and shape of a tensor in the file of weights, by name."""
@@ -160,14 +161,16 @@ def _make(folder: Path, source: Path, config: Any, form: _Form) -> Path:
 
 
 def _remove_stale(source: Path, form: _Form, final: Path) -> None:
-    """Remove what was prepared from this checkpoint as it was before."""
-    before = [f"{form.engine}-*/{RECORD}", f"onnx-*/{RECORD}"]  # the second: as they were called at first
-    for folder in (path.parent for pattern in before for path in cache_dir().glob(pattern)):
+    """Remove what was prepared from this checkpoint as it was before, or from one that is gone."""
+    engines = (form.engine, "onnx")  # the second: as onnxruntime's were called at first
+    for folder in (path.parent for path in cache_dir().glob(f"[!.]*/{RECORD}")):
         try:
             known = _read_record(folder)
         except (OSError, ValueError):  # damaged: whoever loads its model writes it again
             continue
-        if folder != final and known["source"] == str(source.resolve()) and known["weights"] == form.weights:
+        same = known["source"] == str(source.resolve()) and known["weights"] == form.weights
+        replaced = same and folder.name.rpartition("-")[0] in engines
+        if folder != final and (replaced or not Path(known["source"]).exists()):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -14,10 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from outrider.cli.models import app
-from outrider.errors import ModelCorrupt, ModelError, ModelNotFound, PullFailed
+from outrider.errors import ModelCorrupt, ModelNotFound, PullFailed
 from outrider.models import gguf, hub, manifest
 from tiny_gguf import NAME, leftovers
 
@@ -247,32 +245,6 @@ def test_asking_for_a_path_is_quick(cache: Path) -> None:
     """
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == 0
-
-
-# --- the command line ------------------------------------------------------------------------------
-
-
-def test_command_line(cache: Path, wheel: Path, quick_convert: list[Path]) -> None:
-    run = CliRunner().invoke
-    absent = json.loads(run(app, ["list", "--json"]).stdout)
-    assert [(row["name"], row["state"], row["path"]) for row in absent[:1]] == [(NAME, "not pulled", None)]
-    assert isinstance(run(app, ["path", NAME]).exception, ModelNotFound)
-    assert isinstance(run(app, ["path", "gpt2"]).exception, ModelNotFound)
-
-    assert run(app, ["pull", NAME]).stdout == f"{cache / NAME}\n"
-    assert run(app, ["path", NAME]).stdout == f"{cache / NAME}\n"
-    assert json.loads(run(app, ["path", NAME, "--json"]).stdout) == {"name": NAME, "path": str(cache / NAME)}
-    assert str(cache / NAME) in run(app, ["list"]).stdout
-    row, *_ = json.loads(run(app, ["list", "--check", "--json"]).stdout)
-    assert row["state"] == "checked" and row["bytes"] > 0
-
-    (cache / NAME / "tokenizer.json").write_text("{}")
-    bad = run(app, ["list", "--json"])
-    assert json.loads(bad.stdout)[0]["state"] == "corrupt" and isinstance(bad.exception, ModelCorrupt)
-    (cache / NAME / "outrider.json").write_text("{")
-    assert isinstance(run(app, ["list"]).exception, ModelError)
-    assert run(app, ["pull", NAME, "--force", "--json"]).exit_code == 0
-    assert run(app, ["list", "--check"]).exit_code == 0
 
 
 # --- the real one ----------------------------------------------------------------------------------
