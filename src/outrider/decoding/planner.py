@@ -138,7 +138,7 @@ class Auto:
 
     def measured(self) -> list[tuple[Ladder, int]]:
         """What steps have cost so far, in plain ones, for every kind of batch seen; and from how many steps."""
-        return [(clock.ladder(), clock.steps) for clock in self._clocks.values()]
+        return [(clock.ladder(), clock.steps) for clock in list(self._clocks.values())]
 
     def start(self, setting: Setting) -> Planner:
         if self.given is not None or not self.clock:
