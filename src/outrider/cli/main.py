@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, demo, distill, generate, measure, models, theory, verify, warm
+from outrider.cli import bench, chat, demo, distill, generate, measure, models, theory, verify, warm
 from outrider.cli.common import REMEDY, answers, notes
 from outrider.errors import OutriderError
 
@@ -27,6 +27,7 @@ app = typer.Typer(
     help="Speculative decoding that does not change what a model says.",
 )
 app.command()(generate.generate)
+app.command()(chat.chat)
 app.command()(demo.demo)
 app.command()(verify.verify)
 app.command()(measure.measure)
@@ -57,7 +58,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows '?' for what it does not have
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
         try:
             code = app(prog_name="outrider", standalone_mode=False)
         except KeyboardInterrupt:  # typer turns those inside a command into exit code 130 itself
@@ -105,6 +106,6 @@ def _message(error: Exception) -> str:
     return " ".join(text.split())
 
 
-def _show_warning(message: Warning | str, *_: Any) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
     """A warning as one line, without the place in the source that Python would name."""
     notes.print("warning: " + " ".join(str(message).split()), style="yellow", markup=False)
