@@ -22,7 +22,10 @@ Target = Annotated[
 Draft = Annotated[
     str,
     typer.Option(
-        "--draft", "-d", help="auto, copy, ngram, uniform, none, a model named like a target, or a chain 'copy>MODEL'."
+        "--draft",
+        "-d",
+        help="auto, copy, ngram, uniform, none, a model named like a target, a chain 'copy>MODEL', or a drafter of "
+        "your own: FILE.py:CLASS or MODULE:CLASS.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
