@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,13 @@ Processor = Callable[[Any, Any], Any]
 """A transformers LogitsProcessor: (token ids [1, T], logits [1, V]) -> logits [1, V]."""
 
 
+@runtime_checkable
+class ByRow(Protocol):
+    """Processors of a batch whose rows have different ones."""
+
+    def of_row(self, row: int) -> Processor: ...
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How a token is chosen from logits. Temperature 0 is greedy."""
@@ -37,7 +44,7 @@ class Sampling:
     frequency_penalty: float = 0.0  # over the output, as in the OpenAI API
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    processors: tuple[Processor, ...] = ()
+    processors: tuple[Processor | ByRow, ...] = ()
 
     def __post_init__(self) -> None:
         def number(name: str, low: float, high: float = float("inf"), open_low: bool = False) -> None:
@@ -181,14 +188,23 @@ def _on_device(bias: tuple[tuple[int, float], ...], dtype: torch.dtype, device: 
     )
 
 
-def _process(logits: Tensor, processors: tuple[Processor, ...], context: Context, tail: Tensor) -> Tensor:
-    """Row by row and position by position, since a processor may do anything with the prefix it is shown."""
+def _process(logits: Tensor, processors: tuple[Processor | ByRow, ...], context: Context, tail: Tensor) -> Tensor:
+    """Row by row and position by position, since a processor may do anything with the prefix it is shown.
+
+    Nothing is asked about rows that have ended, nor behind a guess that was just forbidden: it will not be kept, and
+    a constraint need not have an answer for a text it does not allow.
+    """
     result = logits.clone()
-    for row, length in enumerate(context.lengths.tolist()):
+    for row, (length, active) in enumerate(zip(context.lengths.tolist(), context.active.tolist(), strict=True)):
+        if not active:
+            continue
+        own = [p.of_row(row) if isinstance(p, ByRow) else p for p in processors]
         ids = torch.cat([context.tokens[row, :length], tail[row]])
         for k in range(logits.shape[1]):
+            if k and result[row, k - 1, ids[length + k - 1]] == -torch.inf:
+                break
             scores = logits[row : row + 1, k]
-            for processor in processors:
+            for processor in own:
                 scores = _processed(processor, ids[None, : length + k], scores)
             result[row, k] = scores[0]
     return result

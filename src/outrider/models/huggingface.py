@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +28,24 @@ _run = threading.local()
 
 def _remember(module: Any, inputs: tuple[Tensor, ...]) -> None:
     _run.read = inputs[0]
+
+
+def watch_output_layer(model: PreTrainedModel) -> Callable[[], None]:
+    """Every family has an output layer; what goes into it is the last hidden state -> what ends the watch.
+
+    Once, however often a model is wrapped.
+    """
+    layer = model.get_output_embeddings()
+    if layer is None or hasattr(layer, "outrider_watched"):
+        return lambda: None
+    layer.outrider_watched = True
+    hook = layer.register_forward_pre_hook(_remember)
+
+    def undo() -> None:
+        hook.remove()
+        del layer.outrider_watched
+
+    return undo
 
 
 class HuggingFaceModel:
@@ -56,7 +74,7 @@ class HuggingFaceModel:
         self.positions_limit: int | None = getattr(self.config, "max_position_embeddings", None)
         self.windows = families.sliding_windows(self.config)
         self.fused = False  # True: attention reads positions itself and needs no mask, see fused.py
-        self._watch_output_layer()
+        watch_output_layer(model)
         self.hidden_size: int | None = None
         self.own_shapes, self.cross_shapes = self._probe()
         if self.config.model_type not in families.TESTED:
@@ -102,13 +120,6 @@ class HuggingFaceModel:
     def unembedding(self) -> Tensor:
         """[V, size]: the output layer, which turns ``hidden`` into logits."""
         return self.model.get_output_embeddings().weight  # type: ignore[no-any-return]
-
-    def _watch_output_layer(self) -> None:
-        """Every family has an output layer; what goes into it is the last hidden state, ready to be read."""
-        layer = self.model.get_output_embeddings()
-        if layer is not None and not hasattr(layer, "outrider_watched"):  # once, however often a model is wrapped
-            layer.outrider_watched = True
-            layer.register_forward_pre_hook(_remember)
 
     def _output_size(self) -> int:
         head = self.model.get_output_embeddings()
