@@ -10,6 +10,7 @@ import functools
 import gc
 import warnings
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from worlds import Ends, Model, Named, Sampling, Toy, World, inf
 
+from outrider import nucleus
 from outrider.decoding import stepper
 from outrider.decoding.decoder import Request
 from outrider.decoding.lanes import Lanes
@@ -57,7 +59,7 @@ class Reads(TorchDispatchMode):
 class Watched(Recorder):
     """A recorder that looks, before every replay, whether what the recording reads is still there."""
 
-    gone = 0
+    gone = replays = 0
 
     def run(self, name: Hashable, step: Callable[[], Tensor], drafting: bool = True) -> Tensor:
         read: list[StorageWeakRef] = []
@@ -67,6 +69,7 @@ class Watched(Recorder):
             nonlocal calls
             calls += 1
             if calls > 2:  # recording runs it twice; from then on this is a replay
+                Watched.replays += 1
                 Watched.gone += sum(memory.expired() for memory in read)
                 return step()
             with Reads() as reads:
@@ -81,7 +84,7 @@ class Watched(Recorder):
 def forget_all() -> None:
     """Empty every cache of functions: what is in one may be dropped at any time."""
     for thing in gc.get_objects():
-        if isinstance(thing, functools._lru_cache_wrapper) and str(thing.__module__).startswith("outrider."):
+        if type(thing) is functools._lru_cache_wrapper and str(thing.__module__).startswith("outrider."):
             thing.cache_clear()
     gc.collect()
 
@@ -90,12 +93,13 @@ def check_captured(world: World) -> None:
     """A call, other calls with other options that use up the caches, and the call again by the same recordings."""
     requests = [world.request(world.first_seed + i) for i in range(3)]
     eager = _texts(world, requests, Lanes())
-    lanes, drafter = Lanes(graphs=True), world.decoder(3)
-    Watched.gone = 0
+    lanes, decoder = Lanes(graphs=True), world.decoder(3)
+    Watched.gone = Watched.replays = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stepper, "Recorder", Watched)
+        patch.setattr(nucleus, "asks", False)  # as on a GPU
         for _ in range(2):
-            again = _texts(world, requests, lanes, drafter)
+            again = _texts(world, requests, lanes, decoder)
             if again != eager:
                 raise Found(world, f"replayed it is {again}, step by step {eager}")
             forget_all()
@@ -104,8 +108,6 @@ def check_captured(world: World) -> None:
 
 
 def _texts(world: World, requests: list[Request], lanes: Lanes, decoder: Any = None) -> list[list[int]]:
-    from dataclasses import replace
-
     decoder = replace(decoder or world.decoder(3), lanes=lanes)
     rows = {}
     with warnings.catch_warnings():
@@ -124,9 +126,8 @@ BIASED = World(
 @pytest.mark.parametrize("coupling", ["maximal", "gumbel", "block"])
 def test_a_recording_owns_what_it_reads(drafter: Any, coupling: str) -> None:
     """A bias was held by a cache of 64: after 64 others a replay read freed memory, and forced tokens were others."""
-    from dataclasses import replace
-
     check_captured(replace(BIASED, drafter=drafter, coupling=coupling))
+    assert Watched.replays, "nothing was replayed: nothing was tested"
 
 
 @settings(suppress_health_check=list(HealthCheck), max_examples=40)
