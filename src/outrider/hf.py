@@ -8,6 +8,7 @@ transformers prepares inputs, processors and criteria as always; the decoding lo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, built_in
 from outrider.errors import BadOption, NumericalError, require
 from outrider.models.huggingface import HuggingFaceModel
+from outrider.noise import row_seeds
 from outrider.options import COUPLINGS
 from outrider.sampling import Sampling
 from outrider.trace import Trace
@@ -146,8 +148,17 @@ def _requests(
             prompt = prompt[mask[row, : len(prompt)].bool()]  # padding on the left goes
         # transformers counts padding into max_length, so every row may add the same number of tokens.
         rules = Stopping(config.max_length - ids.shape[1], frozenset(ends), criteria=tuple(criteria or ()))
-        requests.append(Request(tuple(prompt.tolist()), rules, seed + row, source))
-    return requests
+        requests.append(Request(tuple(prompt.tolist()), rules, 0, source))
+    seeds = row_seeds(seed, [_told_apart(request) for request in requests])
+    return [replace(request, seed=own) for request, own in zip(requests, seeds, strict=True)]
+
+
+def _told_apart(request: Request) -> list[int]:
+    """What a row is told apart by: its tokens and, of an encoder's output, where each position is largest. Unlike the
+    output itself that does not change with the last bits, which may depend on the other sources of a batch."""
+    if not isinstance(request.source, Tensor):
+        return list(request.prompt)
+    return [*request.source.argmax(-1).tolist(), -1, *request.prompt]
 
 
 def _padded(ids: Tensor, new: list[list[int]], config: GenerationConfig) -> Tensor:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
@@ -73,6 +74,24 @@ def _mix32(counter: Any, low: Any, high: Any) -> Any:
 @lru_cache(maxsize=4096)
 def _name_key(path: str) -> int:
     return _signed(int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8).digest(), "big"), 64)
+
+
+def row_seeds(seed: int | Sequence[int], prompts: Sequence[Sequence[int]]) -> list[int]:
+    """The seeds of the rows of one call: a hash of the caller's seed, the prompt, and its place among equal prompts.
+
+    So different prompts draw independent noise, a repeated prompt gets another sample each time, and a prompt draws
+    the same noise alone as beside others. Of several seeds each belongs to its own prompt, whatever is repeated.
+    ``prompts`` are what rows differ in: token ids, those of the source included.
+    """
+    places: Counter[bytes] = Counter()
+    seeds = []
+    for number, prompt in enumerate(prompts):
+        tokens = np.asarray(prompt, dtype="<i8").tobytes()
+        own, place = (seed, places[tokens]) if isinstance(seed, int) else (seed[number], 0)
+        places[tokens] += 1
+        digest = hashlib.blake2b(f"{own} {place} ".encode() + tokens, digest_size=8).digest()
+        seeds.append(int.from_bytes(digest, "big", signed=True))
+    return seeds
 
 
 @lru_cache(maxsize=16)

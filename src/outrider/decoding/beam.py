@@ -105,7 +105,12 @@ class _Search:
         self.target = decoder.target.start(self.rows, shape)
         self.drafter = Guarded(lambda: decoder.drafter.start(self.rows, shape, self.target), self.rows, self.target)
         self.growth = Growth(
-            self.rows, self.gamma, replace(self.sampling, temperature=1.0), tuple(self.stopping.eos), self.target.device
+            self.rows,
+            self.gamma,
+            replace(self.sampling, temperature=1.0),
+            tuple(self.stopping.eos),
+            self.target.device,
+            self.target.vocab_size,
         )
         self.state = Search.start(plan.beams)
         self.home: dict[Tokens, int] = {(): 0}  # the row of each running hypothesis

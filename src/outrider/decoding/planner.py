@@ -20,7 +20,7 @@ from outrider.errors import require
 from outrider.options import GAMMAS
 from outrider.prices import Ladder, Prices
 from outrider.theory import ByNumber, Costs, interpolated
-from outrider.types import Drafter, LanguageModel
+from outrider.types import Drafter, LanguageModel, declared_cost
 
 ASKING = 0.05
 """What asking a drafter costs where nothing is known, in plain runs: one that never has a guess must be left alone."""
@@ -60,11 +60,6 @@ def declared_widths(target: LanguageModel, rows: int = 1) -> ByNumber:
         return between(min(count, widest)) + slope * max(0, count - widest)
 
     return lambda width: tokens(rows * width) / tokens(rows)
-
-
-def declared_cost(drafter: Drafter) -> float:
-    """c: time of a guess over time of a target run, as the drafter says; a small head's where it says nothing."""
-    return float(getattr(drafter, "cost", 0.05))
 
 
 def plans(drafter: Drafter) -> bool:
