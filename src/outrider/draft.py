@@ -10,8 +10,11 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from outrider.host import whole
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,9 @@ class Draft:
         if inside and all(sum(flags) == good for flags, good in zip(proposed, most, strict=True)):
             return self
         place = torch.arange(self.tokens.shape[1])
-        return replace(self, tokens=self.tokens.clamp(0, vocab_size - 1), proposed=place < torch.tensor(most)[:, None])
+        return replace(
+            self, tokens=self.tokens.clamp(0, vocab_size - 1), proposed=place < whole(np.array(most))[:, None]
+        )
 
     def _one_by_one(self) -> Callable[[int, int, int], float] | None:
         """q of one token (row, guess, token), on a CPU; None for point masses."""

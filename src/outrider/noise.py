@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import repeat
 from typing import Any
 
@@ -94,7 +94,7 @@ def row_seeds(seed: int | Sequence[int], prompts: Sequence[Sequence[int]]) -> li
     return seeds
 
 
-@lru_cache(maxsize=16)
+@cache  # for good: recorded steps read it where it is
 def _vocabulary_counter(size: int, device: torch.device) -> Tensor:
     return counter_of(torch.arange(size, dtype=torch.int64, device=device))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,6 +22,25 @@ from outrider.types import Choices
 
 Processor = Callable[[Any, Any], Any]
 """A transformers LogitsProcessor: (token ids [1, T], logits [1, V]) -> logits [1, V]."""
+
+
+class LogitBias(dict[int, float]):
+    """What is added to which logits, and those numbers on the devices they were used on.
+
+    They are sent once: a step that sends something cannot be recorded (models/graphs.py). And they live as long as
+    the options do: a recorded step reads them where they are, and whoever keeps the recording keeps its options.
+    """
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        super().__init__(bias)
+        self._sent: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def on(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Token ids and what is added to them, [N] each."""
+        if (dtype, device) not in self._sent:
+            tokens = torch.tensor(list(self), dtype=torch.int64, device=device)
+            self._sent[dtype, device] = tokens, torch.tensor(list(self.values()), dtype=dtype, device=device)
+        return self._sent[dtype, device]
 
 
 @dataclass(frozen=True)
@@ -40,6 +58,9 @@ class Sampling:
     processors: tuple[Processor, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.logit_bias, LogitBias):  # one that is stays: what was made of these options shares it
+            object.__setattr__(self, "logit_bias", LogitBias(self.logit_bias))
+
         def number(name: str, low: float, high: float = float("inf"), open_low: bool = False) -> None:
             value = getattr(self, name)
             try:
@@ -136,6 +157,7 @@ def _adjust(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) 
     if sampling.penalised:
         logits = _penalise(logits, sampling, context, tail)
     if sampling.logit_bias:
+        assert isinstance(sampling.logit_bias, LogitBias)
         logits = _bias(logits, sampling.logit_bias)
     if sampling.processors:
         logits = _process(logits, sampling.processors, context, tail)
@@ -164,21 +186,11 @@ def _penalise(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor
     return logits
 
 
-def _bias(logits: Tensor, bias: Mapping[int, float]) -> Tensor:
+def _bias(logits: Tensor, bias: LogitBias) -> Tensor:
     outside = [token for token in bias if not 0 <= token < logits.shape[-1]]
     require(not outside, f"logit_bias names token {outside}, the vocabulary has {logits.shape[-1]} tokens")
-    index, values = _on_device(tuple(bias.items()), logits.dtype, logits.device)
+    index, values = bias.on(logits.dtype, logits.device)
     return logits.index_add(-1, index, values.expand(*logits.shape[:-1], -1))
-
-
-@lru_cache(maxsize=64)
-def _on_device(bias: tuple[tuple[int, float], ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Sent to the device once: a step that sends something cannot be recorded (models/graphs.py)."""
-    tokens, values = zip(*bias, strict=True)
-    return (
-        torch.tensor(tokens, dtype=torch.int64, device=device),
-        torch.tensor(values, dtype=dtype, device=device),
-    )
 
 
 def _process(logits: Tensor, processors: tuple[Processor, ...], context: Context, tail: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 
-from outrider.draft import Choices, Draft
+from outrider.draft import Choices as Choices
+from outrider.draft import Draft as Draft
 from outrider.errors import require
 
 if TYPE_CHECKING:

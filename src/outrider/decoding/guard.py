@@ -78,13 +78,15 @@ class Guarded:
             alike = min(guesses) == max(guesses)
             self.caps = None if alike else torch.tensor(guesses, dtype=torch.int64, device=self.target.device)
         self._capped = list(guesses)
-        if isinstance(self.session, Capped):
-            self.session.caps = self.caps
+        session: object = self.session
+        if isinstance(session, Capped):
+            session.caps = self.caps
 
     def price(self, prices: Prices | None) -> None:
         """What guesses take and time is worth, for a drafter that asks; None: it goes by rules of its own."""
-        if isinstance(self.session, Priced):
-            self.session.prices = None if prices is None else replace(prices, most=self._capped)
+        session: object = self.session
+        if isinstance(session, Priced):
+            session.prices = None if prices is None else replace(prices, most=self._capped)
 
     @property
     def spent(self) -> int | None:

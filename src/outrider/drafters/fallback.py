@@ -144,7 +144,7 @@ def widened(draft: Draft, gamma: int) -> Draft:
 
 
 def joined(first: Draft, second: Draft, use_first: Tensor, vocab_size: int) -> Draft:
-    """Two usable drafts of the same width as one: the first's rows where use_first [B, 1] says so, else the second's."""
+    """Two usable drafts of one width as one: the first's rows where use_first [B, 1] says so, else the second's."""
 
     def dense(draft: Draft) -> Tensor:
         if (probs := draft.dense(vocab_size).probs) is not None:
