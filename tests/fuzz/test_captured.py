@@ -7,7 +7,7 @@ capture would have read are noted when the step is recorded, and must still exis
 from __future__ import annotations
 
 import functools
-import gc
+import sys
 import warnings
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -85,11 +85,10 @@ class Watched(Recorder):
 
 def forget_all() -> None:
     """Empty every cache that drops what was not used for long."""
-    for thing in gc.get_objects():
-        ours = type(thing) is functools._lru_cache_wrapper and str(thing.__module__).startswith("outrider.")
-        if ours and thing.cache_parameters()["maxsize"] is not None:
-            thing.cache_clear()
-    gc.collect()
+    for module in [m for name, m in sys.modules.items() if name.startswith("outrider")]:
+        for thing in vars(module).values():
+            if type(thing) is functools._lru_cache_wrapper and thing.cache_parameters()["maxsize"] is not None:
+                thing.cache_clear()
 
 
 def check_captured(world: World) -> None:

@@ -17,7 +17,7 @@ from test_stack import check_independent, check_stops
 from torch import Tensor
 from worlds import Ends, Model, Named, Planned, Toy, Two, World
 
-from outrider import LLM, options
+from outrider import LLM, options, sampling
 from outrider.decoding.guard import Guarded
 from outrider.drafters.mixture import _MixtureSession
 from outrider.drafters.model import _ModelSession
@@ -31,7 +31,7 @@ RULES = worlds(kinds=("model", "named"), couplings=("maximal",))
 MODELS = worlds(kinds=("model",), couplings=("maximal", "block"))
 
 
-def beside(*first: Named) -> SearchStrategy[World]:
+def beside(*first: Named, gamma: Planned = Planned("turns")) -> SearchStrategy[World]:
     """Rows with gammas of their own, drafted for by a model, or by a mixture with it."""
 
     def focused(world: World) -> World:
@@ -39,9 +39,9 @@ def beside(*first: Named) -> SearchStrategy[World]:
         return replace(
             world,
             sampling=Sampling(1.0),
-            ends=Ends(20),
+            ends=Ends(30),
             drafter=Two("mixture", first[0], model) if first else model,
-            gamma=Planned("turns"),
+            gamma=gamma,
             width=5,
         )
 
@@ -99,18 +99,19 @@ def test_prompts_that_share_their_noise(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("half", ["cut", "batched"])
 def test_a_mixture_that_learns_what_rows_beside_decide(half: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It learnt from guesses that were cut off before they were verified, and forgot by commits, not by drafts."""
+    gamma = Planned("turns")
     if half == "cut":
         monkeypatch.setattr(_MixtureSession, "caps", property(lambda session: None, lambda session, caps: None))
     else:
+        gamma = Planned("auto", 0.6)  # asks for nothing many times in a row
         learn = _MixtureSession._learn
 
         def _learn(session: _MixtureSession, tokens: Tensor, count: Tensor) -> None:
-            if session.asked is None:
-                session.asked = torch.ones_like(session.kind, dtype=torch.bool)
+            session.asked = torch.ones_like(session.kind, dtype=torch.bool)
             learn(session, tokens, count)
 
         monkeypatch.setattr(_MixtureSession, "_learn", _learn)
-    found(check_neighbours, beside(Named("copy")), "alone it is")
+    found(check_neighbours, beside(Named("copy"), gamma=gamma), "alone it is")
 
 
 def test_a_recording_that_reads_what_a_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,7 @@ def test_a_recording_that_reads_what_a_cache_holds(monkeypatch: pytest.MonkeyPat
         tokens, values = zip(*bias, strict=True)
         return torch.tensor(tokens, device=device), torch.tensor(values, dtype=dtype, device=device)
 
-    sent.__module__ = LogitBias.__module__
+    monkeypatch.setattr(sampling, "sent", sent, raising=False)
     monkeypatch.setattr(LogitBias, "on", lambda bias, dtype, device: sent(tuple(bias.items()), dtype, device))
     with pytest.raises(Found, match="nobody holds"):
         check_captured(BIASED)
