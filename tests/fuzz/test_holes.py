@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import pytest
 import torch
@@ -11,24 +12,40 @@ from checks import Found, check_law, check_neighbours
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 from strategies import worlds
+from test_captured import BIASED, check_captured
 from test_stack import check_independent, check_stops
 from torch import Tensor
-from worlds import Named, Toy, World
+from worlds import Ends, Model, Named, Planned, Toy, Two, World
 
-from outrider import LLM, options
+from outrider import LLM, options, sampling
 from outrider.decoding.guard import Guarded
 from outrider.drafters.mixture import _MixtureSession
 from outrider.drafters.model import _ModelSession
 from outrider.noise import Noise
 from outrider.options import Options
-from outrider.sampling import Sampling
+from outrider.sampling import LogitBias, Sampling
 from outrider.types import Draft
 from outrider.verification import coupling
 
 RULES = worlds(kinds=("model", "named"), couplings=("maximal",))
-NEIGHBOURS = worlds(new=(8, 20), beside=(3,), couplings=("maximal", "block"))
-MIXTURES = worlds(new=(20,), beside=(3,), kinds=("mixture",), couplings=("maximal", "block"))
 MODELS = worlds(kinds=("model",), couplings=("maximal", "block"))
+
+
+def beside(*first: Named, gamma: Planned = Planned("turns")) -> SearchStrategy[World]:
+    """Rows with gammas of their own, drafted for by a model, or by a mixture with it."""
+
+    def focused(world: World) -> World:
+        model = Model(world.toy.seed, 0.5)
+        return replace(
+            world,
+            sampling=Sampling(1.0),
+            ends=Ends(30),
+            drafter=Two("mixture", first[0], model) if first else model,
+            gamma=gamma,
+            width=5,
+        )
+
+    return worlds(new=(20,), beside=(3,), couplings=("maximal", "block")).map(focused)
 
 
 def hunt(check: Callable[[World], None], strategy: SearchStrategy[World], cases: int = 300) -> None:
@@ -74,7 +91,7 @@ def test_prompts_that_share_their_noise(monkeypatch: pytest.MonkeyPatch) -> None
         return [one + more for one, more in zip(given, before, strict=True)]
 
     monkeypatch.setattr(options, "row_seeds", row_seeds)
-    for name in ("maximal", "gumbel", "block"):
+    for name in ("maximal", "gumbel"):
         with pytest.raises(AssertionError, match="depend on each other"):
             check_independent(Toy(4, 2, 1), Named("ngram"), name, seeded=False)
 
@@ -82,18 +99,33 @@ def test_prompts_that_share_their_noise(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("half", ["cut", "batched"])
 def test_a_mixture_that_learns_what_rows_beside_decide(half: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It learnt from guesses that were cut off before they were verified, and forgot by commits, not by drafts."""
+    gamma = Planned("turns")
     if half == "cut":
         monkeypatch.setattr(_MixtureSession, "caps", property(lambda session: None, lambda session, caps: None))
     else:
+        gamma = Planned("auto", 0.6)  # asks for nothing many times in a row
         learn = _MixtureSession._learn
 
         def _learn(session: _MixtureSession, tokens: Tensor, count: Tensor) -> None:
-            if session.asked is None:
-                session.asked = torch.ones_like(session.kind, dtype=torch.bool)
+            session.asked = torch.ones_like(session.kind, dtype=torch.bool)
             learn(session, tokens, count)
 
         monkeypatch.setattr(_MixtureSession, "_learn", _learn)
-    found(check_neighbours, MIXTURES, "alone it is")
+    found(check_neighbours, beside(Named("copy"), gamma=gamma), "alone it is")
+
+
+def test_a_recording_that_reads_what_a_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 64 calls with other biases a replayed step read freed memory."""
+
+    @lru_cache(maxsize=64)
+    def sent(bias: tuple[tuple[int, float], ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        tokens, values = zip(*bias, strict=True)
+        return torch.tensor(tokens, device=device), torch.tensor(values, dtype=dtype, device=device)
+
+    monkeypatch.setattr(sampling, "sent", sent, raising=False)
+    monkeypatch.setattr(LogitBias, "on", lambda bias, dtype, device: sent(tuple(bias.items()), dtype, device))
+    with pytest.raises(Found, match="nobody holds"):
+        check_captured(BIASED)
 
 
 def test_a_stop_string_that_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,4 +198,4 @@ def test_an_argmax_with_a_soft_q(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gamma_that_depends_on_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows share a run of the drafter: without a cap each gets as many guesses as the one that asked for most."""
     monkeypatch.setattr(Guarded, "cap", lambda guard, guesses: None)
-    found(check_neighbours, NEIGHBOURS, "alone it is")
+    found(check_neighbours, beside(), "alone it is")
