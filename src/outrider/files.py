@@ -39,10 +39,15 @@ def write_whole(path: Path, text: str) -> None:
 
 def replace_whole(made: Path, final: Path) -> None:
     """Give a finished file or directory its final name once all of it is on the disk; see ``write_whole``."""
-    for path in (*made.rglob("*"), made):
-        _flush(path)
+    flush_all(made)
     os.replace(made, final)
     _flush(final.parent)
+
+
+def flush_all(made: Path) -> None:
+    """Wait until a file, or a directory with everything in it, is on the disk."""
+    for path in (*made.rglob("*"), made):
+        _flush(path)
 
 
 def _flush(path: Path) -> None:

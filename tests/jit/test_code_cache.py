@@ -73,6 +73,15 @@ def test_versions_leave_each_others_code_alone(cache: Path) -> None:
     assert not unused.exists(), "nobody has used it since 1970"
 
 
+def test_empty_files_are_no_code(cache: Path, script: Path) -> None:
+    """A power cut can leave files of no length, on which numba fails with a traceback at every start."""
+    assert start(script).communicate(timeout=120)[0] == "compiled\n"
+    for file in cache.rglob("*.nb[ic]"):
+        file.write_bytes(b"")
+    assert start(script).communicate(timeout=120)[0] == "compiled\n"
+    assert start(script).communicate(timeout=120)[0] == "read\n"
+
+
 def test_a_read_only_cache_is_read(
     cache: Path, script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

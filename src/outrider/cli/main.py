@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Speculative decoding that does not change what a model says.",
+    epilog="Models and compiled code are kept in ~/.cache/outrider; OUTRIDER_CACHE names another place.",
 )
 app.command()(generate.generate)
 app.command()(chat.chat)

@@ -19,7 +19,7 @@ import numba
 from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
 from numba import njit
 
-from outrider.files import locked, note, note_refused, writable
+from outrider.files import flush_all, locked, note, note_refused, writable
 from outrider.places import cache_dir
 
 # Sums may be taken in any order, decided once and for all when a function is compiled.
@@ -55,6 +55,9 @@ def _place_in(folder: Path) -> Path:
             raise PermissionError(13, "Permission denied")
         os.utime(place)  # used now
         _remove_unused(folder)
+        for file in place.rglob("*.nb[ic]"):
+            if not file.stat().st_size:  # after a power cut, and numba would fail on it at every start
+                file.unlink()
     except OSError:
         # numba writes where it reads, and would look for another place, where it does not notice our changes.
         copied = Path(tempfile.mkdtemp(prefix="outrider-compiled-"))
@@ -99,6 +102,7 @@ def compiling(function: str, what: str, seconds: int) -> Iterator[None]:
         if not _is_compiled(function):
             note(f"Compiling {what} for this CPU (once, about {seconds} seconds)")
         yield
+        flush_all(_place())
 
 
 def on_disk(function: Any) -> Any:

@@ -37,6 +37,16 @@ def resolve(name: str, *, pull: bool = True) -> Path | str:
     A short name wins over a directory of the same name: write ``./NAME`` for the directory. With
     ``pull=False`` nothing is fetched or converted, and what is not there raises ModelNotFound.
     """
+    try:
+        return _resolved(name, pull)
+    except ModelError:
+        raise
+    except (OSError, RuntimeError) as error:  # permission denied, a name too long, no home of that user
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelNotFound(f"model {name[:200]!r} cannot be looked at ({reason}); name another place") from error
+
+
+def _resolved(name: str, pull: bool) -> Path | str:
     if name in KNOWN:
         return _ready(name, cache_dir() / name, pull)
     pair = pairs.find(name)

@@ -68,7 +68,7 @@ def load(
         prepared = _by_engine(name, place, config, kernels, where, kind, settled=dtype != "auto")
         if prepared is not None:
             return Loaded(name, prepared, tokenizer, kernels)
-        model: PreTrainedModel = _class(config).from_pretrained(place, dtype=kind, use_safetensors=True, **common)
+        model = _whole(place, _class(config), dtype=kind, **common)
     except OutriderError:
         raise
     except Exception as error:
@@ -87,6 +87,16 @@ def load(
 
             eight_bits.quantise(wrapped)
     return Loaded(name, wrapped, tokenizer, kernels)
+
+
+def _whole(place: Path, kind: Any, **options: Any) -> PreTrainedModel:
+    """The model by transformers, which fills weights that a checkpoint does not have with random numbers."""
+    model: PreTrainedModel
+    model, told = kind.from_pretrained(place, use_safetensors=True, output_loading_info=True, **options)
+    if missing := sorted(told["missing_keys"]):
+        some = f"{missing[0]} and {len(missing) - 1} more" if len(missing) > 1 else missing[0]
+        raise ModelCorrupt(f"the weights in {place} lack {some}, which config.json asks for; get the model again")
+    return model
 
 
 def description(place: Path, **common: Any) -> tuple[Any, Any]:
@@ -171,9 +181,14 @@ def _moved(name: str, model: PreTrainedModel, where: torch.device) -> PreTrained
 def _explained(place: Path, error: Exception) -> ModelError:
     """Turn what transformers raises into one line with a remedy."""
     reason = " ".join(str(error).split())[:300]
+    if "mismatched" in reason:
+        return ModelCorrupt(f"config.json in {place} does not fit the weights beside it; get the model again")
     if "safetensors" in reason.lower() or "header" in reason.lower() or isinstance(error, EOFError):
         return ModelCorrupt(f"the weights in {place} cannot be read ({reason}); fetch or convert the model again")
-    return ModelError(f"the model in {place} cannot be loaded ({type(error).__name__}: {reason})")
+    if "tokenizer" in reason.lower():
+        return ModelError(f"the tokenizer in {place} cannot be loaded ({reason[:120]}); copy tokenizer.json there")
+    remedy = "get the model again, or try whether transformers loads it"
+    return ModelError(f"the model in {place} cannot be loaded ({type(error).__name__}: {reason}); {remedy}")
 
 
 def choose_device(device: str) -> str:

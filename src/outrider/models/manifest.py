@@ -17,6 +17,9 @@ from outrider.places import cache_dir
 
 MANIFEST = "outrider.json"
 
+SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")
+"""What must be JSON where it is there: transformers passes over a damaged generation_config.json without a word."""
+
 
 @dataclass(frozen=True)
 class Installed:
@@ -82,7 +85,9 @@ def check_directory(path: Path) -> None:
         packed = next(path.glob("*.gguf"), None)
         hint = f"name the file: {packed}" if packed else "a model is a config.json and *.safetensors files"
         raise ModelNotFound(f"model {path}: no config.json there; {hint}")
-    read_json(path / "config.json")
+    for name in SETTINGS:
+        if (path / name).exists():
+            read_json(path / name)
     weights = weight_files(path)
     if not weights:
         old = next(path.glob("*.bin"), None)
@@ -92,7 +97,8 @@ def check_directory(path: Path) -> None:
         )
     for file in weights:
         if not file.is_file():
-            raise ModelCorrupt(f"model {path}: {file.name}, named in {INDEX}, is missing; copy it again")
+            why = f"named in {INDEX}, is missing" if (path / INDEX).is_file() else "is no file"
+            raise ModelCorrupt(f"model {path}: {file.name}, {why}; copy it again")
         check_length(file)
 
 

@@ -97,3 +97,11 @@ def test_removing(full_cache: Path, tmp_path: Path) -> None:
     assert not list(full_cache.glob("gguf-*")) and not (full_cache / f"numba-{1:032}").exists()
     assert mine.is_file(), "the user's own file stays"
     assert (full_cache / f"numba-{2:032}").is_dir() and (full_cache / "compiled-0123").is_dir()
+
+
+def test_help_names_the_cache() -> None:
+    """OUTRIDER_CACHE was in error messages only."""
+    from outrider.cli.main import app as whole
+
+    for command in (["--help"], ["models", "--help"]):
+        assert "OUTRIDER_CACHE" in CliRunner().invoke(whole, command).stdout
