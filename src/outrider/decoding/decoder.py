@@ -110,11 +110,19 @@ class Decoder:
         )
         self._check_source(request.source)
         return Shape(
-            capacity=bucket(length + self.stopping(request).max_new_tokens + 2 * self.width),
+            capacity=self._capacity(length + self.stopping(request).max_new_tokens),
             width=self.width,
             source_capacity=bucket(len(request.source), least=64) if request.source is not None else 0,
             fixed=self.exact,
         )
+
+    def _capacity(self, tokens: int) -> int:
+        """Room for a text of so many tokens and for guesses behind it; not twice the model's limit to hold the limit."""
+        room, limit = bucket(tokens + 2 * self.width), self.target.max_length
+        if limit is None:
+            return room
+        chunk = Shape.chunk  # prefill writes whole ones
+        return min(room, -(-(limit + 2 * self.width) // chunk) * chunk)
 
     def stopping(self, request: Request) -> Stopping:
         """The request's rules, and the model's own: no position beyond the last it knows."""
