@@ -229,7 +229,13 @@ def test_a_smaller_width_gives_the_same_text() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "prompt", "new", "capacity"),
-    [(None, 20, 8190, 16384), (8192, 20, 4000, 4096), (8192, 20, 9000, 8256), (8192, 8000, 500, 8256), (128, 4, 9, 192)],
+    [
+        (None, 20, 8190, 16384),
+        (8192, 20, 4000, 4096),
+        (8192, 20, 9000, 8256),
+        (8192, 8000, 500, 8256),
+        (128, 4, 9, 192),
+    ],
 )
 def test_capacity_does_not_double_at_the_limit(limit: int | None, prompt: int, new: int, capacity: int) -> None:
     """8,192 tokens and 18 for guesses became 16,384: the limit is as far as any text goes."""
@@ -254,7 +260,7 @@ def test_a_text_up_to_the_limit_is_the_models_own() -> None:
 
 
 def test_admitting_a_prompt_touches_what_was_used() -> None:
-    """A short prompt cleared 8,192 positions of every layer. What the row before wrote is still cleared, NaN and all."""
+    """A short prompt cleared 8,192 positions of every layer. What the row before wrote is cleared, NaN and all."""
     session = wrapped("llama").start(2, Shape(2048, 9))
     buffers = [b for pair in session.cache.buffers() for b in pair]
     for buffer in buffers:

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 
 import pytest
-
 from torch import Tensor
 
 from helpers import run
