@@ -16,7 +16,12 @@ import transformers as tf
 
 import library
 import outrider
+from outrider.decoding.guard import Guarded
+from outrider.decoding.lanes import Lanes
+from outrider.decoding.stopping import Row
+from outrider.drafters import Copying
 from outrider.errors import BadOption, NumericalError, PromptError
+from outrider.models.huggingface import HuggingFaceSession
 from outrider.options import Options
 from outrider.output import Collected
 from outrider.trace import Stats, strict_json
@@ -334,3 +339,113 @@ def test_outputs_say_what_ended_them(llm: outrider.LLM, beams: int) -> None:
     if beams == 1:
         last = list(llm.stream(PROMPT, max_new_tokens=12, stop=stop))[-1]
         assert (last.finish_reason, last.stop_reason) == ("stop", stop)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize(
+    ("bad", "match"),
+    [
+        ([], "prompt 2 of the list, '': the prompt is empty"),
+        (
+            "the cat " * 40,
+            r"prompt 2 of the list, 'the cat the cat .*'\.\.\.: the prompt has \d+ tokens, the model's limit",
+        ),
+        ([5, 99999], r"prompt 2 of the list, .*: prompt token \[99999\] is outside the vocabulary"),
+    ],
+)
+def test_a_bad_prompt_of_a_list_is_named(llm: outrider.LLM, bad: Any, match: str, beams: int) -> None:
+    """One of a thousand prompts was too long: all failed, and nothing said which one it was."""
+    with pytest.raises(PromptError, match=match):
+        llm.generate([PROMPT, "the", bad, PROMPT], max_new_tokens=4, beams=beams)
+    with pytest.raises(PromptError, match="^the prompt has"):
+        llm.generate("the cat " * 40, max_new_tokens=4, beams=beams)
+
+
+@pytest.fixture(scope="module")
+def pair(folders: Path) -> outrider.LLM:
+    return outrider.load(str(folders / "target"), str(folders / "draft"), engine="torch")
+
+
+class Interrupting:
+    """Raises KeyboardInterrupt, or another error, in the n-th call of a method."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, after: bool) -> None:
+        self.left, self.error, real = -1, KeyboardInterrupt, getattr(owner, method)
+
+        def call(this: Any, *given: Any, **named: Any) -> Any:
+            self.left -= 1
+            if self.left == 0 and not after:
+                raise self.error
+            result = real(this, *given, **named)
+            if self.left == 0:
+                raise self.error
+            return result
+
+        monkeypatch.setattr(owner, method, call)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        (HuggingFaceSession, "score"),
+        (HuggingFaceSession, "commit"),
+        (HuggingFaceSession, "_prefill"),
+        (Guarded, "propose"),
+        (Guarded, "commit"),
+        (Row, "push"),
+    ],
+)
+def test_an_interrupted_stream_leaves_nothing_behind(
+    pair: outrider.LLM, owner: type, method: str, after: bool, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C or an error anywhere in a step: the next call gives the text it would have given without it."""
+    llm = outrider.LLM(pair.target, pair.drafter)
+    llm.lanes = Lanes(graphs)
+    asked: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0, "seed": 3, "gamma": 3}
+    expected = [output.tokens for output in llm.generate([PROMPT, "the"], **asked)]
+    interrupting = Interrupting(monkeypatch, owner, method, after)
+    for count in (1, 2, 4):
+        interrupting.left = count
+        with pytest.raises(KeyboardInterrupt):
+            for _ in llm.stream([PROMPT, "some other text " * 4, "the"], **asked):
+                pass
+        interrupting.left = -1
+        assert [output.tokens for output in llm.generate([PROMPT, "the"], **asked)] == expected
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_stream_whose_reader_fails_or_leaves(pair: outrider.LLM, graphs: bool) -> None:
+    """An exception in the reader, a loop that is left, a stream that is closed or thrown into."""
+    llm = outrider.LLM(pair.target, pair.drafter)
+    llm.lanes = Lanes(graphs)
+    asked: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0, "seed": 3, "gamma": 3}
+    expected = llm.generate(PROMPT, **asked).tokens
+    with pytest.raises(ZeroDivisionError):
+        for _ in llm.stream("some other text", **asked):
+            raise ZeroDivisionError
+    assert llm.generate(PROMPT, **asked).tokens == expected
+    for _ in llm.stream(["some other text", PROMPT], **asked):
+        break
+    assert llm.generate(PROMPT, **asked).tokens == expected
+    thrown: Any = llm.stream("some other text", **asked)
+    next(thrown)
+    with pytest.raises(KeyboardInterrupt):
+        thrown.throw(KeyboardInterrupt)
+    assert llm.generate(PROMPT, **asked).tokens == expected
+
+
+def test_a_stream_left_early_still_says_why_its_drafter_failed(folders: Path) -> None:
+    """The trace of an interrupted call said nothing of the drafter's error: it was noted at the end only."""
+
+    class Broken(Copying):
+        def start(self, rows: int, shape: Any, target: Any) -> Any:
+            raise RuntimeError("no drafts today")
+
+    llm = outrider.load(str(folders / "target"), Broken(), engine="torch")
+    with pytest.warns(UserWarning, match="no drafts today"):
+        stream: Any = llm.stream(PROMPT, max_new_tokens=20)
+        chunk = next(stream)
+    stream.close()
+    assert chunk.trace.drafter_error == "RuntimeError: no drafts today"

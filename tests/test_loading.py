@@ -22,7 +22,6 @@ from outrider.errors import (
     OutriderError,
     TokenizerMismatch,
 )
-from outrider.models import loading
 from outrider.models.weights import INDEX
 
 

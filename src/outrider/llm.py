@@ -125,7 +125,9 @@ class LLM:
 
     def _search(self, prompts: list[list[int]], options: Options) -> Iterator[Output]:
         """Beam search, one prompt after another."""
-        for request, prompt in zip(self._requests(prompts, options), prompts, strict=True):
+        requests = self._requests(prompts, options)
+        self.decoder(options).shapes(requests)  # a bad prompt is named before work is done for the others
+        for request, prompt in zip(requests, prompts, strict=True):
             trace = Trace(self.drafter.name, "beam", **self._engine)
             beams = beam_search(self.decoder(options, len(request.prompt)), request, options, trace)
             yield Output.of_beams(beams, len(prompt), trace)
@@ -226,6 +228,7 @@ class LLM:
     def _events(self, prompts: list[list[int]], options: Options, trace: Trace) -> Iterator[Event]:
         """Requests in groups that share every rule; one group unless the model's own rules count positions."""
         requests = self._requests(prompts, options)
+        self.decoder(options).shapes(requests)  # a bad prompt is named before work is done for the others
         groups: dict[int, list[int]] = {}
         counts_positions = bool(self._defaults.constraints(1, 2))
         for index, request in enumerate(requests):
@@ -249,7 +252,7 @@ class LLM:
             stopping = Stopping(
                 max_new_tokens=min(options.max_new_tokens, room),
                 eos=self._ends(options) | self._special_stops(options),
-                stop=options.stop_strings,
+                stop=options.stop_strings or self._defaults.stop,
                 criteria=tuple(options.stopping_criteria),
                 decode=self.decode,
             )

@@ -14,6 +14,7 @@ from outrider.cli.common import answers, notes
 from outrider.errors import BadOption
 from outrider.report import plots, terminal
 from outrider.report.gpu import figures
+from outrider.trace import strict_json
 
 app = typer.Typer(no_args_is_help=True, help="Measurements of the machine at hand.")
 app.command()(bench_cpu.cpu)
@@ -67,7 +68,7 @@ def gpu(
         results = run(Plan(size, device, sections, budget, out, tokens, pair, pair_draft, prompts)).results
     drawn = figures(results)
     if as_json:
-        answers.out(json.dumps(results, default=str), highlight=False)
+        answers.out(strict_json(results, default=str), highlight=False)
     else:
         answers.print(_table(lines(results), results))
         for panel in (panel for figure in drawn for panel in figure.panels):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from rich.table import Table
 from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.errors import require
+from outrider.trace import strict_json
 
 Row = dict[str, Any]
 
@@ -86,7 +86,7 @@ def cpu(
         bench = Bench(plan, checkpoint, tasks, repeated_command(context))
         report = bench.run(lambda what, share: bar.update(shown, description=what, completed=share))
     if as_json:
-        answers.out(json.dumps(report), highlight=False)
+        answers.out(strict_json(report), highlight=False)
     else:
         show(report)
     if report["left_out"]:
@@ -206,7 +206,7 @@ def start(
         )  # fmt: skip
     report |= {"target": target, "cpu": cpu_name(), "bytes": numbers * SIZES.get(report["weights"], 4.0)}
     if as_json:
-        answers.out(json.dumps(report), highlight=False)
+        answers.out(strict_json(report), highlight=False)
     else:
         answers.print(_starts(report))
 

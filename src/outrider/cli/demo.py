@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from statistics import median
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.cli.progress import loading
+from outrider.trace import strict_json
 
 PROMPT = """Correct the spelling in this text and change nothing else:
 
@@ -71,7 +71,7 @@ def _report(prompt: str, runs: dict[str, list[Any]], llm: Any, as_json: bool) ->
     speeds = {name: [o.stats.tokens_per_second for o in outputs] for name, outputs in runs.items()}
     if as_json:
         report = {"identical": same, "tokens_per_second": speeds}
-        answers.out(json.dumps({**report, "plain": one.to_json(), "speculative": two.to_json()}))
+        answers.out(strict_json({**report, "plain": one.to_json(), "speculative": two.to_json()}))
     else:
         answers.print("[bold]Prompt[/bold]")
         answers.out(prompt, highlight=False)

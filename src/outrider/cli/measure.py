@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from itertools import product
@@ -16,6 +15,7 @@ from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.cli.measure_tables import csv_of, show
 from outrider.errors import require
+from outrider.trace import strict_json
 
 
 def measure(
@@ -91,13 +91,13 @@ def measure(
     tasks = given or read(None, per_task, sources=first.target.model.encoder_decoder)
     report = run(engines, tasks, settings, repeated_command(context))
     if out is not None:
-        out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        out.write_text(strict_json(report, indent=2) + "\n", encoding="utf-8")
     if card is not None:
         from outrider.bench.card import section, update
 
         update(card, section(report))
     if as_json:
-        answers.out(json.dumps(report), highlight=False)
+        answers.out(strict_json(report), highlight=False)
     elif as_csv:
         sys.stdout.write(csv_of(report))
     elif not quiet:

@@ -13,6 +13,7 @@ from outrider.cli import common
 from outrider.cli.certificate import show_certificate
 from outrider.cli.common import answers, notes
 from outrider.errors import BadOption, ModelNotFound, require
+from outrider.trace import strict_json
 
 
 def verify(
@@ -90,9 +91,9 @@ def verify(
         except KeyboardInterrupt:
             interrupted = True
     if out is not None:
-        out.write_text(json.dumps(certificate.to_json(), indent=2) + "\n", encoding="utf-8")
+        out.write_text(strict_json(certificate.to_json(), indent=2) + "\n", encoding="utf-8")
     if as_json:
-        answers.out(json.dumps(certificate.to_json()), highlight=False)
+        answers.out(strict_json(certificate.to_json()), highlight=False)
     else:
         show_certificate(answers, certificate)
     if interrupted:

@@ -34,6 +34,19 @@ class Request:
     seed: int = 0
     source: Source | None = None
 
+    @property
+    def opening(self) -> str:
+        """How the prompt begins, for errors: as text where the request can decode it and it is not mere noise."""
+        tokens = list(self.prompt if self.source is None or isinstance(self.source, Tensor) else self.source)
+        shown = f"tokens {tokens[:8]}".replace("]", ", ...]" if len(tokens) > 8 else "]")
+        if self.stopping.decode is None:
+            return shown
+        try:
+            text = self.stopping.decode(tokens[:32])
+        except Exception:  # tokens outside the vocabulary are one reason to be here
+            return shown
+        return f"{text[:40]!r}{'...' if len(text) > 40 or len(tokens) > 32 else ''}"
+
 
 @dataclass(frozen=True)
 class Event:
@@ -83,8 +96,8 @@ class Decoder:
         """
         names = range(len(requests)) if names is None else names
         groups: dict[Shape, list[int]] = {}
-        for index, request in enumerate(requests):
-            groups.setdefault(self.shape(request), []).append(index)
+        for index, shape in enumerate(self.shapes(requests, names)):
+            groups.setdefault(shape, []).append(index)
         slots = self.slots or min(len(requests), 8)
         failed: dict[int, str] = {}
         for shape, members in groups.items():
@@ -95,6 +108,18 @@ class Decoder:
                         failed[event.index] = event.row.error
         if failed and len(failed) == len(requests):  # nothing is left to go on with
             raise NumericalError(next(iter(failed.values())))
+
+    def shapes(self, requests: Sequence[Request], names: Sequence[int] | None = None) -> list[Shape]:
+        """The shape of each request; PromptError names the first one that cannot be continued."""
+        names, found = range(len(requests)) if names is None else names, []
+        for name, request in zip(names, requests, strict=True):
+            try:
+                found.append(self.shape(request))
+            except PromptError as error:
+                if len(names) == 1 and name == 0:
+                    raise
+                raise PromptError(f"prompt {name} of the list, {request.opening}: {error}") from None
+        return found
 
     def shape(self, request: Request) -> Shape:
         """The shapes a request runs in follow from it alone: that is what keeps its bits its own."""
@@ -111,11 +136,19 @@ class Decoder:
         )
         self._check_source(request.source)
         return Shape(
-            capacity=bucket(length + self.stopping(request).max_new_tokens + 2 * self.width),
+            capacity=self._capacity(length + self.stopping(request).max_new_tokens),
             width=self.width,
             source_capacity=bucket(len(request.source), least=64) if request.source is not None else 0,
             fixed=self.exact,
         )
+
+    def _capacity(self, tokens: int) -> int:
+        """Room for a text of so many tokens and for guesses behind it; never twice the limit to hold the limit."""
+        room, limit = bucket(tokens + 2 * self.width), self.target.max_length
+        if limit is None:
+            return room
+        chunk = Shape.chunk  # prefill writes whole ones
+        return min(room, -(-(limit + 2 * self.width) // chunk) * chunk)
 
     def stopping(self, request: Request) -> Stopping:
         """The request's rules, and the model's own: no position beyond the last it knows."""
@@ -164,7 +197,13 @@ class _Batch:
         self.recorded = 0  # steps recorded before it
 
     def run(self, requests: Sequence[tuple[int, Request]]) -> Iterator[Event]:
-        waiting = deque(requests)
+        try:
+            yield from self._run(deque(requests))
+        finally:  # also when the caller stops listening, or is interrupted
+            self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
+            self.trace.levels = add_levels(self.trace.levels, self.drafter.levels)
+
+    def _run(self, waiting: deque[tuple[int, Request]]) -> Iterator[Event]:
         begun: Ticket | None = None  # a step that is already under way
         while waiting or any(self.rows):
             for slot, row in enumerate(self.rows):
@@ -176,8 +215,6 @@ class _Batch:
             begun = self._begin() if goes_on else None
             yield from events
             self.watch.lap("host")
-        self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
-        self.trace.levels = add_levels(self.trace.levels, self.drafter.levels)
 
     def _admit(self, slot: int, index: int, request: Request) -> None:
         self.watch.lap("host")

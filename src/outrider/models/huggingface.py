@@ -201,10 +201,12 @@ class HuggingFaceSession(BufferedSession):
         return RaggedCache.allocate(shapes, self.context.rows, capacity, self.model.dtype, self.model.device)
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        # As far as a row before may have written, guesses and prefill chunks included: the rest was never touched.
+        used = int(self.context.lengths[row]) + 2 * self.shape.width + self.shape.chunk
         for buffer in (b for pair in self.cache.buffers() for b in pair):
-            buffer[row].zero_()  # what a row before left here is masked, but a NaN would shine through any mask
+            buffer[row, :, :used].zero_()  # what is left here is masked, but a NaN would shine through any mask
         if self.states is not None:
-            self.states[row] = 0  # a prompt of one token has nothing behind it, least of all another request's
+            self.states[row, :used] = 0  # a prompt of one token has nothing behind it, least of all another request's
         super().admit(row, prompt, source)
 
     def _copy_memory(self, rows: Tensor) -> None:
