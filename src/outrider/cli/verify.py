@@ -123,7 +123,11 @@ def _gammas(text: str, width: int) -> tuple[int, ...]:
 
 def _read_prompts(path: Path) -> list[str]:
     require(path.is_file(), f"prompts file {path} does not exist", ModelNotFound)
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise BadOption(f"prompts file {path} is not UTF-8 text (byte {error.start}); convert it first") from None
+    require(len(lines) > 0, f"prompts file {path} is empty; give it a prompt per line")
     if path.suffix != ".jsonl":
         return lines
     try:
