@@ -55,6 +55,7 @@ class Report:
     budget: float = float("inf")  # seconds after which no further section is begun
     results: dict[str, Any] = field(default_factory=dict)
     began: float = field(default_factory=timer.now)
+    interrupted: bool = False
 
     def section(self, name: str, work: Callable[[], Any]) -> Any:
         """Run a section; what goes wrong in it is recorded, and the next one runs with the memory it held."""

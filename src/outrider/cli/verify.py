@@ -125,6 +125,7 @@ def _gammas(text: str, width: int) -> tuple[int, ...]:
 def _read_prompts(path: Path) -> list[str]:
     require(path.is_file(), f"prompts file {path} does not exist", ModelNotFound)
     lines = [line for line in common.decode_utf8(str(path), path.read_bytes()).splitlines() if line.strip()]
+    require(len(lines) > 0, f"prompts file {path} is empty; give it a prompt per line")
     if path.suffix != ".jsonl":
         return lines
     try:
