@@ -95,8 +95,8 @@ def fetch(source: Source, stage: Path) -> Path:
 
 
 def _pip_download(requirement: str, stage: Path) -> None:
-    # -P: otherwise the working directory comes first on Python's path, and a file called pip.py or random.py that
-    # happens to lie there would be run.
+    # -P: otherwise the working directory comes first on Python's path, and a file called pip.py that happens to lie
+    # there would be run.
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--dest", str(stage), requirement]
     # pip draws its progress bar on standard output, which here must be our standard error. Its temporary
