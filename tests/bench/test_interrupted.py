@@ -71,3 +71,5 @@ def test_prompts_that_are_no_text(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
         error = CliRunner().invoke(app, ["verify", "gpt-small", "--prompts", str(tmp_path / name)]).exception
         assert isinstance(error, BadOption) and says in str(error)
+    error = CliRunner().invoke(app, ["measure", "gpt-small", "--prompts", str(tmp_path / "a.txt")]).exception
+    assert isinstance(error, BadOption) and "not UTF-8" in str(error)

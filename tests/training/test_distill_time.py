@@ -25,11 +25,12 @@ from outrider.models import loading
 from outrider.models.writing import write
 from outrider.training import loop
 from outrider.training.answers import SelfText
+from outrider.training.data import documents
 from outrider.training.distill import Plan, Quiet, distill, kept_so_far
 from outrider.training.loop import Budget
 from outrider.training.progress import Gathering, Written, uninterrupted
 from outrider.training.rounds import Rounds
-from outrider.training.sources import from_examples
+from outrider.training.sources import examples, from_examples
 
 PLAN = Plan(
     text_tokens=1500, block=32, vocab=64, depth=2, generate_batch=8, budget=Budget(tokens=32 * 4 * 12, batch=4)
@@ -294,3 +295,21 @@ def test_numbers_that_cannot_be(given: list[str], says: str, words: list[str], t
     """Ended in a traceback, or in an endless loop."""
     error = CliRunner().invoke(app, [*words, *given]).exception
     assert isinstance(error, BadOption) and says in str(error) and not (tmp_path / "draft").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("a.txt", b"caf\xe9 au lait\n", "a.txt is not UTF-8 text"),
+        ("a.jsonl", b'"good"\n{"words": 1}\n', "a.jsonl, line 2: needs a text"),
+        ("a.jsonl", b"good\n", "a.jsonl, line 1: needs a text"),
+        ("a.txt.gz", b"no gzip", "a.txt.gz cannot be unpacked"),
+    ],
+)
+def test_files_that_are_no_text(name: str, data: bytes, says: str, tmp_path: Path) -> None:
+    """Each was a traceback, after the target had been loaded."""
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(BadOption, match=says):
+        list(documents([tmp_path / name]))
+    with pytest.raises(BadOption, match=name):
+        list(examples([tmp_path / name]))

@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -117,19 +118,37 @@ def documents(paths: Iterable[Path], most_characters: int | None = None) -> Iter
     """Documents of text files: separated by blank lines, or one per line of a .jsonl file (field text or prompt)."""
     read = 0
     for path in paths:
-        with open_text(path) as file:
-            for document in _jsonl(file) if ".jsonl" in path.suffixes else _paragraphs(file):
+        with open_text(path) as file, readable(path):
+            for document in _jsonl(file, path) if ".jsonl" in path.suffixes else _paragraphs(file):
                 yield document
                 read += len(document)
                 if most_characters is not None and read >= most_characters:
                     return
 
 
-def _jsonl(file: IO[str]) -> Iterator[str]:
-    for line in file:
-        if line.strip():
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """What is no text is one line of an error."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise BadOption(f"data file {path} is not UTF-8 text ({error.reason}); convert it first") from None
+    except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
+        raise BadOption(f"data file {path} cannot be unpacked ({error}); fetch it again") from None
+
+
+def _jsonl(file: IO[str], path: Path) -> Iterator[str]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
             record: Any = json.loads(line)
-            yield record if isinstance(record, str) else record.get("text") or record["prompt"]
+            text = record if isinstance(record, str) else record.get("text") or record["prompt"]
+        except (ValueError, AttributeError, KeyError) as error:
+            raise BadOption(
+                f"{path}, line {number}: needs a text, or an object with a text or a prompt ({error})"
+            ) from None
+        yield str(text)
 
 
 def _paragraphs(file: IO[str]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from outrider.models import generation
 from outrider.models.loading import Loaded
 from outrider.models.writing import write
 from outrider.training.answers import SelfText
-from outrider.training.data import PADDING, Corpus, Pair, open_text
+from outrider.training.data import PADDING, Corpus, Pair, open_text, readable
 from outrider.training.progress import Gathering
 from outrider.training.rounds import Rounds
 
@@ -27,7 +27,7 @@ Example = tuple[str, str | None]
 def examples(paths: Iterable[Path]) -> Iterator[Example]:
     """A line is a source, or a source TAB its target (.tsv), or a JSON object with source and target (.jsonl)."""
     for path in paths:
-        with open_text(path) as file:
+        with open_text(path) as file, readable(path):
             if ".jsonl" in path.suffixes:
                 yield from _jsonl(file, path)
             else:
