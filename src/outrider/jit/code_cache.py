@@ -19,6 +19,7 @@ import numba
 from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
 from numba import njit
 
+from outrider import cpu
 from outrider.files import flush_all, locked, note, note_refused, writable
 from outrider.places import cache_dir
 
@@ -40,9 +41,10 @@ DIGEST = _digest()
 
 def _compiler() -> str:
     """Of everything else that code is compiled by and for, so that all in one directory is of use here."""
-    cpu = numba.config.CPU_NAME or get_host_cpu_name(), numba.config.CPU_FEATURES or get_host_cpu_features().flatten()
-    facts = (numba.__version__, sys.implementation.cache_tag, cpu, str(Path(__file__).parent))
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
+    target = numba.config.CPU_NAME or get_host_cpu_name(), numba.config.CPU_FEATURES or get_host_cpu_features().flatten()
+    chosen = sorted(cpu.facts().compiler)  # kernels are written for these, whatever the compiler could use
+    told = (numba.__version__, sys.implementation.cache_tag, target, chosen, str(Path(__file__).parent))
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:8]
 
 
 @cache
