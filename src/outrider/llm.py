@@ -252,8 +252,8 @@ class LLM:
         """Stop strings that are special tokens: decoded text does not show them, so their ids are watched for."""
         if not options.stop_strings:
             return frozenset()
-        ids = {self.tokenizer.convert_tokens_to_ids(stop) for stop in options.stop_strings}
-        return frozenset(ids & set(self.tokenizer.all_special_ids))
+        special = dict(zip(self.tokenizer.all_special_tokens, self.tokenizer.all_special_ids, strict=True))
+        return frozenset(special[stop] for stop in options.stop_strings if stop in special)
 
     def _ends(self, options: Options) -> frozenset[int]:
         if options.eos is None:

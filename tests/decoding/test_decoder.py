@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from outrider.drafters import Copying, ModelDrafter, Nothing, Uniform
 from outrider.errors import BadOption, NumericalError, PromptError
 from outrider.models.toy import ToyModel, ToySession
 from outrider.sampling import Sampling
-from outrider.trace import Trace
+from outrider.trace import Trace, summarise
 from outrider.types import Shape
 from outrider.verification.coupling import maximal_coupling
 from outrider.verification.matching import gumbel_coupling
@@ -56,6 +58,20 @@ def test_bad_logits_are_an_error(value: float, whole_row: bool, sampling: Sampli
     model = Poisoned(value, 6, whole_row)
     with pytest.raises(NumericalError, match=r"NaN or infinite logits after \d+ tokens"):
         run(model, Uniform(), [Request((1, 2), Stopping(20))], 3, sampling, verifier)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("verifier", [maximal_coupling, gumbel_coupling], ids=lambda v: v.name)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bad_logits_behind_the_end_of_a_text_are_in_no_statistic(temperature: float, verifier: Any) -> None:
+    """A healthy text had a NaN acceptance: guesses behind its end met bad logits and were counted as judged."""
+    verifier = gumbel_coupling if temperature == 0 else verifier
+    for seed in range(5):
+        request = Request((1, 2), Stopping(3), seed=seed)
+        model = Poisoned(float("nan"), 5, whole_row=True)
+        _, trace = run(model, ModelDrafter(TARGET), [request], 7, Sampling(temperature), verifier)
+        assert all(math.isfinite(x) for record in trace.records for x in record.overlap)
+        stats = summarise(trace)
+        assert 0 <= stats.alpha <= 1 + 1e-6 and 0 <= stats.alpha_counted <= 1
 
 
 class PoisonedRow(Poisoned):

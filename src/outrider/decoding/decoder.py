@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from outrider.decoding.clock import Timing
+from outrider.decoding.fault import fault
 from outrider.decoding.lanes import Lanes
 from outrider.decoding.planner import Fixed, Policy, Setting, declared_widths
 from outrider.decoding.readback import HostStep, Ticket
@@ -229,13 +230,11 @@ class _Batch:
             taken = row.push(emitted)
             if len(taken) > healthy:  # bad logits behind guesses that do not count are nobody's business
                 self.stepper.spoiled = True
-                row.fail(
-                    len(taken) - healthy,
-                    f"the model returned NaN or infinite logits after {position + healthy} tokens; "
-                    "try dtype='float32', or check the model's weights and any logits_processor",
-                )
-                taken, emitted = taken[:healthy], emitted[: healthy + 1]
-                drafted, overlap = drafted[:healthy], overlap[:healthy]
+                reason = fault(self.target, slot, position + healthy, self.rule.sampling)
+                row.fail(len(taken) - healthy, reason)
+                taken = taken[:healthy]
+            # Guesses that met bad logits were not judged, be they discarded or behind the end of the text.
+            emitted, drafted, overlap = emitted[: healthy + 1], drafted[:healthy], overlap[:healthy]
             accepted = len(emitted) - 1
             self.planner.learn(slot, self.asked[slot], accepted, min(accepted + 1, len(drafted)))
             if taken:
