@@ -131,7 +131,7 @@ def check_stops(toy: Toy, drafter: Spec, stop: Sequence[str], unknown: str | Non
         )
 
 
-@settings(few_slow, max_examples=40)
+@settings(few_slow, max_examples=20)
 @given(
     st.builds(Toy, st.just(len(NAMES)), st.just(1), st.integers(0, 999), st.just(0.5)),
     st.sampled_from(DRAFTERS),
