@@ -246,7 +246,16 @@ class Ragged:
     def timed(self, step: Any) -> None: ...
 
 
-@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Standardised(d, 0.7), lambda d: Fallback(d, Uniform())])
+WRAPPERS = {
+    "alone": lambda d: d,
+    "standardised": lambda d: Standardised(d, 0.7),
+    "first": lambda d: Fallback(d, Uniform()),
+    "second": lambda d: Fallback(Copying(shortest=3), d),
+    "mixed": lambda d: Mixture(Copying(), d, cost=0.1),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS.keys())
 @pytest.mark.parametrize("first", [Copying(), Ngram()], ids=["copy", "ngram"])
 def test_a_row_is_the_same_alone_beside_others_and_beside_an_idle_slot(first: Any, wrap: Any) -> None:
     """Guesses the policy had cut off were learnt from, and steps without guesses faded what was known by as many as

@@ -77,8 +77,7 @@ class _FallbackSession:
     def caps(self, caps: Tensor | None) -> None:
         self._caps = caps
         for session in self.sessions:
-            if isinstance(session, Capped):
-                session.caps = caps
+            cap(session, caps)
 
     @property
     def recordable(self) -> bool:
@@ -98,6 +97,9 @@ class _FallbackSession:
         use_first = first.proposed[:, :1]  # [B, 1]
         if gamma == 0 or (self.asks and not self._wanted(~use_first[:, 0])):
             return first
+        # A row that the first drafts for is not the second's: what a neighbour makes it draft is nobody's guess.
+        caps = torch.full_like(at[:, 0], gamma) if self._caps is None else self._caps
+        cap(self.sessions[1], caps.masked_fill(use_first[:, 0], 0))
         return joined(first, self._ask(1, gamma, sampling, noise, at), use_first, self.vocab_size)
 
     def _wanted(self, silent: Tensor) -> bool:
@@ -131,6 +133,12 @@ class _FallbackSession:
     def fork(self, rows: Tensor) -> _FallbackSession:
         first, second = (forkable(session).fork(rows) for session in self.sessions)
         return _FallbackSession((first, second), self.limits, self.vocab_size, self.asks)
+
+
+def cap(session: DraftSession, caps: Tensor | None) -> None:
+    """Tell a session how many guesses each row [B] may have, if it wants to know."""
+    if isinstance(session, Capped):
+        session.caps = caps
 
 
 def widened(draft: Draft, gamma: int) -> Draft:

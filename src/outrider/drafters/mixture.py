@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.drafters.fallback import joined, widened
+from outrider.drafters.fallback import cap, joined, widened
 from outrider.errors import require
 from outrider.fading import FADE, PRIOR_WEIGHT
 from outrider.noise import Noise
@@ -115,6 +115,7 @@ class _MixtureSession:
             return self.last
         most = torch.full_like(self.kind, gamma) if self.caps is None else self.caps.clamp(max=gamma)  # [B]
         self.asked = most > 0
+        cap(self.first, self.caps)
         copied = self.first.propose(gamma, sampling, noise, at).usable(self.vocab_size).cut(self.caps)
         if self.on_cpu:
             self.last = self._propose_on_host(copied, most.tolist(), sampling, noise, at)
@@ -124,6 +125,7 @@ class _MixtureSession:
         use_first = worth >= wanted.amax(1)  # [B]
         guesses = torch.where(use_first, 0, self._asked(wanted, most))  # of the second drafter
         self.kind = torch.where(use_first, kind, self.tried.shape[1] - 1)
+        cap(self.second, guesses)
         second = widened(self.second.propose(gamma, sampling, noise, at).usable(self.vocab_size), gamma)
         self.last = joined(copied, second.cut(guesses), use_first[:, None], self.vocab_size)
         return self.last
@@ -136,6 +138,7 @@ class _MixtureSession:
         draft = copied.cut(torch.tensor([choice.copied for choice in choices]))
         self.spent = 0
         if most > 0:
+            cap(self.second, torch.tensor([choice.asked for choice in choices]))
             second = self.second.propose(most, sampling, noise, at[:, : most + 1]).usable(self.vocab_size)
             self.spent = second.tokens.shape[1]
             alike = min(choice.asked for choice in choices) == most

@@ -13,7 +13,19 @@ from outrider.noise import Noise
 from outrider.prices import Prices
 from outrider.sampling import Sampling
 from outrider.trace import Level
-from outrider.types import Capped, Draft, Drafter, DraftSession, Priced, Session, Shape, Source, Spending, forkable
+from outrider.types import (
+    Capped,
+    Draft,
+    Drafter,
+    DraftSession,
+    Priced,
+    Session,
+    Shape,
+    Source,
+    Spending,
+    declared_cost,
+    forkable,
+)
 
 
 class Standardised:
@@ -46,6 +58,10 @@ class Standardised:
         if name == "drafter":  # not made yet: copying and unpickling ask too early
             raise AttributeError(name)
         return getattr(self.drafter, name)
+
+    @property
+    def cost(self) -> float:
+        return declared_cost(self.drafter)
 
     def sampling_for(self, target: Sampling) -> Sampling:
         """The options to draft with beside a target with these."""
