@@ -13,7 +13,7 @@ JOBS ?= 2
 SUPPORTED := -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cpus check clean
+.PHONY: help demo test cpus check package clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -34,6 +34,12 @@ check: $(VENV)/.outrider-dev  ## lint, formatting, types and import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict -p outrider
 	$(BIN)/lint-imports
+
+package: $(VENV)/.outrider-dev  ## build the wheel and the sdist, check them, run a demo from the wheel
+	rm -rf build dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python .ci/check_package.py dist
 
 clean:  ## remove the virtual environment and every build output (not the models in the cache)
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

@@ -150,7 +150,7 @@ def main(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     require(
         options.no_bleu or find_spec("sacrebleu") is not None,
-        "BLEU needs sacrebleu, which is not installed: pip install 'outrider[recipes]', or do without by --no-bleu",
+        "BLEU needs sacrebleu, which is not installed: pip install sacrebleu, or do without by --no-bleu",
     )
     options.vocab = 8192 if options.vocab is None else options.vocab
     sizes = Size.parse(options.target_size), Size.parse(options.draft_size)

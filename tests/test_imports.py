@@ -18,6 +18,7 @@ from outrider import cpu
 from outrider.cpu import CpuFacts
 from outrider.errors import ModelNotFound
 from outrider.models import hub, loading, plain
+from outrider.models.manifest import MANIFEST
 from outrider.starting import uncollected
 
 HEAVY = {
@@ -82,7 +83,7 @@ def test_a_description_without_transformers_is_the_same(converted: Path) -> None
     for name in asked | plain.LLAMA:
         assert getattr(quick, name, None) == getattr(full, name, None), name
     assert quick.get_text_config(decoder=True).hidden_size == full.hidden_size
-    (converted / hub.MANIFEST).unlink()
+    (converted / MANIFEST).unlink()
     assert type(loading.description(converted)[0]) is type(full)
 
 
@@ -129,9 +130,9 @@ def _set(folder: Path, **settings: object) -> None:
     """Settings of the checkpoint, changed as its owner might, with the manifest in step."""
     file = folder / "generation_config.json"
     file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | settings), encoding="utf-8")
-    manifest = json.loads((folder / hub.MANIFEST).read_text("utf-8"))
+    manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
     manifest["files"][file.name]["bytes"] = file.stat().st_size
-    (folder / hub.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
 @pytest.mark.parametrize("on", [True, False])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import library
 import outrider
@@ -21,6 +22,7 @@ from outrider.errors import (
     OutriderError,
     TokenizerMismatch,
 )
+from outrider.models.weights import INDEX
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,30 @@ def unknown_family(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "no_such_family"}))
 
 
+def looped(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("model.safetensors")
+
+
+def foreign(folder: Path) -> None:
+    save_file({"x": torch.ones(3)}, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def more_layers(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+
+
+def wider(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": 64}))
+
+
+def no_tokenizer(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], type[OutriderError]]] = {
     "truncated weights": (cut, ModelCorrupt),
     "garbage weights": (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 5000), ModelCorrupt),
@@ -62,6 +88,17 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[OutriderError]]] = {
     "no config": (lambda f: (f / "config.json").unlink(), ModelNotFound),
     "garbage config": (lambda f: (f / "config.json").write_text("{"), ModelError),
     "unknown family": (unknown_family, ModelError),
+    "weights of another model": (foreign, ModelCorrupt),
+    "fewer layers than the config says": (more_layers, ModelCorrupt),
+    "another width than the config says": (wider, ModelCorrupt),
+    "weights that are a loop": (looped, ModelCorrupt),
+    "a list for a config": (lambda f: (f / "config.json").write_text("[]"), ModelCorrupt),
+    "bytes for a config": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), ModelCorrupt),
+    "a list for an index": (lambda f: (f / INDEX).write_text("[]"), ModelCorrupt),
+    "an index without names": (lambda f: (f / INDEX).write_text("{}"), ModelCorrupt),
+    "garbage generation config": (lambda f: (f / "generation_config.json").write_text("{"), ModelCorrupt),
+    "no tokenizer": (no_tokenizer, ModelError),
+    "a list for tokenizer settings": (lambda f: (f / "tokenizer_config.json").write_text("[]"), ModelCorrupt),
     "garbage tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), ModelError),
 }
 
@@ -75,6 +112,23 @@ def test_damaged_directories(folders: Path, tmp_path: Path, name: str) -> None:
         outrider.load(folder)
     assert "\n" not in str(caught.value)
     assert folder in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "/" + "x" * 5000, "~no-such-user/model", "a\0b", "what is this?"])
+def test_impossible_names(name: str) -> None:
+    """Catches what the system says about a name, raw: too long, no such user, a null byte."""
+    with pytest.raises(ModelNotFound) as caught:
+        outrider.load(name)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+def test_permission_denied(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", denied)
+    with pytest.raises(ModelNotFound, match="cannot be looked at .Permission denied"):
+        outrider.load(str(folders / "target"))
 
 
 @pytest.mark.parametrize("name", ["/no/such/model", "./missing.gguf", "~/nowhere/at/all"])

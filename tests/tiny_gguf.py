@@ -75,5 +75,5 @@ def write_gguf(path: Path) -> Path:
 
 
 def leftovers(cache: Path) -> list[str]:
-    """Whatever is in the cache but the lock files."""
-    return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock")
+    """Whatever is in the cache but lock files and remembered checksums."""
+    return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock" and path.name != "checksums")

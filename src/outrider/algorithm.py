@@ -42,6 +42,7 @@ def speculative_step(
     """SpeculativeDecodingStep for a batch of rows: between 1 and gamma+1 tokens each, from one target run."""
     at = target.context.positions(gamma + 1)  # [B, G+1] absolute positions
     draft = drafter.propose(gamma, sampling, verify.noise_for_draft(noise, at), at)  # x_1..x_G from M_q
+    draft = draft.usable(target.vocab_size)  # up to the first q that is no number
     at = at[:, : draft.tokens.shape[1] + 1]  # a drafter may have fewer guesses than asked for
     watch.lap("draft")
     logits = target.score(draft.tokens)  # [B, G+1, V]: M_p on every prefix, one run
@@ -68,8 +69,7 @@ def splice(guesses: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
 def autoregressive_step(target: Session, sampling: Sampling, noise: Noise) -> Tensor:
     """Plain decoding, the loop that speculation must equal: one token per row [B] from one target run."""
     at = target.context.positions(1)
-    nothing = at[:, :0]
-    p = standardise(target.score(nothing), sampling, target.context, nothing)
+    p = standardise(target.score(at[:, :0]), sampling, target.context, at[:, :0])
     token = noise.winner("token", at, p)  # [B, 1]
     target.commit(token, torch.ones_like(token[:, 0]))
     return token[:, 0]

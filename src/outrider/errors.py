@@ -2,7 +2,8 @@
 
     OutriderError
     ├── BadOption            an option has a value it cannot have, or cannot be honoured
-    │   └── PromptError      the prompt itself: empty, too long, not text
+    │   ├── PromptError      the prompt itself: empty, too long, not text
+    │   └── ProcessorError   a logits processor that raises, or returns no scores of the shape it was given
     ├── ModelError           a model cannot be found, read or fetched
     │   ├── ModelNotFound
     │   ├── ModelCorrupt
@@ -25,6 +26,10 @@ class BadOption(OutriderError, ValueError):
 
 class PromptError(BadOption):
     """A prompt that cannot be continued."""
+
+
+class ProcessorError(BadOption):
+    """A logits processor that does not take one row of scores and return one."""
 
 
 class ModelError(OutriderError):
@@ -62,3 +67,14 @@ def require(condition: bool, message: str, kind: type[OutriderError] = BadOption
     """Raise ``kind(message)`` unless ``condition`` holds: for checking what users pass in."""
     if not condition:
         raise kind(message)
+
+
+def require_unicode(name: str, text: str) -> None:
+    """Refuse text with a lone surrogate: no encoding has one, and tokenizers fail on it."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"{name} has a lone surrogate, {ascii(text[error.start])}, at character {error.start}; decode the bytes it "
+            "came from with their own encoding, or replace it with text.encode('utf-8', 'replace').decode()"
+        ) from None

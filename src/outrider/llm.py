@@ -14,12 +14,13 @@ from outrider.decoding.lanes import Lanes
 from outrider.decoding.planner import Auto, Policy, chosen
 from outrider.decoding.stopping import Row, Stopping
 from outrider.drafters import Standardised
-from outrider.errors import BadOption, NumericalError, PromptError, require
+from outrider.errors import BadOption, NumericalError, require
 from outrider.models import generation, loading
 from outrider.models.engines import Kernels
 from outrider.naming import Beside, drafter_named
 from outrider.options import Options
 from outrider.output import Chunk, Output
+from outrider.prompts import named, render, several, token_ids
 from outrider.starting import uncollected
 from outrider.trace import Trace
 from outrider.types import Drafter, Verifier
@@ -124,11 +125,12 @@ class LLM:
 
     def _search(self, prompts: list[list[int]], options: Options) -> Iterator[Output]:
         """Beam search, one prompt after another."""
-        for request, prompt in zip(self._requests(prompts, options), prompts, strict=True):
-            trace = Trace(self.drafter.name, "beam")
+        requests = self._requests(prompts, options)
+        self.decoder(options).shapes(requests)  # a bad prompt is named before work is done for the others
+        for request, prompt in zip(requests, prompts, strict=True):
+            trace = Trace(self.drafter.name, "beam", **self._engine)
             beams = beam_search(self.decoder(options, len(request.prompt)), request, options, trace)
-            best = beams[0]
-            yield Output(best.text, best.tokens, best.finish_reason, len(prompt), trace, hypotheses=beams)
+            yield Output.of_beams(beams, len(prompt), trace)
 
     def stream(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Iterator[Chunk]:
         """Like generate, but yields text as soon as it is accepted and can no longer change."""
@@ -140,9 +142,9 @@ class LLM:
         trace = self._trace(parsed)
         shown = [0] * len(prompts)
         for event in self._events(prompts, parsed, trace):
-            text = event.row.printable(self.decode)
-            new, shown[event.index] = text[shown[event.index] :], len(text)
-            yield Chunk(event.index, new, event.tokens, event.accepted, event.row.finish_reason, trace)
+            new = event.row.printable(self.decode, shown[event.index])
+            shown[event.index] += len(new)
+            yield Chunk.of_event(event, new, len(prompts[event.index]), trace)
 
     def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Output:
         """Answer a conversation [{"role": ..., "content": ...}, ...] by the tokenizer's chat template."""
@@ -153,9 +155,13 @@ class LLM:
         """The token ids of a conversation, ready to be answered."""
         if not getattr(self.tokenizer, "chat_template", None):
             raise BadOption(f"{self.target.name} has no chat template; use generate(prompt) instead")
-        require(len(messages) > 0, "messages is empty; give at least one", PromptError)
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return render(messages, self.tokenizer, self.target.name)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The token ids of one prompt, checked as generate checks them."""
+        ids = token_ids(prompt, self.tokenizer)
+        self._requests([ids], Options())
+        return ids
 
     def show(self, tokens: Sequence[int]) -> str:
         """The text of tokens with special ones visible, for traces."""
@@ -212,11 +218,17 @@ class LLM:
 
     def _trace(self, options: Options) -> Trace:
         exact = _verifier(options).exact
-        return Trace(self._drafter(options).name, options.coupling, exact, lenience=options.lenience)
+        return Trace(self._drafter(options).name, options.coupling, exact, lenience=options.lenience, **self._engine)
+
+    @property
+    def _engine(self) -> dict[str, Any]:
+        """What statistics say of the target's engine."""
+        return {"engine": self.target.model.engine_name, "dtype": self.target.model.computes_in}
 
     def _events(self, prompts: list[list[int]], options: Options, trace: Trace) -> Iterator[Event]:
         """Requests in groups that share every rule; one group unless the model's own rules count positions."""
         requests = self._requests(prompts, options)
+        self.decoder(options).shapes(requests)  # a bad prompt is named before work is done for the others
         groups: dict[int, list[int]] = {}
         counts_positions = bool(self._defaults.constraints(1, 2))
         for index, request in enumerate(requests):
@@ -235,25 +247,28 @@ class LLM:
         seeds = options.seeds(prompts, fresh=secrets.randbits(62))
         requests = []
         for prompt, seed in zip(prompts, seeds, strict=True):
-            require(len(prompt) > 0, "the prompt is empty; give at least one token", PromptError)
             first = [start] if model.encoder_decoder and start is not None else prompt
             room = options.max_new_tokens if model.max_length is None else max(1, model.max_length - len(first))
             stopping = Stopping(
                 max_new_tokens=min(options.max_new_tokens, room),
                 eos=self._ends(options) | self._special_stops(options),
-                stop=options.stop_strings,
+                stop=options.stop_strings or self._defaults.stop,
                 criteria=tuple(options.stopping_criteria),
                 decode=self.decode,
             )
             requests.append(Request(tuple(first), stopping, seed, tuple(prompt) if model.encoder_decoder else None))
+        decoder = self.decoder(options)
+        for index, request in enumerate(requests):
+            with named(index, len(requests)):
+                decoder.shape(request)  # refuses what the model cannot continue
         return requests
 
     def _special_stops(self, options: Options) -> frozenset[int]:
         """Stop strings that are special tokens: decoded text does not show them, so their ids are watched for."""
         if not options.stop_strings:
             return frozenset()
-        ids = {self.tokenizer.convert_tokens_to_ids(stop) for stop in options.stop_strings}
-        return frozenset(ids & set(self.tokenizer.all_special_ids))
+        special = dict(zip(self.tokenizer.all_special_tokens, self.tokenizer.all_special_ids, strict=True))
+        return frozenset(special[stop] for stop in options.stop_strings if stop in special)
 
     def _ends(self, options: Options) -> frozenset[int]:
         if options.eos is None:
@@ -262,32 +277,14 @@ class LLM:
 
     def _prompts(self, prompt: Any) -> tuple[list[list[int]], bool]:
         """Texts and token ids, one or many -> lists of ids, and whether a single one was meant."""
-        if hasattr(prompt, "tolist"):
-            prompt = prompt.tolist()
-        require(
-            isinstance(prompt, Sequence) and not isinstance(prompt, bytes),
-            f"a prompt is a text or token ids, or a list of them; got {prompt!r}",
-            PromptError,
-        )
-        single = isinstance(prompt, str) or (len(prompt) > 0 and all(isinstance(t, int) for t in prompt))
-        prompts = [prompt] if single else list(prompt)
-        require(len(prompts) > 0, "no prompt was given; pass a text, token ids, or a list of them", PromptError)
-        return [self._ids(p) for p in prompts], single
-
-    def _ids(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, str):
-            require(prompt != "", "the prompt is empty; give it some text", PromptError)
-            return list(self.tokenizer.encode(prompt))
-        ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-        require(
-            isinstance(ids, Sequence) and all(isinstance(t, int) for t in ids),
-            f"a prompt is a text or token ids, got {prompt!r}",
-            PromptError,
-        )
-        return list(ids)
+        given, single = several(prompt)
+        ids = []
+        for index, one in enumerate(given):
+            with named(index, len(given)):
+                ids.append(token_ids(one, self.tokenizer))
+        return ids, single
 
     def _output(self, row: Row, trace: Trace, prompt_tokens: int) -> Output:
         if row.error is not None:
             warnings.warn(f"a text ended early: {row.error}", stacklevel=3)
-        reason = row.finish_reason or "length"
-        return Output(row.text(self.decode), row.tokens, reason, prompt_tokens, trace, row.error)
+        return Output.of_row(row, row.text(self.decode), prompt_tokens, trace)

@@ -1,4 +1,4 @@
-"""From what ``draft=`` says to a drafter: built-in names, trained directories, models, and chains of them."""
+"""From what ``draft=`` says to a drafter: built-in names, classes of one's own, trained directories, models, chains."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from outrider.drafters import Cascade, Copying, Mixture, ModelDrafter, built_in
 from outrider.drafters.heads import CONFIG, HeadDrafter
+from outrider.drafters.imported import imported, names_a_class
 from outrider.errors import BadOption, require
 from outrider.models import loading, pairs, trimmed
 from outrider.models.engines import Kernels
@@ -41,6 +42,9 @@ def drafter_named(draft: str | Drafter | None, beside: Beside) -> Drafter:
         return Mixture(Copying(), head)
     if draft is None or draft in known:
         return known[draft or "none"]
+    if names_a_class(draft) and not Path(draft).exists():
+        return imported(draft)
+    require(not draft.endswith(".py"), f"draft {draft!r} is a file of Python: name the class in it, as {draft}:Class")
     if (Path(draft) / CONFIG).is_file():
         return _trained(Path(draft), beside.target)
     return _model(draft, beside)[0]
@@ -51,7 +55,8 @@ def _chain(draft: str, beside: Beside) -> Drafter:
     if parts is None:
         raise BadOption(f"draft {draft!r} is not a chain: write LOWER>MODEL, for instance 'copy>my-draft'")
     middle, name = parts["middle"].strip(), parts["lower"].strip()
-    require(middle not in built_in(), f"draft {draft!r}: {middle!r} cannot check guesses; put a model after '>'")
+    own = middle in built_in() or names_a_class(middle)
+    require(not own, f"draft {draft!r}: {middle!r} cannot check guesses; put a model after '>'")
     once = parts["link"] == ">>"
     if not (Path(middle) / CONFIG).is_file():
         drafter, loaded = _model(middle, beside)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import repeat
 from typing import Any
 
@@ -75,7 +76,25 @@ def _name_key(path: str) -> int:
     return _signed(int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8).digest(), "big"), 64)
 
 
-@lru_cache(maxsize=16)
+def row_seeds(seed: int | Sequence[int], prompts: Sequence[Sequence[int]]) -> list[int]:
+    """The seeds of the rows of one call: a hash of the caller's seed, the prompt, and its place among equal prompts.
+
+    So different prompts draw independent noise, a repeated prompt gets another sample each time, and a prompt draws
+    the same noise alone as beside others. Of several seeds each belongs to its own prompt, whatever is repeated.
+    ``prompts`` are what rows differ in: token ids, those of the source included.
+    """
+    places: Counter[bytes] = Counter()
+    seeds = []
+    for number, prompt in enumerate(prompts):
+        tokens = np.asarray(prompt, dtype="<i8").tobytes()
+        own, place = (seed, places[tokens]) if isinstance(seed, int) else (seed[number], 0)
+        places[tokens] += 1
+        digest = hashlib.blake2b(f"{own} {place} ".encode() + tokens, digest_size=8).digest()
+        seeds.append(int.from_bytes(digest, "big", signed=True))
+    return seeds
+
+
+@cache  # for good: recorded steps read it where it is
 def _vocabulary_counter(size: int, device: torch.device) -> Tensor:
     return counter_of(torch.arange(size, dtype=torch.int64, device=device))
 
@@ -161,9 +180,12 @@ class Noise:
         return self.path == ""
 
     def uniform(self, stream: str, at: Tensor) -> Tensor:
-        """Uniforms in (0, 1) for absolute positions ``at`` [B, K] -> [B, K]."""
-        bits = (self.keys(stream, at) >> 40) & ((1 << 24) - 1)
-        return (bits.to(torch.float32) + 0.5) * 2.0**-24
+        """Uniforms in (0, 1) for absolute positions ``at`` [B, K] -> [B, K]: never 0, never 1.
+
+        23 bits and a half are what float32 holds exactly. With one bit more the largest is rounded to 1.
+        """
+        bits = (self.keys(stream, at) >> 41) & ((1 << 23) - 1)
+        return (bits.to(torch.float32) + 0.5) * 2.0**-23
 
     def race(self, stream: str, at: Tensor, size: int) -> Tensor:
         """Exponential arrival times for positions ``at`` [B, K] and every token -> [B, K, size]."""

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from outrider.errors import BadOption, require
+from outrider.errors import BadOption, require, require_unicode
+from outrider.noise import row_seeds
 from outrider.sampling import Sampling
 
 COUPLINGS = ("maximal", "gumbel", "block")
@@ -80,6 +81,8 @@ class Options:
         self._check_draft()
         stops = self.stop_strings
         require(all(isinstance(s, str) and s for s in stops), f"stop must be non-empty strings, got {self.stop!r}")
+        for text in stops:
+            require_unicode("stop", text)
         self.sampling()  # checks the rest
         for name in ("beams", "num_return"):
             whole(name, 1)
@@ -150,12 +153,12 @@ class Options:
             return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
 
         def whole(value: Any) -> bool:
-            return isinstance(value, int) and not isinstance(value, bool) and -(2**62) <= value < 2**62
+            return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
         for name in ("seed", "eos"):
             value = getattr(self, name)
             good = value is None or whole(value) or (several(value) and all(whole(v) for v in value))
-            require(good, f"{name} must be a whole number below 2**62 or several, got {value!r}")
+            require(good, f"{name} must be a whole number of 64 bits or several, got {value!r}")
         require(
             isinstance(self.stop, str) or several(self.stop), f"stop must be a string or several, got {self.stop!r}"
         )
@@ -189,18 +192,9 @@ class Options:
         )
 
     def seeds(self, prompts: Sequence[Sequence[int]], fresh: int) -> list[int]:
-        """A seed per prompt. One seed serves all, but a repeated prompt gets the next one.
-
-        So a prompt's text does not depend on its neighbours, yet asking twice gives two samples.
-        """
-        if self.seed is not None and not isinstance(self.seed, int):
-            seeds = [int(s) for s in self.seed]
-            require(len(seeds) == len(prompts), f"seed has {len(seeds)} values for {len(prompts)} prompts")
-            return seeds
-        base = fresh if self.seed is None else self.seed
-        seen: dict[tuple[int, ...], int] = {}
-        result = []
-        for prompt in map(tuple, prompts):
-            result.append(base + seen.get(prompt, 0))
-            seen[prompt] = seen.get(prompt, 0) + 1
-        return result
+        """A seed per prompt (``row_seeds``): of this call's seed, of several, or of a fresh one if none was given."""
+        if self.seed is None or isinstance(self.seed, int):
+            return row_seeds(fresh if self.seed is None else self.seed, prompts)
+        seeds = [int(s) for s in self.seed]
+        require(len(seeds) == len(prompts), f"seed has {len(seeds)} values for {len(prompts)} prompts")
+        return row_seeds(seeds, prompts)

@@ -11,23 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Protocol, runtime_checkable
+from math import inf
 
 from outrider.theory import Costs
-
-
-@runtime_checkable
-class CostsByRows(Protocol):
-    """A drafter whose guesses take another share of a target run beside other rows than alone."""
-
-    def cost_for(self, rows: int) -> float: ...
-
-
-def declared_cost(drafter: object, rows: int = 1) -> float:
-    """c: time of a guess over time of a target run, as the drafter says; a small head's where it says nothing."""
-    if isinstance(drafter, CostsByRows):
-        return drafter.cost_for(rows)
-    return float(getattr(drafter, "cost", 0.05))
 
 
 @dataclass(frozen=True)
@@ -74,20 +60,23 @@ class Prices:
     ladder: Ladder
     rates: Sequence[float]  # of each row: tokens in the time of a plain step, at the speed it reaches
     alphas: Sequence[float]  # of each row: how often a guess is kept, as far as is known
+    most: Sequence[int] | None = None  # of each row: guesses it may have; None: as many as are asked for
 
     def floors(self, row: int, most: int) -> list[float]:
         """The least chance that all guesses so far are kept at which guess 1, 2, ... ``most`` is worth making.
 
         Of guess k + 1 the drafter knows nothing yet, so alpha stands for its chance. And costs have steps: a guess
         that does not pay by itself may pay together with those behind it, chance * (a + ... + a^j) for j of them.
+        A row has no use for guesses it may not have, though a neighbour may have more.
         """
+        own = most if self.most is None else min(most, self.most[row])
         rate, alpha = self.rates[row], self.alphas[row]
-        worth = list(accumulate(alpha**j + 1e-9 for j in range(1, most + 1)))
+        worth = list(accumulate(alpha**j + 1e-9 for j in range(1, own + 1)))
         steps, floors = self.ladder.steps, []
-        for k in range(most):
-            ahead = zip(steps[k + 1 : most + 1], worth, strict=False)
+        for k in range(own):
+            ahead = zip(steps[k + 1 : own + 1], worth, strict=False)
             floors.append(rate * min([(step - steps[k]) / gain for step, gain in ahead]))
-        return floors
+        return floors + [inf] * (most - own)
 
     def best(self, row: int, chance: float, most: int, free: bool = False) -> tuple[int, float]:
         """How many guesses, each kept with this chance, gain most, and how many tokens they gain beyond their time.

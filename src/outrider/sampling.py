@@ -9,20 +9,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from outrider.context import Context
-from outrider.errors import BadOption, require
+from outrider.errors import BadOption, OutriderError, ProcessorError, require
 from outrider.host import largest
 from outrider.nucleus import nucleus
 from outrider.types import Choices
 
 Processor = Callable[[Any, Any], Any]
 """A transformers LogitsProcessor: (token ids [1, T], logits [1, V]) -> logits [1, V]."""
+
+
+@runtime_checkable
+class ByRow(Protocol):
+    """Processors of a batch whose rows have different ones."""
+
+    def of_row(self, row: int) -> Processor: ...
+
+
+class LogitBias(dict[int, float]):
+    """What is added to which logits, and those numbers on the devices they were used on.
+
+    They are sent once: a step that sends something cannot be recorded (models/graphs.py). And they live as long as
+    the options do: a recorded step reads them where they are, and whoever keeps the recording keeps its options.
+    """
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        super().__init__(bias)
+        self._sent: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def on(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Token ids and what is added to them, [N] each."""
+        if (dtype, device) not in self._sent:
+            tokens = torch.tensor(list(self), dtype=torch.int64, device=device)
+            self._sent[dtype, device] = tokens, torch.tensor(list(self.values()), dtype=dtype, device=device)
+        return self._sent[dtype, device]
 
 
 @dataclass(frozen=True)
@@ -37,9 +62,12 @@ class Sampling:
     frequency_penalty: float = 0.0  # over the output, as in the OpenAI API
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    processors: tuple[Processor, ...] = ()
+    processors: tuple[Processor | ByRow, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.logit_bias, LogitBias):  # one that is stays: what was made of these options shares it
+            object.__setattr__(self, "logit_bias", LogitBias(self.logit_bias))
+
         def number(name: str, low: float, high: float = float("inf"), open_low: bool = False) -> None:
             value = getattr(self, name)
             try:
@@ -136,6 +164,7 @@ def _adjust(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) 
     if sampling.penalised:
         logits = _penalise(logits, sampling, context, tail)
     if sampling.logit_bias:
+        assert isinstance(sampling.logit_bias, LogitBias)
         logits = _bias(logits, sampling.logit_bias)
     if sampling.processors:
         logits = _process(logits, sampling.processors, context, tail)
@@ -164,34 +193,50 @@ def _penalise(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor
     return logits
 
 
-def _bias(logits: Tensor, bias: Mapping[int, float]) -> Tensor:
+def _bias(logits: Tensor, bias: LogitBias) -> Tensor:
     outside = [token for token in bias if not 0 <= token < logits.shape[-1]]
     require(not outside, f"logit_bias names token {outside}, the vocabulary has {logits.shape[-1]} tokens")
-    index, values = _on_device(tuple(bias.items()), logits.dtype, logits.device)
+    index, values = bias.on(logits.dtype, logits.device)
     return logits.index_add(-1, index, values.expand(*logits.shape[:-1], -1))
 
 
-@lru_cache(maxsize=64)
-def _on_device(bias: tuple[tuple[int, float], ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Sent to the device once: a step that sends something cannot be recorded (models/graphs.py)."""
-    tokens, values = zip(*bias, strict=True)
-    return (
-        torch.tensor(tokens, dtype=torch.int64, device=device),
-        torch.tensor(values, dtype=dtype, device=device),
-    )
+def _process(logits: Tensor, processors: tuple[Processor | ByRow, ...], context: Context, tail: Tensor) -> Tensor:
+    """Row by row and position by position, since a processor may do anything with the prefix it is shown.
 
-
-def _process(logits: Tensor, processors: tuple[Processor, ...], context: Context, tail: Tensor) -> Tensor:
-    """Row by row and position by position, since a processor may do anything with the prefix it is shown."""
+    Nothing is asked about rows that have ended, nor behind a guess that was just forbidden: it will not be kept, and
+    a constraint need not have an answer for a text it does not allow.
+    """
     result = logits.clone()
-    for row, length in enumerate(context.lengths.tolist()):
+    for row, (length, active) in enumerate(zip(context.lengths.tolist(), context.active.tolist(), strict=True)):
+        if not active:
+            continue
+        own = [p.of_row(row) if isinstance(p, ByRow) else p for p in processors]
         ids = torch.cat([context.tokens[row, :length], tail[row]])
         for k in range(logits.shape[1]):
+            if k and result[row, k - 1, ids[length + k - 1]] == -torch.inf:
+                break
             scores = logits[row : row + 1, k]
-            for processor in processors:
-                scores = processor(ids[None, : length + k], scores)
+            for processor in own:
+                scores = _processed(processor, ids[None, : length + k], scores)
             result[row, k] = scores[0]
     return result
+
+
+def _processed(processor: Processor, ids: Tensor, scores: Tensor) -> Tensor:
+    """What a processor makes of scores [1, V]: anything but scores of that form is refused, by the processor's name."""
+    name = f"logits_processor {getattr(processor, '__name__', type(processor).__name__)}"
+    form = f"input_ids [1, {ids.shape[1]}] and scores [1, {scores.shape[1]}]"
+    try:
+        given = processor(ids, scores)
+    except OutriderError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ProcessorError(f"{name} failed on {form}: {reason}; it must take and return one row") from error
+    if not isinstance(given, Tensor) or given.shape != scores.shape or not given.is_floating_point():
+        what = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else repr(given)
+        raise ProcessorError(f"{name} returned {what} for {form}; it must return floating-point scores of that shape")
+    return given
 
 
 def _filter(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,13 +27,18 @@ class Record:
     drafted: tuple[int, ...]  # the guesses proposed
     accepted: int  # how many of them were kept: n
     token: int  # the target's own token after them: t
-    overlap: tuple[float, ...]  # sum-min(p, q) of each guess
+    overlap: tuple[float | None, ...]  # sum-min(p, q) of each guess; None where there is none (beams, bad logits)
     emitted: int  # tokens that entered the text (fewer than accepted + 1 where it ended)
 
     @property
     def examined(self) -> int:
         """Guesses whose fate was decided: the accepted ones and the first rejected one."""
         return min(self.accepted + 1, len(self.drafted))
+
+    @property
+    def overlaps(self) -> list[float]:
+        """Those of the guesses examined, as far as there are any: what alpha is the mean of."""
+        return [x for x in self.overlap[: self.examined] if x is not None]
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,15 @@ class Level:
         return ratio(self.accepted, self.examined)
 
 
+@dataclass(frozen=True)
+class Ending:
+    """Why one text ended."""
+
+    row: int  # index of the request
+    finish_reason: str  # eos, stop, length, criteria or error
+    stop_reason: str | int | None = None  # the stop string that matched, or the end token
+
+
 @dataclass
 class Trace:
     """Append-only history of a generation."""
@@ -69,16 +84,24 @@ class Trace:
     drafter_error: str | None = None
     lenience: float = 1.0  # below 1 the text does not follow the target's distribution
     levels: tuple[Level, ...] = ()  # of a cascade, from the target's side down
+    engine: str = ""  # what ran the target
+    dtype: str = ""  # what it computed in
+    graphs: bool = False  # steps were replayed as CUDA graphs
+    endings: list[Ending] = field(default_factory=list)
 
     def for_row(self, row: int) -> Trace:
         """The part that concerns one row. Times and runs are of the whole batch it ran in."""
-        return replace(self, records=[r for r in self.records if r.row == row])
+        return replace(
+            self,
+            records=[r for r in self.records if r.row == row],
+            endings=[e for e in self.endings if e.row == row],
+        )
 
     def lines(self) -> Iterator[str]:
         head = {k: v for k, v in asdict(self).items() if k != "records"}
-        yield json.dumps({"trace": 1, **head})
+        yield strict_json({"trace": 1, **head})
         for record in self.records:
-            yield json.dumps(asdict(record))
+            yield strict_json(asdict(record))
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text("".join(line + "\n" for line in self.lines()), encoding="utf-8")
@@ -89,6 +112,7 @@ class Trace:
         head.pop("trace")
         records = [Record(**{**r, "drafted": tuple(r["drafted"]), "overlap": tuple(r["overlap"])}) for r in rest]
         head["levels"] = tuple(Level(**level) for level in head.get("levels", ()))
+        head["endings"] = [Ending(**ending) for ending in head.get("endings", ())]
         return Trace(**head, records=records)
 
 
@@ -104,16 +128,21 @@ class Stats:
     tokens_per_run: float  # tokens / runs, the bonus token included
     drafted: int  # guesses made
     examined: int  # guesses whose fate was decided (up to the first rejection of each run)
-    accepted: int  # guesses kept
+    accepted: int  # guesses kept that are in the text
+    kept: int  # guesses kept, also those behind the end of the text: what alpha_counted counts
     wasted: int  # drafted - accepted
-    alpha: float  # mean of sum-min(p, q) over examined guesses: Corollary 3.6
-    alpha_counted: float  # accepted / examined
+    alpha: float  # mean of sum-min(p, q) over examined guesses: Corollary 3.6; NaN in beam search, which has no q
+    alpha_counted: float  # kept / examined
     alpha_interval: tuple[float, float]  # 95 % Wilson interval of alpha_counted
     seconds: dict[str, float]  # in draft, target, accept, host, prefill
     tokens_per_second: float  # tokens / (all seconds but prefill)
     drafter_error: str | None = None
     lenience: float = 1.0  # 1: none
     levels: tuple[Level, ...] = ()  # of a cascade: what each model below the target did, over the whole call
+    engine: str = ""  # what ran the target, and the form of its weights
+    dtype: str = ""  # what it computed in
+    graphs: bool = False  # steps were replayed as CUDA graphs
+    finish_reasons: dict[str, int] = field(default_factory=dict)  # how many texts ended for each reason
 
     def to_json(self) -> dict[str, Any]:
         return {k: finite(v) for k, v in asdict(self).items()}
@@ -128,13 +157,20 @@ def finite(value: Any) -> Any:
     return [finite(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
+def strict_json(value: Any, **options: Any) -> str:
+    """JSON that every parser takes: null where a number is undefined."""
+    return json.dumps(finite(value), allow_nan=False, **options)
+
+
 def summarise(trace: Trace) -> Stats:
     """Totals over totals: every rate is a ratio of sums over the whole trace."""
     records = trace.records
     tokens = sum(r.emitted for r in records)
     drafted = sum(len(r.drafted) for r in records)
     examined = sum(r.examined for r in records)
-    accepted = sum(r.accepted for r in records)
+    overlaps = [x for r in records for x in r.overlaps]
+    kept = sum(r.accepted for r in records)
+    accepted = sum(min(r.accepted, r.emitted) for r in records)
     decoding = sum(trace.seconds[phase] for phase in PHASES)
     return Stats(
         drafter=trace.drafter,
@@ -146,15 +182,20 @@ def summarise(trace: Trace) -> Stats:
         drafted=drafted,
         examined=examined,
         accepted=accepted,
+        kept=kept,
         wasted=drafted - accepted,
-        alpha=ratio(math.fsum(x for r in records for x in r.overlap[: r.examined]), examined),
-        alpha_counted=ratio(accepted, examined),
-        alpha_interval=wilson(accepted, examined),
+        alpha=ratio(math.fsum(overlaps), len(overlaps)),
+        alpha_counted=ratio(kept, examined),
+        alpha_interval=wilson(kept, examined),
         seconds=dict(trace.seconds),
         tokens_per_second=ratio(tokens, decoding),
         drafter_error=trace.drafter_error,
         lenience=trace.lenience,
         levels=trace.levels,
+        engine=trace.engine,
+        dtype=trace.dtype,
+        graphs=trace.graphs,
+        finish_reasons=dict(Counter(ending.finish_reason for ending in trace.endings)),
     )
 
 
@@ -191,6 +232,8 @@ def merge(traces: Iterable[Trace]) -> Trace:
     merged = Trace()
     for trace in traces:
         merged.drafter, merged.coupling = trace.drafter, trace.coupling
+        merged.engine, merged.dtype, merged.graphs = trace.engine, trace.dtype, merged.graphs or trace.graphs
+        merged.endings.extend(trace.endings)
         merged.exact = merged.exact and trace.exact
         merged.lenience = min(merged.lenience, trace.lenience)
         merged.records.extend(trace.records)

@@ -7,121 +7,24 @@ p is always the target's distribution, q the draft's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from outrider.draft import Choices as Choices
+from outrider.draft import Draft as Draft
 from outrider.errors import require
 
 if TYPE_CHECKING:
     from outrider.context import Context
     from outrider.noise import Noise
+    from outrider.prices import Prices
     from outrider.sampling import Sampling
 
 Source = Sequence[int] | Tensor
 """What an encoder reads: token ids, or its finished output [S, size]."""
-
-
-@dataclass(frozen=True)
-class Choices:
-    """p at temperature 0, where it is all on one token: that token instead of a table of the vocabulary."""
-
-    tokens: Tensor  # [B, K] int64
-    weight: Tensor  # [B, K]: one, or NaN where the logits left no choice
-
-
-@dataclass(frozen=True)
-class Draft:
-    """Guesses x_1..x_G from M_q with the distributions they were really drawn from."""
-
-    tokens: Tensor  # [B, G] int64
-    probs: Tensor | None  # [B, G, V], or [B, G, N] with ``support``; None means point masses on the tokens
-    proposed: Tensor  # [B, G] bool: True for a prefix of each row, False where nothing was proposed
-    by_law: bool = False  # tokens follow probs without being draw(probs, race): they were verified, not drawn
-    support: Tensor | None = None  # [N] ascending: the tokens that probs are about, zero elsewhere; None: all
-
-    @staticmethod
-    def empty(rows: int, device: torch.device) -> Draft:
-        """No guesses at all: gamma = 0."""
-        none = torch.zeros((rows, 0), dtype=torch.int64, device=device)
-        return Draft(none, None, none.bool())
-
-    def cut(self, most: Tensor | None) -> Draft:
-        """Each row's first most [B] guesses only. Drawing them all and keeping a prefix is drawing a prefix."""
-        if most is None:
-            return self
-        place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        return replace(self, proposed=self.proposed & (place < most[:, None]))
-
-    def narrow(self, guesses: int) -> Draft:
-        """The first columns only."""
-        probs = None if self.probs is None else self.probs[:, :guesses]
-        return replace(self, tokens=self.tokens[:, :guesses], probs=probs, proposed=self.proposed[:, :guesses])
-
-    def of_tokens(self) -> Tensor:
-        """q_i(x_i) -> [B, G]; one where nothing was proposed (it is never looked at)."""
-        if self.probs is None:
-            return torch.ones_like(self.tokens, dtype=torch.float32)
-        return torch.where(self.proposed, self._of(self.tokens), 1.0)
-
-    def _of(self, tokens: Tensor) -> Tensor:
-        """q of tokens [B, G]."""
-        assert self.probs is not None
-        if self.support is None:
-            return self.probs.gather(-1, tokens[..., None])[..., 0]
-        place = torch.searchsorted(self.support, tokens).clamp(max=len(self.support) - 1)
-        return self.probs.gather(-1, place[..., None])[..., 0] * (self.support[place] == tokens)
-
-    def dense(self, vocab_size: int) -> Draft:
-        """The same with probs over the whole vocabulary; point masses stay what they are."""
-        if self.probs is None or self.support is None:
-            return self
-        whole = self.probs.new_zeros((*self.tokens.shape, vocab_size))
-        return replace(self, probs=whole.index_copy_(-1, self.support, self.probs), support=None)
-
-    def taken_from(self, p: Tensor, n: Tensor) -> Tensor:
-        """max(0, p - q) for p [B, V] and q at index n [B] of each row; p itself where nothing was proposed there.
-
-        A q of zero makes full acceptance, early stop and ragged drafts one formula.
-        """
-        rows, guesses = self.tokens.shape
-        if guesses == 0:
-            return p
-        index = n.clamp(max=guesses - 1)[:, None]  # [B, 1]
-        real = (n < guesses) & self.proposed.gather(1, index)[:, 0]  # [B]
-        if self.probs is None:
-            return p.scatter_add(1, self.tokens.gather(1, index), -real[:, None].to(p.dtype)).clamp_(min=0)
-        q = self.probs[torch.arange(rows, device=n.device), index[:, 0]].to(p.dtype) * real[:, None]
-        if self.support is None:
-            return (p - q).clamp_(min=0)
-        return p.index_copy(1, self.support, (p.index_select(1, self.support) - q).clamp_(min=0))
-
-    def padded(self, like: Tensor) -> Tensor:
-        """q at every index and a row of zeros behind it -> [B, G+1, V] as ``like``; zero where nothing was proposed."""
-        guesses = self.tokens.shape[1]
-        q = torch.zeros_like(like)
-        if self.probs is None:
-            q[:, :guesses].scatter_(-1, self.tokens[..., None], 1.0)
-        else:
-            q[:, :guesses] = cast(Tensor, self.dense(like.shape[-1]).probs)
-        return q * torch.nn.functional.pad(self.proposed, (0, 1))[..., None]
-
-    def overlap(self, p: Tensor | Choices) -> Tensor:
-        """sum over x of min(p_i(x), q_i(x)), Theorem 3.5's beta, for each guess -> [B, G]."""
-        guesses = self.tokens.shape[1]
-        if isinstance(p, Choices):
-            tokens = p.tokens[:, :guesses]
-            shared = self.tokens == tokens if self.probs is None else self._of(tokens)
-            return shared * p.weight[:, :guesses] * self.proposed
-        p = p[:, :guesses]
-        if self.probs is None:
-            shared = p.gather(-1, self.tokens[..., None])[..., 0].clamp(max=1)  # p/l may be above q's one
-        else:
-            p = p if self.support is None else p.index_select(-1, self.support)
-            shared = torch.minimum(p, self.probs.to(p.dtype)).sum(-1)
-        return shared * self.proposed
 
 
 @dataclass(frozen=True)
@@ -313,3 +216,51 @@ class Drafter(Protocol):
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         """A drafting session beside the target's, with the same rows. Heads read ``target.hidden``."""
+
+
+@runtime_checkable
+class Costed(Protocol):
+    """A drafter that says what a guess takes, in plain target runs: what is planned by where nothing is measured."""
+
+    @property
+    def cost(self) -> float: ...
+
+
+@runtime_checkable
+class CostsByRows(Protocol):
+    """A drafter whose guesses take another share of a target run beside other rows than alone."""
+
+    def cost_for(self, rows: int) -> float: ...
+
+
+def declared_cost(drafter: Drafter, rows: int = 1) -> float:
+    """c: time of a guess over time of a target run, as the drafter says; a small head's where it says nothing."""
+    if isinstance(drafter, CostsByRows):
+        return drafter.cost_for(rows)
+    return float(drafter.cost) if isinstance(drafter, Costed) else 0.05
+
+
+@runtime_checkable
+class Capped(Protocol):
+    """A drafting session that weighs each row's guesses itself, and is told how many the row may have.
+
+    A row that may have none is as one that is not asked: it costs nothing, and nothing is learnt from it.
+    """
+
+    caps: Tensor | None  # [B]; None: as many as are asked for
+
+
+@runtime_checkable
+class Priced(Protocol):
+    """A drafting session that ends its drafts itself, by what guesses take here and time is worth."""
+
+    prices: Prices | None  # None: by rules of its own
+
+
+@runtime_checkable
+class Spending(Protocol):
+    """A drafting session whose last draft took the time of other guesses than it holds."""
+
+    @property
+    def spent(self) -> int | None:
+        """How many; None: those it holds."""

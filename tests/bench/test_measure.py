@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import shlex
@@ -11,13 +13,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import library
 import outrider
 from outrider.bench import card
-from outrider.bench.measure import NARROW, PLAIN, Cell, Settings, _decode, bootstrap, measure, total_ratio
+from outrider.bench import measure as bench_measure
+from outrider.bench.measure import NARROW, PLAIN, Cell, Settings, Way, _decode, bootstrap, measure, total_ratio
 from outrider.bench.prompts import SAMPLE, SOURCES, read
+from outrider.cli import measure_tables
 from outrider.cli.main import app
 from outrider.drafters import Cascade, Copying, ModelDrafter
 from outrider.errors import BadOption
@@ -36,7 +41,7 @@ def test_drafts_and_temperatures_in_one_run(folder: str) -> None:
     llm = outrider.load(folder, draft="uniform", dtype="float32", slots=1)
     drafts = {"uniform": llm, "itself": llm.with_draft(ModelDrafter(llm.target.model))}
     settings = Settings((0.0, 1.0), 2, {"max_new_tokens": 8, "seed": 1, "gamma": 2})
-    rows = measure(drafts, TASKS, settings)
+    rows = measure(drafts, TASKS, settings).rows
     keys = [(r.temperature, r.draft, r.task) for r in rows]
     assert keys == [(t, d, task) for t in (0.0, 1.0) for d in drafts for task in ("first", "second", "all")]
     found = dict(zip(keys, rows, strict=True))
@@ -71,7 +76,7 @@ def test_the_cost_of_a_guess_is_known_under_replay(folder: str, draft: str) -> N
         warnings.filterwarnings("ignore", "steps cannot be replayed")
         rows = measure(
             {draft: llm.with_draft(drafts[draft])}, TASKS, Settings((0.0, 1.0), 1, {"max_new_tokens": 4, "gamma": 2})
-        )
+        ).rows
     assert all(0 < row.cost < math.inf for row in rows)
 
 
@@ -80,7 +85,8 @@ def test_the_cost_of_a_guess_is_known_for_a_replayed_translator(tmp_path: Path) 
     folder = library.save_t5(tmp_path)
     llm = outrider.load(str(folder), draft="copy", dtype="float32", slots=1)
     engine = llm.with_draft(ModelDrafter(llm.target.model))
-    (row, _) = measure({"itself": engine}, {"one": ["the end"]}, Settings((0.0,), 1, {"max_new_tokens": 4, "gamma": 2}))
+    settings = Settings((0.0,), 1, {"max_new_tokens": 4, "gamma": 2})
+    (row, _) = measure({"itself": engine}, {"one": ["the end"]}, settings).rows
     assert 0 < row.cost < math.inf
 
 
@@ -101,11 +107,12 @@ def test_engines_take_turns() -> None:
     engines: Any = {
         name: SimpleNamespace(generate=lambda prompt, name=name, **options: order.append(name)) for name in "abc"
     }
+    ways = {name: Way(engine) for name, engine in engines.items()}
     for turn in range(3):
-        _decode(engines, "x", {}, 1, turn)
+        _decode(ways, "x", {}, 1, turn)
     assert order == list("abcbcacab")
     order.clear()
-    _decode(engines, "x", {}, 3, 0)
+    _decode(ways, "x", {}, 3, 0)
     assert order == list("abcbcacab")
 
 
@@ -177,3 +184,72 @@ def test_a_draft_cannot_take_the_name_of_a_baseline(folder: str) -> None:
     for name in (PLAIN, NARROW):
         with pytest.raises(BadOption, match="compared with"):
             measure({name: llm}, TASKS, Settings())
+
+
+# --- what is shown -----------------------------------------------------------------------------------
+
+
+def _row(task: str = "mathematical_reasoning", gamma: int | str = 4) -> dict[str, Any]:
+    """A row with figures as long as they get."""
+    stats = {"examined": 123456, "alpha": 0.654, "tokens_per_run": 12.34, "drafter": "copy"}
+    return {
+        "draft": "copy", "gamma": gamma, "temperature": 1.0, "task": task, "prompts": 480, "repeats": 1, "stats": stats,
+        "alpha_interval": [0.61, 0.69], "plain_tokens_per_second": 1234.5, "narrow_tokens_per_second": 1.0,
+        "tokens_per_second": 12345.6, "speedup": 12.35, "speedup_interval": [11.1, 13.6], "speedup_narrow": 1.2,
+        "oracle_tokens": 12.89, "cost": 0.123, "identical": 480,
+    }  # fmt: skip
+
+
+def test_tables_fit_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 80 columns, and so in every pipe, c was "0.…" and numbers were cut in the middle."""
+    page = io.StringIO()
+    for narrow in (80, 40):  # in a narrower terminal lines wrap, but nothing is left out
+        console = Console(file=page, width=narrow, soft_wrap=True, highlight=False)
+        monkeypatch.setattr(measure_tables, "answers", console)
+        options = {"coupling": "maximal", "lenience": 1}
+        report = {"target": "smollm2-135m", "drafters": {"copy": "copy"}, "options": options, "rows": [_row()]}
+        measure_tables.show(report)
+    lines = page.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80 and "…" not in page.getvalue()
+    for figure in ("0.123", "12345.6", "1234.5", "0.65 (0.61-0.69)", "12.35 (11.10-13.60)", "123456", "480/480"):
+        assert sum(f" {figure}" in line for line in lines) == 2, figure
+    assert sum("same text" in line for line in lines) == 4  # in two headings and in two explanations
+
+
+def test_several_gammas_are_compared(folder: str, tmp_path: Path) -> None:
+    """--gamma 2 --gamma 4 measured 4 alone, and said nothing of it. CSV and cards tell them apart, too."""
+    page, prompts = tmp_path / "card.md", tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"task": "one", "prompt": p}) for p in ("a b a b", "the end")))
+    words = ["measure", folder, "-d", "copy", "--gamma", "1", "--gamma", "3", "-n", "8", "--prompts", str(prompts)]
+    words += ["--dtype", "float32", "--card", str(page)]
+    result = CliRunner().invoke(app, [*words, "--csv"])
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert [row["gamma"] for row in rows if row["task"] == "all"] == ["1", "3"]
+    assert {row["draft"] for row in rows} == {"copy"} and all(float(row["speedup"]) > 0 for row in rows)
+    assert "alpha_interval_low" in rows[0] and "stats_alpha" in rows[0]
+    text = page.read_text(encoding="utf-8")
+    assert "--gamma 1 --gamma 3" in text and "| gamma | t |" in text
+    for wrong, says in ((["--gamma", "2", "--gamma", "2"], "differ"), (["--gamma", "9"], "--width 10")):
+        error = CliRunner().invoke(app, ["measure", folder, *wrong]).exception
+        assert isinstance(error, BadOption) and says in str(error)
+    error = CliRunner().invoke(app, [*words, "--csv", "--json"]).exception
+    assert isinstance(error, BadOption) and "exclude each other" in str(error)
+
+
+def test_ctrl_c_shows_what_was_measured(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C threw away every prompt that had been measured."""
+    real, turns = bench_measure._decode, iter(range(1, 100))
+
+    def decode(*given: Any) -> Any:
+        if next(turns) == 3:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(bench_measure, "_decode", decode)
+    words = ["measure", folder, "-d", "copy", "-n", "4", "--dtype", "float32", "--temperature", "1", "--json"]
+    result = CliRunner().invoke(app, words)
+    report = json.loads(result.stdout)
+    assert result.exit_code == 130 and report["interrupted"] and report["prompts_done"] == 2
+    assert report["rows"][-1]["task"] == "all" and report["rows"][-1]["prompts"] == 2
+    assert "2 of" in result.stderr and "were finished" in result.stderr

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+from outrider.decoding import clock as clock_module
 from outrider.decoding.clock import Clock, Timing
 from outrider.theory import Costs
 
@@ -135,3 +138,23 @@ def test_the_first_draft_of_all_does_not_count() -> None:
     assert clock.ladder().drafts[2] == pytest.approx(0.5)
     clock.add(Timing(3, 11.0, 4.0, 2))
     assert clock.ladder().drafts[2] == pytest.approx(4.0 / 9)
+
+
+def test_a_clock_is_read_by_one_thread_while_another_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls in two threads share a clock: a table was made of a dictionary that the other one was changing."""
+    clock = taught(Clock(Costs(draft=0.05, asking=0.01), 8), [1, 2, 3])
+    waits: list[bool] = []
+    rising = clock_module._Curve._rising
+
+    def interrupted(curve: clock_module._Curve) -> list[tuple[int, float]]:
+        if not waits:
+            waits.append(False)
+            other = threading.Thread(target=clock.add, args=(Timing(7, 20.0, 3.0, 6),), daemon=True)
+            other.start()
+            other.join(0.2)  # only a thread that does not wait is done by then
+            waits[0] = other.is_alive()
+        return rising(curve)
+
+    monkeypatch.setattr(clock_module._Curve, "_rising", interrupted)
+    clock.ladder()
+    assert waits == [True]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from outrider.drafters import Copying, ModelDrafter, Nothing, Uniform
 from outrider.errors import BadOption, NumericalError, PromptError
 from outrider.models.toy import ToyModel, ToySession
 from outrider.sampling import Sampling
-from outrider.trace import Trace
+from outrider.trace import Trace, summarise
 from outrider.types import Shape
 from outrider.verification.coupling import maximal_coupling
 from outrider.verification.matching import gumbel_coupling
@@ -56,6 +58,20 @@ def test_bad_logits_are_an_error(value: float, whole_row: bool, sampling: Sampli
     model = Poisoned(value, 6, whole_row)
     with pytest.raises(NumericalError, match=r"NaN or infinite logits after \d+ tokens"):
         run(model, Uniform(), [Request((1, 2), Stopping(20))], 3, sampling, verifier)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("verifier", [maximal_coupling, gumbel_coupling], ids=lambda v: v.name)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bad_logits_behind_the_end_of_a_text_are_in_no_statistic(temperature: float, verifier: Any) -> None:
+    """A healthy text had a NaN acceptance: guesses behind its end met bad logits and were counted as judged."""
+    verifier = gumbel_coupling if temperature == 0 else verifier
+    for seed in range(5):
+        request = Request((1, 2), Stopping(3), seed=seed)
+        model = Poisoned(float("nan"), 5, whole_row=True)
+        _, trace = run(model, ModelDrafter(TARGET), [request], 7, Sampling(temperature), verifier)
+        assert all(math.isfinite(x) for record in trace.records for x in record.overlap)
+        stats = summarise(trace)
+        assert 0 <= stats.alpha <= 1 + 1e-6 and 0 <= stats.alpha_counted <= 1
 
 
 class PoisonedRow(Poisoned):
@@ -225,3 +241,52 @@ def test_a_smaller_width_gives_the_same_text() -> None:
     request = [Request((1, 2), Stopping(30), seed=3)]
     texts = [run(TARGET, ModelDrafter(TARGET), request, w - 1, Sampling(1.0), width=w)[0] for w in (1, 2, 5, 12)]
     assert all(t == texts[0] for t in texts)
+
+
+@pytest.mark.parametrize(
+    ("limit", "prompt", "new", "capacity"),
+    [
+        (None, 20, 8190, 16384),
+        (8192, 20, 4000, 4096),
+        (8192, 20, 9000, 8256),
+        (8192, 8000, 500, 8256),
+        (128, 4, 9, 192),
+    ],
+)
+def test_capacity_does_not_double_at_the_limit(limit: int | None, prompt: int, new: int, capacity: int) -> None:
+    """8,192 tokens and 18 for guesses became 16,384: the limit is as far as any text goes."""
+    target = ToyModel(10, seed=2)
+    target.max_length = limit  # type: ignore[misc]
+    decoder = Decoder(target, Nothing(), gumbel_coupling, Sampling(), 0)
+    shape = decoder.shape(Request((1,) * prompt, Stopping(new)))
+    assert shape.capacity == capacity and capacity % shape.chunk == 0
+
+
+def test_a_text_up_to_the_limit_is_the_models_own() -> None:
+    """In the room that is left there: a prompt near the limit, whole prefill chunks, guesses behind the last token."""
+    model = wrapped("llama")
+    assert model.max_length == 256
+    prompt = tuple(3 + i * i % 90 for i in range(243))
+    for fixed in (prompt, prompt[:60]):
+        request = Request(fixed, Stopping(1000))
+        plain, _ = run(model, Nothing(), [request], 0)
+        assert len(plain[0]) == 256 - len(fixed)
+        for drafter in (Copying(), ModelDrafter(wrapped("llama", seed=1))):
+            assert run(model, drafter, [request], 8)[0] == plain
+
+
+def test_admitting_a_prompt_touches_what_was_used() -> None:
+    """A short prompt cleared 8,192 positions of every layer. What the row before wrote is cleared, NaN and all."""
+    session = wrapped("llama").start(2, Shape(2048, 9))
+    buffers = [b for pair in session.cache.buffers() for b in pair]
+    for buffer in buffers:
+        buffer[:, :, 1024:] = 7.0  # never used by a row
+    session.admit(0, (5, 6, 7))
+    assert all(bool((b[:, :, 1024:] == 7.0).all()) for b in buffers)
+    session.admit(0, tuple(range(3, 93)) * 5)
+    session.score(torch.full((2, 8), 5))
+    for buffer in buffers:
+        assert not bool(buffer[0, :, 512:1024].any()), "a row writes no further"
+        buffer[0, :, :467] = float("nan")
+    session.admit(0, (5, 6, 7))
+    assert not any(bool(b[0].isnan().any()) for b in buffers)

@@ -5,6 +5,7 @@ On a CPU a replay is calling the step again, so everything but the launch of a C
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator
 
@@ -124,8 +125,10 @@ def test_a_stream_left_early_gives_its_slots_back(pool: Lanes) -> None:
     stream: Iterator[object] = decoder.stream(known.requests, Trace())
     next(stream)
     stream.close()  # type: ignore[attr-defined]
-    ((_, stepper),) = pool._idle
-    assert not bool(stepper.target.context.active.any())
+    ((batch, _),) = pool._idle
+    stepper = pool._take(batch)
+    assert stepper is not None and not bool(stepper.target.context.active.any())
+    pool._keep(batch, stepper)
     rows = {event.index: event.row.tokens for event in decoder.stream(known.requests, Trace())}
     assert [rows[i] for i in range(len(rows))] == known.expected
 
@@ -252,6 +255,63 @@ def test_a_gpu_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(DeviceError, match="nvidia-smi"):
         ticket.read()
     assert len(asked) > 1
+
+
+def test_waiting_for_a_gpu_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a second was asked after without a pause, which kept a core busy and other threads waiting."""
+
+    class Time:
+        now = slept = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
+            self.slept += seconds
+
+    time = Time()
+
+    class Later:
+        def query(self) -> bool:
+            time.now += 1e-6
+            return time.now > 1.0
+
+    monkeypatch.setattr(readback, "time", time)
+    ticket = Ticket(torch.zeros(1, 4))
+    ticket._event = Later()  # type: ignore[assignment]
+    assert ticket.read().rows == [[0.0] * 4]
+    assert time.slept > 0.9
+
+
+def test_a_stream_collected_in_the_middle_of_lending_is_no_deadlock(pool: Lanes) -> None:
+    """The garbage collector ends forgotten streams, which return their steppers: a lock was held by the same thread."""
+    known = case("llama")
+    decoder = Decoder(known.model, Copying(), *RULES["greedy"], 3, slots=2, lanes=pool)
+    forgotten = decoder.stream(known.requests, Trace())
+    next(forgotten)
+    expected = {event.index: event.row.tokens for event in decoder.stream(known.requests, Trace())}
+
+    class Collecting(Shape):
+        """A shape during whose comparison the collector runs, as it may anywhere."""
+
+        def __eq__(self, other: object) -> bool:
+            forgotten.close()  # type: ignore[attr-defined]
+            return Shape(**vars(self)) == other
+
+        __hash__ = Shape.__hash__
+
+    def lend() -> None:
+        shape = Collecting(**vars(decoder.shape(known.requests[0])))
+        with pool.lane((known.model, decoder.drafter), 2, shape):
+            lent.append(len(pool._idle))
+
+    lent: list[int] = []
+    thread = threading.Thread(target=lend, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert lent == [1], "the thread waits for itself, or the stepper of the forgotten stream is lost"
+    assert {event.index: event.row.tokens for event in decoder.stream(known.requests, Trace())} == expected
 
 
 @pytest.mark.parametrize(("asked", "match"), [(True, "needs a CUDA device"), ("yes", "must be True, False")])

@@ -171,7 +171,13 @@ def test_commands_parse(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith(("outrider generate", "outrider demo"))])
-def test_commands_run(line: str, tiny: str) -> None:
+def test_commands_run(line: str, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the reader has written the files that the documents have him write."""
+    for block in ALL:
+        if block.kind == "file":
+            (tmp_path / block.name).write_text(block.text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "The end"}\n', encoding="utf-8")
     path, words = split(line)
     short = ["--target", tiny, "--max-new-tokens", "6"] + (["--repeats", "1"] if path == ("demo",) else [])
     result = CliRunner().invoke(app, [*path, *words, *short])

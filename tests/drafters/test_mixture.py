@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.drafters import Copying, Mixture, ModelDrafter, Uniform
+from helpers import run
+from outrider.decoding.decoder import Request
+from outrider.decoding.stopping import Stopping
+from outrider.drafters import Copying, Fallback, Mixture, ModelDrafter, Ngram, Standardised, Uniform
 from outrider.errors import BadOption
 from outrider.models.toy import ToyModel
 from outrider.noise import Noise
 from outrider.prices import Ladder, Prices
 from outrider.sampling import Sampling
 from outrider.types import Draft, Shape
+from outrider.verification.coupling import maximal_coupling
 
 MODEL = ToyModel(12, seed=3, sharpness=2.0)
 LONG = [5, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 6, 7, 8, 9]  # ends with nine tokens seen before
@@ -189,24 +193,27 @@ def test_bad_cost() -> None:
         Mixture(Copying(), Uniform(), cost=-1)
 
 
-def test_host_and_device_choose_and_learn_alike() -> None:
+@pytest.mark.parametrize("limits", [[4, 4, 4], [2, 1, 4], [4, 0, 0]], ids=str)
+def test_host_and_device_choose_and_learn_alike(limits: list[int]) -> None:
     """Catches the two ways of weighing drifting apart: a GPU weighs with tensors, a CPU row by row."""
     random = torch.Generator().manual_seed(0)
+    most = torch.tensor(limits)
     for stops in (False, True):
         for temperature in (0.0, 0.7, 1.0):
             pair = Pair(LONG, SHORT, NONE)
             session = pair.session
-            session.stops = stops
+            session.stops, session.caps = stops, most
             session.tried.copy_(torch.rand(session.tried.shape, generator=random) * 20)
             session.kept.copy_(session.tried * torch.rand(session.tried.shape, generator=random))
             draft = pair.propose(temperature)
             copied = session.first.propose(4, Sampling(temperature), Noise(torch.arange(3)), torch.zeros((3, 5)))
-            worth, wanted, kind = session._weigh(copied, 4, Sampling(temperature))
+            copied = copied.cut(most)
+            worth, wanted, kind = session._weigh(copied, most, 4, Sampling(temperature))
             use_first = worth >= wanted.amax(1)
             assert torch.equal(session.kind, torch.where(use_first, kind, session.tried.shape[1] - 1))
-            chosen = [choice.asked for choice in session._choose(copied, 4, Sampling(temperature))]
-            assert chosen == torch.where(use_first, 0, session._asked(wanted, 4)).tolist()
-            tokens = torch.nn.functional.pad(draft.tokens, (0, 1))
+            chosen = [choice.asked for choice in session._choose(copied, limits, Sampling(temperature))]
+            assert chosen == torch.where(use_first, 0, session._asked(wanted, most)).tolist()
+            tokens = torch.nn.functional.pad(draft.tokens, (0, 5 - draft.tokens.shape[1]))
             tokens[1, :1] += 1
             before = [seen.clone() for seen in session.learned]
             session._learn(tokens, torch.tensor([2, 1, 3]))
@@ -217,3 +224,67 @@ def test_host_and_device_choose_and_learn_alike() -> None:
             session._learn(tokens, torch.tensor([2, 1, 3]))
             for one, two in zip(session.learned, on_host, strict=True):
                 torch.testing.assert_close(one, two)
+
+
+class Ragged:
+    """A policy whose gamma follows from the row's own text, and is often nothing."""
+
+    def start(self, setting: Any) -> Ragged:
+        self.rows = [0] * setting.rows
+        return self
+
+    def admit(self, row: int) -> None:
+        self.rows[row] = 0
+
+    def choose(self, row: int) -> int:
+        self.rows[row] += 1
+        return (0, 3, 0, 1, 4)[self.rows[row] % 5]
+
+    def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
+        self.rows[row] += accepted
+
+    def timed(self, step: Any) -> None: ...
+
+
+WRAPPERS = {
+    "alone": lambda d: d,
+    "standardised": lambda d: Standardised(d, 0.7),
+    "first": lambda d: Fallback(d, Uniform()),
+    "second": lambda d: Fallback(Copying(shortest=3), d),
+    "mixed": lambda d: Mixture(Copying(), d, cost=0.1),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS.keys())
+@pytest.mark.parametrize("first", [Copying(), Ngram()], ids=["copy", "ngram"])
+def test_a_row_is_the_same_alone_beside_others_and_beside_an_idle_slot(first: Any, wrap: Any) -> None:
+    """Guesses the policy had cut off were learnt from, and steps without guesses faded what was known by as many as
+    the neighbours made of them."""
+    model = ToyModel(8, order=1, seed=1, sharpness=2.5)
+    drafter = wrap(Mixture(first, ModelDrafter(model.near(0.4)), cost=0.2))
+    for seed in range(20):
+        own, other = Request((3, 5, 3, 5, 3), Stopping(40), seed=seed), Request((1, 2, 6), Stopping(50), seed=99 - seed)
+        batches = ([own], 1), ([own], 2), ([other, own], 2)
+        texts = [
+            run(model, drafter, requests, Ragged(), Sampling(1.0), maximal_coupling, slots=slots)[0][-1]
+            for requests, slots in batches
+        ]
+        assert texts[0] == texts[1] == texts[2], f"seed {seed}"
+
+
+def test_an_idle_slot_does_not_run_the_second_drafter() -> None:
+    """A slot without a request was weighed like a row: it found nothing to copy and made the head run."""
+    runs: list[int] = []
+
+    class Counting(ModelDrafter):
+        def start(self, rows: int, shape: Shape, target: Any) -> Any:
+            session: Any = super().start(rows, shape, target)
+            real = session.propose
+            session.propose = lambda gamma, *rest: (runs.append(gamma), real(gamma, *rest))[1]
+            return session
+
+    drafter = Mixture(Copying(), Counting(MODEL.near(0.5)), cost=0.05)
+    request = Request(tuple(LONG), Stopping(1))
+    for slots in (1, 3):
+        run(MODEL, drafter, [request], 4, slots=slots)
+    assert not runs

@@ -16,9 +16,8 @@ from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.heads import HeadDrafter
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.noise import Noise
-from outrider.prices import declared_cost
 from outrider.sampling import Sampling
-from outrider.types import Shape
+from outrider.types import Shape, declared_cost
 
 pytestmark = pytest.mark.cpu_paths
 

@@ -20,7 +20,7 @@ from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, ModelDrafter, Nothing, Uniform
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.toy import ToyModel
-from outrider.noise import Noise
+from outrider.noise import Noise, row_seeds
 from outrider.sampling import Sampling
 from outrider.verification.coupling import maximal_coupling
 
@@ -31,7 +31,9 @@ GUMBEL = {
     2**40: [19, 48, 7, 27, 2, 25, 40, 59, 8, 21, 19, 43, 39, 56, 22, 37, 20, 62, 12, 24, 2, 49, 3, 12],
 }
 MAXIMAL = [8, 9, 9, 6, 8, 4, 0, 3, 8, 1, 7, 8, 1, 11, 9, 3, 9, 9, 7, 4, 7, 2, 3, 5]
-UNIFORM = [1058022390, 1062313610, 1052478541, 1059830428]
+SEEDS = [-3638259800180276489, -6505836245717875234, -8436425132669894135]
+SEED_BELOW_ZERO = -7415382270313580470
+UNIFORM = [1058022391, 1062313611, 1052478542, 1059830427]
 RACE = [
     1042744350, 1034382539, 1064910626, 1051381595, 1072420376, 1063023257, 1064080214, 1076337901,
     1048580433, 1085424840, 1035150710, 1053817791, 1052786869, 1058003243, 1073868130, 1057154035,
@@ -69,6 +71,12 @@ def test_noise() -> None:
     at = torch.tensor([[0, 7], [1, 100_000]])
     assert bits(noise.uniform("accept", at)) == UNIFORM
     assert bits(torch.cat([noise.race("token", at, 3), noise.child("draft").race("token", at, 3)])) == RACE
+
+
+def test_seeds_of_rows() -> None:
+    """Catches another hash of seed, prompt and place: what a call's ``seed`` means to every user."""
+    assert row_seeds(0, [(1, 2), (1, 2), ()]) == SEEDS
+    assert row_seeds([0, -1], [(1, 2), (1, 2)]) == [SEEDS[0], SEED_BELOW_ZERO]
 
 
 @pytest.mark.parametrize("drafter", [Nothing(), Copying(), Uniform()], ids=lambda d: d.name)

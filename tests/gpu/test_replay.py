@@ -117,6 +117,27 @@ def test_the_front_door_replays_by_itself(tmp_path_factory: pytest.TempPathFacto
         assert llm.generate("hello the", **options).tokens == eager.generate("hello the", **options).tokens
 
 
+def test_a_recorded_bias_outlives_other_biases(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """After 80 calls with other biases, of another length, the first call's recording read freed memory."""
+    folder = tmp_path_factory.mktemp("model")
+    library.save_llama(folder)
+    llm = outrider.load(str(folder), "copy", device="cuda")
+    wanted = {"logit_bias": {50: 100.0}, "max_new_tokens": 4, "eos": (), "gamma": 2}
+    assert llm.generate([3, 4, 5], **wanted).tokens == [50] * 4
+    for token in range(80):
+        llm.generate(
+            [3, 4, 5],
+            logit_bias={token % 40: 100.0 + token},
+            max_new_tokens=300,
+            stopping_criteria=[lambda ids, scores: ids.shape[1] > 6],
+            eos=(),
+            gamma=2,
+        )
+    used = [torch.full((size,), 7, device=DEVICE) for size in range(1, 200)]  # whatever was freed is overwritten
+    assert llm.generate([3, 4, 5], **wanted).tokens == [50] * 4
+    del used
+
+
 def test_the_benchmark_runs() -> None:
     report = run(Plan("tiny", "cuda", ("latency", "identity", "curves", "pair", "micro"), tokens=50))
     assert not failed(report.results)

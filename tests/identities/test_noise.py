@@ -5,6 +5,7 @@ Chi-square tests with a false-failure rate of 1e-9 and the distance they detect.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +15,9 @@ from torch import Tensor
 from outrider.noise import Noise, Silence, _exponential, _open_uniform, counter_of
 from outrider.sampling import draw
 from outrider.testing import assert_same_law
+from outrider.types import Draft
+from outrider.verification.block import block_coupling
+from outrider.verification.coupling import maximal_coupling
 
 BINS = 32
 
@@ -50,6 +54,47 @@ def test_uniforms_are_uniform() -> None:
     u = noise(1000).uniform("accept", positions(1000, 500))
     assert bool(((u > 0) & (u < 1)).all())
     check_uniform(u)
+
+
+class Given(Noise):
+    """Noise that follows from the keys it is given, as its seeds."""
+
+    def keys(self, stream: str, at: Tensor) -> Tensor:
+        return self.seeds[:, None].expand(at.shape)
+
+
+EXTREME = [0, 1, -1, (1 << 63) - 1, -(1 << 63), -(1 << 41), (1 << 40) - 1, -(1 << 40), 1 << 62, (1 << 63) - (1 << 39)]
+
+
+@given(keys=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=8))
+def test_uniforms_are_inside_at_their_ends(keys: list[int]) -> None:
+    """With all bits set a uniform was rounded to 1.0. All values are equally far apart, and symmetric."""
+    u = Given(torch.tensor(EXTREME + keys)).uniform("accept", torch.zeros((len(EXTREME + keys), 1), dtype=torch.int64))
+    assert bool(((u >= 2.0**-24) & (u <= 1 - 2.0**-24)).all())
+    assert bool((u * 2**23 % 1 == 0.5).all()), "rounded"
+    assert u.min() == 2.0**-24 and u.max() == 1 - 2.0**-24
+
+
+def test_a_sure_guess_is_kept_and_an_impossible_one_is_not_at_both_ends() -> None:
+    """Where p equals q a guess is kept whatever r is, and where p is 0 it is not: r is never 0 and never 1."""
+    noise = Given(torch.tensor([-1, 0]))  # the largest r, the smallest
+    at = torch.zeros((2, 2), dtype=torch.int64)
+    tokens, proposed = torch.zeros((2, 1), dtype=torch.int64), torch.ones((2, 1), dtype=torch.bool)
+    q = torch.tensor([0.7, 0.3]).expand(2, 1, 2)
+    draft = Draft(tokens, q, proposed)
+    for verifier in (maximal_coupling, block_coupling):
+        same = verifier(q.expand(2, 2, 2).contiguous(), draft, noise, at)
+        assert same.accepted.tolist() == [1, 1]
+        never = verifier(torch.tensor([0.0, 1.0]).expand(2, 2, 2).contiguous(), draft, noise, at)
+        assert never.accepted.tolist() == [0, 0] and never.token.tolist() == [1, 1]
+
+
+def test_arrivals_are_finite_and_positive_at_their_ends() -> None:
+    """A race divides by them: with no bit set, or with all, they are numbers above 0, alike in numpy and torch."""
+    bits = torch.tensor([0, 1, -1, 2**31 - 1, -(2**31), 2**31 - 64, 2**30], dtype=torch.int32)
+    found = _exponential(_open_uniform(bits, torch), torch)
+    assert bool(found.isfinite().all()) and bool((found > 0).all())
+    assert np.array_equal(_exponential(_open_uniform(bits.numpy(), np), np), found.numpy())
 
 
 def test_races_are_exponential() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from outrider.errors import BadOption, OutriderError
 from outrider.options import Options
@@ -95,13 +96,21 @@ def test_values_of_the_wrong_kind_are_refused_too(options: dict[str, Any]) -> No
 
 def test_seeds() -> None:
     """Catches repeated prompts that give the same sample twice, and a prompt whose text depends on its neighbours."""
-    options = Options(seed=5)
-    assert options.seeds([[1], [2], [1], [1]], fresh=0) == [5, 5, 6, 7]
-    assert options.seeds([[2], [1]], fresh=0) == [5, 5]
-    assert Options(seed=[9, 4]).seeds([[1], [1]], fresh=0) == [9, 4]
-    assert Options().seeds([[1]], fresh=77) == [77]
+    several = Options(seed=5).seeds([[1], [2], [1], [1]], fresh=0)
+    assert len(set(several)) == 4
+    assert Options(seed=5).seeds([[2], [1]], fresh=0) == [several[1], several[0]]
+    assert Options().seeds([[1]], fresh=5) == several[:1]
+    assert Options(seed=[9, 5]).seeds([[1], [1]], fresh=0)[1] == several[0]
     with pytest.raises(BadOption, match="seed has 2 values for 1 prompts"):
         Options(seed=[9, 4]).seeds([[1]], fresh=0)
+
+
+def test_seeds_of_64_bits() -> None:
+    """Catches a seed that overflows beside a second prompt: the sum of the largest one and a row's number did."""
+    for seed in (2**63 - 1, -(2**63), -1, 0):
+        found = Options(seed=seed).seeds([[1], [1], [2]], fresh=0)
+        assert len(set(found)) == 3
+        assert torch.tensor(found, dtype=torch.int64).tolist() == found
 
 
 def test_what_options_hand_on() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from helpers import wrapped
@@ -265,6 +269,42 @@ def test_processors_run_eagerly() -> None:
     made = stepper("other")
     assert steps(made, rule, [4] * 3) == steps(stepper("other", graphs=False), GREEDY, [4] * 3)
     assert made._recorder is None
+
+
+class _Additions(TorchDispatchMode):  # type: ignore[misc]
+    """Remembers, weakly, the token ids that biases are added to."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[weakref.ref[torch.Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "index_add" in str(func):
+            self.seen.append(weakref.ref(args[2]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["none", "standardised"])
+def test_a_recording_keeps_the_biases_it_reads(name: str) -> None:
+    """They were kept for the last 64 biases only: then a recorded step read memory that had become somebody else's."""
+
+    def biased(token: int) -> Rule:
+        return Rule(maximal_coupling, Sampling(1.0, logit_bias={token: 100.0}))
+
+    made = stepper(name)
+    with _Additions() as additions:
+        made.launch(biased(5), 2).read()
+    assert additions.seen
+    other = stepper(name)
+    for token in range(6, 6 + 80):
+        other.launch(biased(token % tiny.VOCAB), 2, None).read()
+        if token % 16 == 0:
+            other = stepper(name)  # recordings of its own
+    gc.collect()
+    assert all(tensor() is not None for tensor in additions.seen)
+    del made
+    gc.collect()
+    assert not any(tensor() is not None for tensor in additions.seen), "kept for longer than anybody reads them"
 
 
 @pytest.mark.parametrize(

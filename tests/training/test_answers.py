@@ -16,6 +16,8 @@ from outrider.training import answers
 from outrider.training.answers import SelfText, self_written
 from outrider.training.data import Corpus, frequent_tokens, from_answers
 from outrider.training.distill import Plan, make_student
+from outrider.training.progress import Gathering
+from outrider.training.rounds import Rounds
 from outrider.training.students import HeadStudent, ModelStudent
 
 PLAN = SelfText(tokens=1500, new_tokens=16, batch=8, block=32)
@@ -26,13 +28,14 @@ def target(tmp_path_factory: Any) -> loading.Loaded:
     return loading.load(str(library.save_llama(tmp_path_factory.mktemp("answers") / "llama")), "cpu", "float32")
 
 
-def quiet(what: str, share: float) -> None: ...
+def gathering() -> Gathering:
+    return Gathering(PLAN.tokens)
 
 
 def test_a_killed_run_keeps_its_rounds(target: loading.Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text was lost when a run was killed before all of it was written."""
     prompts = ["the end", "a thin", "then the"]
-    whole = self_written(target, PLAN, prompts, quiet)
+    whole = self_written(target, PLAN, prompts, gathering())
     began = []
     real = answers._round
 
@@ -44,8 +47,8 @@ def test_a_killed_run_keeps_its_rounds(target: loading.Loaded, tmp_path: Path, m
 
     monkeypatch.setattr(answers, "_round", killed)
     with pytest.raises(KeyboardInterrupt):
-        self_written(target, PLAN, prompts, quiet, tmp_path / "rounds")
-    resumed = self_written(target, PLAN, prompts, quiet, tmp_path / "rounds")
+        self_written(target, PLAN, prompts, gathering(), Rounds(tmp_path / "rounds"))
+    resumed = self_written(target, PLAN, prompts, gathering(), Rounds(tmp_path / "rounds"))
     assert began[:4] == [0, 1, 2, 2]  # the third begins again, the first two are read
     assert torch.equal(resumed.tokens, whole.tokens)
     assert resumed.written is not None and whole.written is not None and torch.equal(resumed.written, whole.written)
@@ -57,7 +60,7 @@ def test_given_prompts_are_asked_in_turn(target: loading.Loaded, monkeypatch: py
     monkeypatch.setattr(answers, "messages", lambda loaded, texts: asked.extend(texts) or [])
     prompts = [f"prompt {i}" for i in range(12)]
     for number in (0, 1, 3):
-        answers._asked(target, PLAN, prompts, number, 4)
+        answers._asked(target, PLAN, prompts, number, 4, gathering().until())
     assert asked == prompts
 
 

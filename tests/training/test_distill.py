@@ -26,7 +26,7 @@ from outrider.noise import Noise
 from outrider.sampling import Sampling
 from outrider.testing import check_drafter
 from outrider.training.data import Corpus
-from outrider.training.distill import Plan, distill, make_student
+from outrider.training.distill import Plan, Quiet, distill, make_student
 from outrider.training.loop import Budget, mixed
 from outrider.training.objectives import OBJECTIVES
 from outrider.training.students import Guesses, HeadStudent, Places, Vocabulary
@@ -76,9 +76,7 @@ def test_a_killed_run_ends_with_the_same_weights(
     class Killed(Exception):
         pass
 
-    class Killer:
-        def data(self, what: str, share: float) -> None: ...
-
+    class Killer(Quiet):
         def training(self, report: Any) -> None:
             raise Killed
 

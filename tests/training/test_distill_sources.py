@@ -24,8 +24,9 @@ from outrider.testing import check_drafter
 from outrider.training import distill as module
 from outrider.training.answers import SelfText
 from outrider.training.data import PADDING, Corpus, frequent_tokens
-from outrider.training.distill import Plan, distill
+from outrider.training.distill import Plan, Quiet, distill
 from outrider.training.loop import Budget, train
+from outrider.training.progress import Gathering
 from outrider.training.sources import examples, from_examples
 
 MAKE: dict[str, Callable[[Path], Path]] = {
@@ -65,14 +66,12 @@ def plan_for(root: Path, **changes: Any) -> Plan:
     return replace(plan, **changes)
 
 
-class Listener:
+class Listener(Quiet):
     """Collects reports, and dies when told to."""
 
     def __init__(self, deadly: bool = False) -> None:
         self.reports: list[Any] = []
         self.deadly = deadly
-
-    def data(self, what: str, share: float) -> None: ...
 
     def training(self, report: Any) -> None:
         self.reports.append(report)
@@ -189,7 +188,7 @@ def test_pairs_and_sources_from_files(t5: loading.Loaded, tmp_path: Path) -> Non
         ("bed", None),
         ("a\tb", None),
     ]
-    corpus = from_examples(t5, found[:2], SelfText(60, new_tokens=8, batch=4, block=12), lambda *_: None)
+    corpus = from_examples(t5, found[:2], SelfText(60, new_tokens=8, batch=4, block=12), Gathering(60))
     assert corpus.sources is not None and len(corpus.sources) == len(corpus)
     encode = t5.tokenizer.encode
     rows = [[t for t in row if t != PADDING] for row in corpus.tokens.tolist()]
@@ -242,7 +241,7 @@ def test_too_little_memory(
     monkeypatch.setattr(module, "train", full)
     with pytest.raises(BadOption, match=r"lower --batch, --block or --generate-batch.*--text"):
         distill(t5, tmp_path / "out", plan_for(root))
-    monkeypatch.setattr(module, "train", lambda *_: (_ for _ in ()).throw(RuntimeError("shapes differ")))
+    monkeypatch.setattr(module, "train", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("shapes differ")))
     with pytest.raises(RuntimeError, match="shapes differ"):  # a mistake of ours is not explained away
         distill(t5, tmp_path / "out", plan_for(root))
 

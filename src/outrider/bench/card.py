@@ -18,16 +18,15 @@ EXPLAINED = (
 
 
 def section(report: dict[str, Any]) -> str:
-    """Markdown of everything a report says, per draft, temperature and task."""
-    drafts = list(dict.fromkeys(row["draft"] for row in report["rows"]))
+    """Markdown of everything a report says, per draft, gamma, temperature and task."""
     lines = [BEGIN, "## Measured", "", "```sh", report["command"], "```", ""]
     lines += ["On " + ", ".join(f"{k} {v}" for k, v in report["conditions"].items()) + ".", "", EXPLAINED, ""]
-    named = ["draft"] if len(drafts) > 1 else []
+    named = [name for name in ("draft", "gamma") if len({row[name] for row in report["rows"]}) > 1]
     columns = [*named, "t", "task", "prompts", "n", "alpha", "tokens per run", "c", "speed-up", "unpadded"]
     lines += [f"| {' | '.join(columns)} |", f"| {' | '.join('---' for _ in columns)} |"]
     for row in report["rows"]:
         stats = row["stats"]
-        cells = [row["draft"]] if named else []
+        cells = [str(row[name]) for name in named]
         cells += [
             f"{row['temperature']:g}", row["task"], str(row["prompts"]), str(stats["examined"]),
             with_interval(stats["alpha"], row["alpha_interval"]), number(stats["tokens_per_run"]),

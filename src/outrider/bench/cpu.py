@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from outrider.errors import require
 from outrider.models import hub, pairs
 from outrider.models.checkpoint import Checkpoint
 from outrider.threads import available_cores
+from outrider.trace import strict_json
 
 SIZES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
 LOADING, DECODING = 900.0, 900.0  # seconds after which an engine is given up
@@ -139,7 +139,7 @@ class Bench:
         self.report["samples"] = self.results.samples()
         if self.plan.out is not None:  # whole or not at all, whenever it is interrupted
             partial = self.plan.out.with_name(f".{self.plan.out.name}.partial")
-            partial.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
+            partial.write_text(strict_json(self.report, indent=1) + "\n", encoding="utf-8")
             partial.replace(self.plan.out)
 
     def _own_seconds(self) -> float:

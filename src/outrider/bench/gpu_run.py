@@ -58,7 +58,7 @@ class Plan:
 
 
 def run(plan: Plan) -> Report:
-    """Every section asked for; a section that fails is recorded and the next one runs."""
+    """Every section asked for; a section that fails is recorded and the next one runs. Ctrl-C ends it between two."""
     device = torch.device(plan.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise DeviceError("no GPU is visible here; use --device cpu --size tiny to try the command on a CPU")
@@ -71,8 +71,11 @@ def run(plan: Plan) -> Report:
     settle(device)
     report.results["machine"], report.results["size"] = _machine(device), plan.size
     report.results["shapes"] = {"target": str(target.config), "draft": str(draft.config)}
-    with torch.no_grad():
-        _sections(plan, setting, report)
+    try:
+        with torch.no_grad():
+            _sections(plan, setting, report)
+    except KeyboardInterrupt:
+        report.interrupted = True
     return report
 
 

@@ -34,8 +34,13 @@ class Settings:
     temperatures: tuple[float, ...] = (0.0,)
     repeats: int = 1  # timed runs of each prompt and way of decoding; the median of them counts
     options: Mapping[str, Any] = field(default_factory=dict)  # of every call
+    gammas: tuple[int | str, ...] = ()  # each with every draft; none: the gamma of the options
 
     def __post_init__(self) -> None:
+        require(
+            len(set(self.gammas)) == len(self.gammas),
+            f"gamma: values must differ from each other, got {', '.join(map(str, self.gammas))}",
+        )
         require(self.repeats >= 1, f"repeats must be at least 1, got {self.repeats}")
         require(len(self.temperatures) > 0, "temperatures is empty; name at least one")
         require(
@@ -68,14 +73,15 @@ class Cell:
     def shared(self) -> Interval:
         """Sum of the overlaps of examined guesses and their number: what alpha is made of."""
         records = self.outputs[0].trace.records
-        return math.fsum(x for r in records for x in r.overlap[: r.examined]), sum(r.examined for r in records)
+        return math.fsum(x for r in records for x in r.overlaps), sum(r.examined for r in records)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One draft at one temperature on one task, or on all of them. Intervals: 95 %, bootstrap over prompts."""
+    """A draft and gamma at one temperature on one task, or on all of them. Intervals: 95 %, bootstrap over prompts."""
 
     draft: str
+    gamma: int | str
     temperature: float
     task: str
     prompts: int
@@ -104,29 +110,64 @@ def measure(
     tasks: Mapping[str, Sequence[Any]],
     settings: Settings,
     progress: Callable[[str, float], None] = lambda what, share: None,
-) -> list[Row]:
-    """Run every prompt with every draft and plainly, one after the other, the order turning from run to run.
+) -> Figures:
+    """Run every prompt with every draft and gamma and plainly, one after the other, the order turning from run to run.
 
-    All the engines must be on one target. Rows: per temperature and draft, the tasks and then ``all``.
+    All the engines must be on one target. Rows: per temperature, draft and gamma, the tasks and then ``all``. Ctrl-C
+    ends it: rows are then of the prompts that were finished.
     """
-    engines = _engines(drafts)
-    warm_up = _options_for(PLAIN, settings.options) | {"max_new_tokens": 8}
-    for engine in engines.values():  # not counted
-        engine.generate(next(iter(tasks.values()))[0], **warm_up)
+    ways = _ways(drafts, settings.gammas or (settings.options.get("gamma", "auto"),))
+    warm_up = _options_for(ways[PLAIN], settings.options) | {"max_new_tokens": 8}
+    for way in ways.values():  # not counted
+        way.engine.generate(next(iter(tasks.values()))[0], **warm_up)
     total, done = sum(map(len, tasks.values())) * len(settings.temperatures), 0
     rows: list[Row] = []
     for temperature in settings.temperatures:
         options = {**settings.options, "temperature": temperature}
         results: dict[str, list[dict[str, Cell]]] = {}
-        for task, prompts in tasks.items():
-            for prompt in prompts:
-                results.setdefault(task, []).append(_decode(engines, prompt, options, settings.repeats, done))
-                done += 1
-                progress(f"{task}, temperature {temperature:g}", done / total)
-        results["all"] = [cells for group in list(results.values()) for cells in group]
-        for draft, engine in drafts.items():
-            cost = None if _phases_are_known(engine) else _timed_cost(engine, options, results["all"][0][draft])
-            rows += [_row(draft, temperature, task, cells, cost) for task, cells in results.items()]
+        try:
+            for task, prompts in tasks.items():
+                for prompt in prompts:
+                    cells = _decode(ways, prompt, options, settings.repeats, done)
+                    results.setdefault(task, []).append(cells)
+                    done += 1
+                    progress(f"{task}, temperature {temperature:g}", done / total)
+        except KeyboardInterrupt:
+            return Figures([*rows, *_rows(ways, options, results)], done, total, interrupted=True)
+        rows += _rows(ways, options, results)
+    return Figures(rows, done, total)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured: all of it, or what was finished before Ctrl-C."""
+
+    rows: list[Row]
+    done: int  # prompts, counted once for each temperature
+    wanted: int
+    interrupted: bool = False
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of decoding: an engine with its draft, and how many guesses it makes. Plainly: no draft."""
+
+    engine: LLM
+    draft: str | None = None
+    gamma: Any = None  # what the option of that name takes
+
+
+def _rows(ways: Mapping[str, Way], options: Mapping[str, Any], results: dict[str, list[dict[str, Cell]]]) -> list[Row]:
+    if not results:
+        return []
+    groups = {**results, "all": [cells for group in results.values() for cells in group]}
+    rows: list[Row] = []
+    for name, way in ways.items():
+        if way.draft is None:
+            continue
+        known = _phases_are_known(way.engine)
+        cost = None if known else _timed_cost(way.engine, _options_for(way, options), groups["all"][0][name])
+        rows += [_row(way, name, float(options["temperature"]), task, cells, cost) for task, cells in groups.items()]
     return rows
 
 
@@ -150,7 +191,7 @@ def _timed_cost(engine: LLM, options: Mapping[str, Any], cell: Cell) -> float:
     return cost(setting, decoder.drafter, Rule(decoder.verifier, decoder.sampling), engine.graphs)
 
 
-def _engines(drafts: Mapping[str, LLM]) -> dict[str, LLM]:
+def _ways(drafts: Mapping[str, LLM], gammas: Sequence[Any]) -> dict[str, Way]:
     require(len(drafts) > 0, "drafts is empty; name at least one")
     first = next(iter(drafts.values()))
     taken = sorted({PLAIN, NARROW} & drafts.keys())
@@ -162,39 +203,42 @@ def _engines(drafts: Mapping[str, LLM]) -> dict[str, LLM]:
         LLM(first.target, Nothing(), width=first.width, slots=1, exact=e, graphs=first.graphs)
         for e in (first.exact, False)
     )
-    return {PLAIN: wide, NARROW: narrow, **drafts}
+    guessing = {f"{name}, gamma {g}": Way(engine, name, g) for name, engine in drafts.items() for g in gammas}
+    return {PLAIN: Way(wide), NARROW: Way(narrow), **guessing}
 
 
 def _decode(
-    engines: Mapping[str, LLM], prompt: Any, options: Mapping[str, Any], repeats: int, turn: int
+    ways: Mapping[str, Way], prompt: Any, options: Mapping[str, Any], repeats: int, turn: int
 ) -> dict[str, Cell]:
     """One prompt in every way. Whatever slows the machine down for a while hits all of them alike."""
-    outputs: dict[str, list[Output]] = {name: [] for name in engines}
-    names = list(engines)
+    outputs: dict[str, list[Output]] = {name: [] for name in ways}
+    names = list(ways)
     for repeat in range(repeats):
         first = (turn + repeat) % len(names)
         for name in names[first:] + names[:first]:
-            outputs[name].append(engines[name].generate(prompt, **_options_for(name, options)))
+            outputs[name].append(ways[name].engine.generate(prompt, **_options_for(ways[name], options)))
     return {name: Cell(tuple(found)) for name, found in outputs.items()}
 
 
-def _options_for(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _options_for(way: Way, options: Mapping[str, Any]) -> dict[str, Any]:
     """Plain decoding is exact and has no draft: what concerns guesses is left out."""
-    guesses = name not in (PLAIN, NARROW)
-    return {k: v for k, v in options.items() if guesses or (k != "lenience" and not k.startswith("draft_"))}
+    if way.draft is not None:
+        return {**options, "gamma": way.gamma}
+    return {k: v for k, v in options.items() if k != "lenience" and not k.startswith("draft_")}
 
 
 def _row(
-    draft: str, temperature: float, task: str, cells: Sequence[Mapping[str, Cell]], cost: float | None = None
+    way: Way, name: str, temperature: float, task: str, cells: Sequence[Mapping[str, Cell]], cost: float | None
 ) -> Row:
     """``cost``: c, where it was timed apart."""
-    ours, plain, narrow = ([c[name] for c in cells] for name in (draft, PLAIN, NARROW))
+    ours, plain, narrow = ([c[key] for c in cells] for key in (name, PLAIN, NARROW))
     stats = summarise(merge(c.outputs[0].trace for c in ours))
     timed = summarise(merge(o.trace for c in ours for o in c.outputs))
     each = [ratio(_speed([a]), _speed([b])) for a, b in zip(ours, plain, strict=True)]
     low, middle, high = quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
     return Row(
-        draft=draft,
+        draft=str(way.draft),
+        gamma=way.gamma if isinstance(way.gamma, int) else str(way.gamma),
         temperature=temperature,
         task=task,
         prompts=len(cells),

@@ -81,7 +81,11 @@ def read(
 def _from_file(path: Path) -> dict[str, tuple[str, ...]]:
     require(path.is_file(), f"prompts file {path} does not exist", ModelNotFound)
     tasks: dict[str, list[str]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise BadOption(f"prompts file {path} is not UTF-8 text (byte {error.start}); convert it first") from None
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:

@@ -85,22 +85,29 @@ def start(
     repeats: int = 5,
     progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> dict[str, Any]:
-    """Start ``repeats`` processes, one after another, and one before them that is not counted -> the report."""
+    """Start ``repeats`` processes, one after another, and one before them that is not counted -> the report.
+
+    Ctrl-C ends it: the report is then of the processes that were finished.
+    """
     require(repeats >= 1, f"repeats must be at least 1, got {repeats}")
     hub.resolve(target)  # fetched and converted, if need be, before any clock runs
     progress("warming up", 0.0)
     warm = _once(target, draft, dtype, tokens, "")
     engine = LIBRARIES.get(warm["engine"].split()[0], "")
-    runs = []
-    for number in range(1, repeats + 1):
-        progress(f"start {number} of {repeats}", number / (repeats + 1))
-        runs.append(_once(target, draft, dtype, tokens, engine))
+    runs: list[dict[str, Any]] = []
+    try:
+        for number in range(1, repeats + 1):
+            progress(f"start {number} of {repeats}", number / (repeats + 1))
+            runs.append(_once(target, draft, dtype, tokens, engine))
+    except KeyboardInterrupt:
+        if not runs:
+            raise
     stages = [_summary(runs, name) for name in STAGES]
     bare = stages[STAGES.index("imports")].get("private", 0)  # what a process has before it has a model
     for stage in stages:
         if "peak" in stage:
             stage["beyond_libraries"] = max(0, stage["peak"] - stage["code"] - bare)
-    return {"engine": warm["engine"], "weights": warm["weights"], "repeats": repeats, "stages": stages}
+    return {"engine": warm["engine"], "weights": warm["weights"], "repeats": len(runs), "stages": stages}
 
 
 def _summary(runs: list[dict[str, Any]], name: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import statistics
 import sys
 import traceback
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from outrider import timer
+from outrider.trace import strict_json
 
 
 def settle(device: torch.device) -> None:
@@ -55,6 +55,7 @@ class Report:
     budget: float = float("inf")  # seconds after which no further section is begun
     results: dict[str, Any] = field(default_factory=dict)
     began: float = field(default_factory=timer.now)
+    interrupted: bool = False
 
     def section(self, name: str, work: Callable[[], Any]) -> Any:
         """Run a section; what goes wrong in it is recorded, and the next one runs with the memory it held."""
@@ -91,7 +92,7 @@ class Report:
 
     def save(self) -> None:
         if self.path is not None:
-            self.path.write_text(json.dumps(self.results, indent=1, default=str) + "\n", encoding="utf-8")
+            self.path.write_text(strict_json(self.results, indent=1, default=str) + "\n", encoding="utf-8")
 
     def _late(self, name: str) -> bool:
         if self.spent > self.budget:
@@ -107,7 +108,7 @@ class Report:
         self.results.setdefault("seconds", {})[name] = round(self.spent - spent, 2)
         self.save()
         free_memory()
-        brief = json.dumps(self.results[name], default=str)[:600]
+        brief = strict_json(self.results[name], default=str)[:600]
         print(f"[{self.spent:6.1f} s] {name}: {brief}", file=sys.stderr, flush=True)  # noqa: T201
 
 

@@ -11,9 +11,11 @@ from rich.table import Table
 
 from outrider.cli import bench_cpu, common
 from outrider.cli.common import answers, notes
+from outrider.cli.tables import show_table
 from outrider.errors import BadOption
 from outrider.report import plots, terminal
 from outrider.report.gpu import figures
+from outrider.trace import strict_json
 
 app = typer.Typer(no_args_is_help=True, help="Measurements of the machine at hand.")
 app.command()(bench_cpu.cpu)
@@ -57,6 +59,7 @@ def gpu(
 
     if plot is not None:
         plots.check_available()
+    interrupted = False
     if shown is not None:
         results = _read(shown)
     else:
@@ -64,15 +67,19 @@ def gpu(
 
         common.check_writable(out, "--out")
         sections = tuple(section) if section else ("latency", "identity", "curves")
-        results = run(Plan(size, device, sections, budget, out, tokens, pair, pair_draft, prompts)).results
+        report = run(Plan(size, device, sections, budget, out, tokens, pair, pair_draft, prompts))
+        results, interrupted = report.results, report.interrupted
     drawn = figures(results)
     if as_json:
-        answers.out(json.dumps(results, default=str), highlight=False)
+        answers.out(strict_json(results, default=str), highlight=False)
     else:
-        answers.print(_table(lines(results), results))
+        show_table(answers, _table(lines(results), results))
         for panel in (panel for figure in drawn for panel in figure.panels):
             answers.print()
             answers.print(terminal.plot(panel))
+    if interrupted:
+        notes.print("interrupted: these are the sections that were finished")
+        raise typer.Exit(130)
     if plot is not None and not drawn:
         raise BadOption("--plot: no curve was measured; ask for --section curves")
     for path in plots.save(drawn, plot) if plot is not None else ():

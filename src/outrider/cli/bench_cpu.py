@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,9 @@ from rich.table import Table
 
 from outrider.cli import common
 from outrider.cli.common import answers, notes
+from outrider.cli.tables import plain_table, show_table
 from outrider.errors import require
+from outrider.trace import strict_json
 
 Row = dict[str, Any]
 
@@ -86,7 +87,7 @@ def cpu(
         bench = Bench(plan, checkpoint, tasks, repeated_command(context))
         report = bench.run(lambda what, share: bar.update(shown, description=what, completed=share))
     if as_json:
-        answers.out(json.dumps(report), highlight=False)
+        answers.out(strict_json(report), highlight=False)
     else:
         show(report)
     if report["left_out"]:
@@ -116,9 +117,9 @@ def show(report: dict[str, Any]) -> None:
     for temperature in dict.fromkeys(row["temperature"] for row in report["rows"]):
         found = [row for row in report["rows"] if row["temperature"] == temperature]
         overall = [row for row in found if row["task"] == "all"]
-        answers.print(_speeds(overall, f"temperature {temperature:g}: speed"))
-        answers.print(_ratios(overall, f"temperature {temperature:g}: ratios"))
-        answers.print(_by_task(found, f"temperature {temperature:g}: tokens per second by task"))
+        show_table(answers, _speeds(overall, f"\ntemperature {temperature:g}: speed"))
+        show_table(answers, _ratios(overall, f"\ntemperature {temperature:g}: ratios"))
+        show_table(answers, _by_task(found, f"\ntemperature {temperature:g}: tokens per second by task"))
     answers.print(EXPLAINED, style="dim")
 
 
@@ -174,10 +175,7 @@ def _by_task(rows: list[Row], title: str) -> Table:
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="left" if column == columns[0] else "right")
-    return table
+    return plain_table(columns, title)
 
 
 def start(
@@ -206,9 +204,12 @@ def start(
         )  # fmt: skip
     report |= {"target": target, "cpu": cpu_name(), "bytes": numbers * SIZES.get(report["weights"], 4.0)}
     if as_json:
-        answers.out(json.dumps(report), highlight=False)
+        answers.out(strict_json(report), highlight=False)
     else:
-        answers.print(_starts(report))
+        show_table(answers, _starts(report))
+    if report["repeats"] < repeats:
+        notes.print(f"interrupted: {report['repeats']} of {repeats} processes were finished")
+        raise typer.Exit(130)
 
 
 def _starts(report: dict[str, Any]) -> Table:

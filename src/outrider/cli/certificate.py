@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from outrider.cli.tables import show_table
+
 
 def show_certificate(console: Console, certificate: Any) -> None:
     for title, results in (
@@ -17,18 +19,18 @@ def show_certificate(console: Console, certificate: Any) -> None:
         ("temperature 1, Gumbel coupling", certificate.gumbel),
     ):
         if results:
-            console.print(_identity_table(title, results))
+            show_table(console, _identity_table(title, results))
         for r in results:
             if r.first is not None:
                 console.print(f"  first difference with {r.drafter}, gamma {r.gamma}: {r.first}", markup=False)
             if r.error is not None:
                 console.print(f"  {r.drafter}, gamma {r.gamma}: {r.error}", markup=False)
     if certificate.law:
-        console.print(_law_table(certificate.law))
+        show_table(console, _law_table(certificate.law))
     for remedy in dict.fromkeys(r.remedy for r in certificate.law if r.remedy):
         console.print(f"  no power: {remedy}", markup=False)
     if certificate.invariance:
-        console.print(_invariance_table(certificate.invariance))
+        show_table(console, _invariance_table(certificate.invariance))
     if certificate.left_out:
         console.print(f"left out: {', '.join(certificate.left_out)}", markup=False)
     console.print(", ".join(f"{k} {v}" for k, v in certificate.conditions.items()), style="dim", markup=False)

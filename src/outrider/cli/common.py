@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from outrider.errors import BadOption
+from outrider.errors import BadOption, require
 
 DEFAULT_TARGET = "smollm2-135m"
 
@@ -22,7 +22,10 @@ Target = Annotated[
 Draft = Annotated[
     str,
     typer.Option(
-        "--draft", "-d", help="auto, copy, ngram, uniform, none, a model named like a target, or a chain 'copy>MODEL'."
+        "--draft",
+        "-d",
+        help="auto, copy, ngram, uniform, none, a model named like a target, a chain 'copy>MODEL', or a drafter of "
+        "your own: FILE.py:CLASS or MODULE:CLASS.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
@@ -74,10 +77,33 @@ def read_gamma(text: str) -> int | str:
 def read_prompt(prompt: str | None) -> str:
     """The argument, or standard input where it is '-' or missing and something is piped in."""
     if prompt not in (None, "-"):
-        return str(prompt)
+        return check_utf8("the prompt", str(prompt))
     if prompt is None and sys.stdin.isatty():
         raise BadOption("no prompt: give it as an argument, or '-' to read it from standard input")
-    return sys.stdin.read().rstrip("\n")
+    text = decode_utf8("standard input", sys.stdin.buffer.read()).rstrip("\n")
+    require(text != "", "no prompt: standard input was empty; give the prompt as an argument, or pipe some text in")
+    return text
+
+
+REMEDY = "convert it first, for example with `iconv -f latin1 -t utf-8`"
+
+
+def decode_utf8(name: str, data: bytes) -> str:
+    """Text from outside, which may be in any encoding: UTF-8 with or without its mark, or an error with a remedy."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadOption(f"{name} is not UTF-8 (byte 0x{data[error.start]:02x} at {error.start}); {REMEDY}") from None
+
+
+def check_utf8(name: str, text: str) -> str:
+    """An argument of the command line. Python keeps bytes of it that are not UTF-8 as lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        byte = ord(text[error.start]) & 0xFF
+        raise BadOption(f"{name} is not UTF-8 (byte 0x{byte:02x} at character {error.start}); {REMEDY}") from None
+    return text
 
 
 def check_writable(path: Path | None, option: str) -> None:

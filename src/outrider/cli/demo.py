@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from statistics import median
 from typing import Annotated, Any
 
@@ -10,6 +9,8 @@ import typer
 
 from outrider.cli import common
 from outrider.cli.common import answers, notes
+from outrider.cli.progress import loading
+from outrider.trace import strict_json
 
 PROMPT = """Correct the spelling in this text and change nothing else:
 
@@ -44,16 +45,17 @@ def demo(
         "coupling": "gumbel",
         "gamma": common.read_gamma(gamma),
     }
-    check_options(options, prompt)
-    with notes.status(f"loading {target}"):
+    check_options(options, common.check_utf8("the prompt", prompt))
+    with loading(target):
         llm = outrider.load(target, draft, device, dtype, engine=engine, weights=weights)
         plain = outrider.LLM(llm.target, outrider.Nothing(), width=llm.width, graphs=llm.graphs)
     has_template = bool(getattr(llm.tokenizer, "chat_template", None))
     asked: Any = llm.chat_prompt([{"role": "user", "content": prompt}]) if has_template else prompt
     runs: dict[str, list[Any]] = {"plain": [], "speculative": []}
     decoders = {"plain": plain, "speculative": llm}
-    for decoder in decoders.values():  # first calls pay for warming up: not what is compared
-        decoder.generate(asked, **{**options, "max_new_tokens": 4, "gamma": None})
+    with notes.status("compiling and reading the prompt"):  # first calls pay for this: not what is compared
+        for decoder in decoders.values():
+            decoder.generate(asked, **{**options, "max_new_tokens": 4, "gamma": None})
     for number in range(repeats):
         for name, decoder in decoders.items():
             with notes.status(f"{name} decoding, run {number + 1} of {repeats}"):
@@ -69,7 +71,7 @@ def _report(prompt: str, runs: dict[str, list[Any]], llm: Any, as_json: bool) ->
     speeds = {name: [o.stats.tokens_per_second for o in outputs] for name, outputs in runs.items()}
     if as_json:
         report = {"identical": same, "tokens_per_second": speeds}
-        answers.out(json.dumps({**report, "plain": one.to_json(), "speculative": two.to_json()}))
+        answers.out(strict_json({**report, "plain": one.to_json(), "speculative": two.to_json()}))
     else:
         answers.print("[bold]Prompt[/bold]")
         answers.out(prompt, highlight=False)
@@ -91,6 +93,7 @@ def _comparison(plain: Any, speculative: Any, speeds: dict[str, list[float]], sa
     for column in ("", "plain", "speculative"):
         table.add_column(column, justify="right" if column else "left")
     a, b = plain.stats, speculative.stats
+    table.add_row("engine", f"{a.engine}, {a.dtype}", f"{b.engine}, {b.dtype}")
     table.add_row("drafter", a.drafter, b.drafter)
     table.add_row("tokens", str(a.tokens), str(b.tokens))
     table.add_row("target runs", str(a.runs), str(b.runs))

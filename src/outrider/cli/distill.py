@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from outrider.cli import common
 from outrider.cli.common import answers, notes
+from outrider.cli.distill_progress import Stages, kept, summary
 from outrider.errors import BadOption, require
 from outrider.trace import finite
 
@@ -53,8 +53,14 @@ def distill(
         typer.Option(help="The most frequent tokens the draft can write (default 8192, or as --from); 0 for all."),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens to train on, text repeated as needed.")] = 10_000_000,
-    seconds: Annotated[float | None, typer.Option(help="Seconds to train, instead of --tokens.")] = None,
-    text_tokens: Annotated[int, typer.Option(help="Tokens of text to gather.")] = 2_000_000,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds for writing text and training, instead of --tokens: writing ends after half of them, or at "
+            "--text-tokens, and training has the rest. Loading and measuring come on top."
+        ),
+    ] = None,
+    text_tokens: Annotated[int, typer.Option(help="Tokens of text to gather at most.")] = 2_000_000,
     block: Annotated[int, typer.Option(help="Tokens per training example.")] = 512,
     batch: Annotated[int, typer.Option(help="Examples per step.")] = 16,
     generate_batch: Annotated[int, typer.Option(help="Texts written at a time with --self.")] = 64,
@@ -83,11 +89,14 @@ def distill(
     ] = None,
     as_json: common.Json = False,
 ) -> None:
-    """Train a draft for TARGET. Stop it at any time: the same command goes on where it was."""
+    """Train a draft for TARGET. Ctrl-C keeps what was written and learnt: the same command goes on from there.
+
+    On a CPU the text alone can take hours: the line says how many are left, and --seconds limits them.
+    """
     require(not (data and self_written), "--data and --self exclude each other; choose one")
     require(not (data and prompts), "--prompts are answered by the target itself: leave out --data")
+    from outrider.training.card import describe
     from outrider.training.distill import Plan, prepare
-    from outrider.training.distill import distill as run
     from outrider.training.loop import Budget
 
     plan = Plan(
@@ -104,32 +113,40 @@ def distill(
     for path in (*(data or ()), *(prompts or ()), *([text] if text else ()), *filter(None, [measure_prompts])):
         require(path.is_file(), f"data file {path} does not exist")
     prepare(out, plan)
-    from outrider.models import loading
-
-    with notes.status(f"loading {target}"):
-        loaded = loading.load(target, device, dtype, trust_remote_code)
     command = shlex.join(["outrider", *sys.argv[1:]])
     (out / "training" / "command.txt").write_text(command + "\n", encoding="utf-8")
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=notes) as bar:
-        last = run(loaded, out, plan, _Bars(bar))
-    from outrider.training.card import describe
-
-    card = out / "README.md"
-    card.write_text(describe(target, out, plan, last, command), encoding="utf-8")
-    if measured:
-        del loaded  # the target is loaded again, as a user would
-        options = {"--prompts": measure_prompts, "--device": device, "--dtype": dtype}
-        words = [w for k, v in options.items() if v not in (None, "auto") for w in (k, str(v))]
-        _measure(card, target, out, [*words, *(["--trust-remote-code"] if trust_remote_code else [])])
+    stages = Stages(notes)
+    try:
+        with stages:
+            stages.show("loading", target)
+            last = _trained(target, out, plan, (device, dtype, trust_remote_code), stages)
+        card = out / "README.md"
+        card.write_text(describe(target, out, plan, last, command), encoding="utf-8")
+        if measured:
+            stages.show("measuring")
+            options = {"--prompts": measure_prompts, "--device": device, "--dtype": dtype}
+            words = [w for k, v in options.items() if v not in (None, "auto") for w in (k, str(v))]
+            _measure(card, target, out, [*words, *(["--trust-remote-code"] if trust_remote_code else [])])
+    except KeyboardInterrupt:
+        notes.print(kept(out, stages.stage, command), markup=False)
+        raise typer.Exit(130) from None
     result = {
         "out": str(out),
         "steps": last.steps,
+        "text_tokens": last.text_tokens,
         "loss": finite(last.loss),
         "held_out": vars(last.measured) if last.measured else None,
         "card": str(card),
     }
-    answers.out(json.dumps(result) if as_json else f"draft in {out}: held-out {result['held_out']}", highlight=False)
+    answers.out(json.dumps(result) if as_json else summary(target, out, last), highlight=False)
+
+
+def _trained(target: str, out: Path, plan: Any, how: tuple[str, str, bool], stages: Stages) -> Any:
+    """The target is let go of behind it: measuring loads it again, as a user would."""
+    from outrider.models import loading
+    from outrider.training.distill import distill as run
+
+    return run(loading.load(target, *how), out, plan, stages)
 
 
 def _measure(card: Path, target: str, draft: Path, options: list[str]) -> None:
@@ -139,7 +156,9 @@ def _measure(card: Path, target: str, draft: Path, options: list[str]) -> None:
     # A fixed gamma: one chosen by the clock would give other guesses, and so another n, the next time.
     words = ["measure", target, "--draft", str(draft), "--gamma", "4", "--temperature", "0", "--temperature", "1"]
     command = typer.main.get_command(app)
-    command.main([*words, *options, "--card", str(card), "--quiet"], prog_name="outrider", standalone_mode=False)
+    words += [*options, "--card", str(card), "--quiet"]
+    if command.main(words, prog_name="outrider", standalone_mode=False) == 130:
+        raise KeyboardInterrupt
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -153,29 +172,3 @@ def _temperatures(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise BadOption(f"temperatures must look like 0,1,1, got {text!r}") from None
-
-
-class _Bars:
-    """Progress of gathering text and of training, with the loss and held-out acceptance."""
-
-    def __init__(self, bar: Progress) -> None:
-        self.bar = bar
-        self.tasks: dict[str, Any] = {}
-
-    def _update(self, name: str, description: str, share: float) -> None:
-        if name not in self.tasks:
-            self.tasks[name] = self.bar.add_task(description, total=1.0)
-        self.bar.update(self.tasks[name], description=description, completed=share)
-
-    def data(self, what: str, share: float) -> None:
-        self._update("data", what, share)
-
-    def training(self, report: Any) -> None:
-        alpha = report.measured
-        seen = "" if alpha is None else f" held-out alpha {alpha.overlap[0]:.3f} (t=1) {alpha.agreement[0]:.3f} (t=0)"
-        text = (
-            f"step {report.step}/{report.steps} loss {report.loss:.3f}{seen} {report.tokens_per_second:,.0f} tokens/s"
-        )
-        self._update("training", text, report.step / report.steps)
-        if not self.bar.console.is_terminal:
-            self.bar.console.print(text)

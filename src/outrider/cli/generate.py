@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from outrider.cli import common
+from outrider.cli import common, progress
 from outrider.cli.common import answers, notes
 from outrider.errors import require
 from outrider.starting import uncollected
@@ -17,6 +16,20 @@ from outrider.starting import uncollected
 
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' reads standard input.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help='A file of prompts ("-": standard input), plain text or JSON lines with "prompt" or "messages" and '
+            'perhaps "id": gives one JSON line for each line.'
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="With --prompts: write here, and go on where a run was interrupted."),
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="With --prompts: texts generated together; 8 at most if left out.")
+    ] = None,
     target: common.Target = common.DEFAULT_TARGET,
     draft: common.Draft = "auto",
     max_new_tokens: common.MaxNewTokens = 256,
@@ -62,10 +75,12 @@ def generate(
     as_json: common.Json = False,
 ) -> None:
     """Generate text. The text goes to stdout, statistics to stderr."""
-    import outrider
-    from outrider.cli.render import print_trace, stats_table
-
-    text = common.read_prompt(prompt)
+    for name, given in (("--system", [system or ""]), ("--stop", stop or [])):
+        for value in given:
+            common.check_utf8(name, value)
+    text = _checked_prompt(
+        prompt, prompts, {"--out": out, "--slots": slots}, {"--trace": trace, "--show-trace": show_trace}
+    )
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
@@ -93,98 +108,96 @@ def generate(
     with uncollected():  # torch is imported here
         check_options(options, text)
     common.check_writable(trace, "--trace")
-    llm = outrider.load(
-        target,
-        draft,
-        device,
-        dtype,
-        width=width,
-        exact=exact,
-        graphs=common.graphs_option(graphs),
-        engine=engine,
-        weights=weights,
-        trust_remote_code=trust_remote_code,
-    )
+
+    def load(rows: int | None) -> Any:
+        import outrider
+
+        return outrider.load(
+            target, draft, device, dtype, width=width, slots=rows, exact=exact, graphs=common.graphs_option(graphs),
+            engine=engine, weights=weights, trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+
+    if prompts is not None:
+        from outrider.cli import batch, prompt_file
+
+        lines = prompt_file.read_lines(prompts, system, chat or system is not None)
+        settings = {"target": target, "dtype": dtype, "weights": weights, "exact": exact}
+        batch.run(batch.Batch(lines, options, settings, out, slots), target, load)
+        return
+    with progress.loading(target):
+        llm = load(None)
+    messages = [{"role": "system", "content": system}] if system is not None else []
     asked: Any = text
     if chat or system is not None:
-        messages = [{"role": "system", "content": system}] if system is not None else []
         asked = llm.chat_prompt([*messages, {"role": "user", "content": text}])
-    if beams > 1:
-        answer(llm.generate(asked, **options), as_json, stats, trace)
-        return
+    output = _searched(llm, asked, options) if beams > 1 else _streamed(llm, asked, options, as_json)
+    _show(output, as_json)
+    from outrider.cli.render import print_trace, stats_table
+
+    if show_trace:
+        print_trace(notes, output.trace, llm.show)
+    if stats and not as_json and output.trace.records:
+        notes.print(stats_table(output.stats, output))
+    if trace is not None:
+        output.trace.save(trace)
+    if output.finish_reason == "interrupted":
+        raise typer.Exit(130)
+
+
+def _checked_prompt(
+    prompt: str | None, prompts: Path | None, batch: dict[str, Any], single: dict[str, Any]
+) -> str | None:
+    """The prompt to use, or None for a file of them. Options of the other kind would have no effect: refused."""
+    unused = [name for name, value in (batch if prompts is None else single).items() if value not in (None, False)]
+    if prompts is None:
+        require(not unused, f"{', '.join(unused)} means something with --prompts FILE only; leave it out")
+        return common.read_prompt(prompt)
+    require(not unused, f"{', '.join(unused)} is of a single text; leave it out with --prompts")
+    require(prompt is None, f"a prompt, {prompt!r}, and --prompts {prompts}: give one of the two")
+    return None
+
+
+def _searched(llm: Any, asked: Any, options: dict[str, Any]) -> Any:
+    with notes.status("searching"):
+        return llm.generate(asked, **options)
+
+
+def _streamed(llm: Any, asked: Any, options: dict[str, Any], as_json: bool) -> Any:
+    """Generate, and write the text as it is accepted. After Ctrl-C the output is what there was by then."""
+    from outrider.output import Collected
+
     collected = Collected()
+    ids = llm.encode(asked)
+    shown = not as_json and progress.on_terminal()
     try:
-        for chunk in llm.stream(asked, **options):
+        for chunk in progress.watched(llm.stream(ids, **options), len(ids), shown):
             collected.add(chunk)
             if not as_json:
                 sys.stdout.write(chunk.text)  # not through a console, which would rewrite tabs
                 sys.stdout.flush()
     except KeyboardInterrupt:
-        collected.finish_reason = "interrupted"
-    if as_json:
-        answers.out(json.dumps(collected.to_json()), highlight=False)
-    else:
-        sys.stdout.write("\n")
-    if show_trace and collected.trace is not None:
-        print_trace(notes, collected.trace, llm.show)
-    if stats and not as_json and collected.trace is not None:
-        notes.print(stats_table(collected.stats))
-    if trace is not None and collected.trace is not None:
-        collected.trace.save(trace)
-    if collected.finish_reason == "interrupted":
-        raise typer.Exit(130)
+        pass
+    return collected.output()
 
 
-def answer(output: Any, as_json: bool, stats: bool, trace: Path | None) -> None:
-    """The hypotheses of a beam search, best first; with several of them, each behind its score."""
-    from outrider.cli.render import stats_table
+def _show(output: Any, as_json: bool) -> None:
+    """What has not been written yet: JSON, the hypotheses of a beam search, or the end of the last line."""
+    from outrider.trace import strict_json
 
     if as_json:
-        answers.out(json.dumps(output.to_json()), highlight=False)
-    else:
+        answers.out(strict_json(output.to_json()), highlight=False)
+    elif output.hypotheses:  # best first; several of them each behind its score
         for beam in output.hypotheses:
             score = f"{beam.score:.4f}\t" if len(output.hypotheses) > 1 else ""
             sys.stdout.write(f"{score}{beam.text}\n")
-        if stats:
-            notes.print(stats_table(output.stats))
-    if trace is not None:
-        output.trace.save(trace)
+    else:
+        sys.stdout.write("\n")
 
 
-def check_options(options: dict[str, Any], prompt: str) -> None:
+def check_options(options: dict[str, Any], prompt: str | None) -> None:
     """Refuse bad options before a model is loaded for them."""
     from outrider.errors import PromptError, require
     from outrider.options import Options
 
-    require(prompt.strip("\n") != "", "the prompt is empty; give it some text", PromptError)
+    require(prompt is None or prompt.strip("\n") != "", "the prompt is empty; give it some text", PromptError)
     Options.parse(options)
-
-
-class Collected:
-    """Everything a stream has given so far, complete or not: Ctrl-C loses nothing."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.tokens: list[int] = []
-        self.finish_reason = "interrupted"
-        self.trace: Any = None
-
-    def add(self, chunk: Any) -> None:
-        self.text += chunk.text
-        self.tokens += chunk.tokens
-        self.trace = chunk.trace
-        self.finish_reason = chunk.finish_reason or self.finish_reason
-
-    @property
-    def stats(self) -> Any:
-        from outrider.trace import Trace, summarise
-
-        return summarise(self.trace if self.trace is not None else Trace())
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "text": self.text,
-            "tokens": self.tokens,
-            "finish_reason": self.finish_reason,
-            "stats": self.stats.to_json(),
-        }

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import gc
+import io
+import json
 import os
 import sys
+import warnings
+from typing import Any
 
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, demo, distill, generate, measure, models, theory, verify, warm
-from outrider.cli.common import notes
+from outrider.cli import bench, chat, demo, distill, generate, measure, models, theory, verify, warm
+from outrider.cli.common import REMEDY, answers, notes
 from outrider.errors import OutriderError
+
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""A wrong option or argument: typer exports no name for the base class."""
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Speculative decoding that does not change what a model says.",
+    epilog="Models and compiled code are kept in ~/.cache/outrider; OUTRIDER_CACHE names another place.",
 )
 app.command()(generate.generate)
+app.command()(chat.chat)
 app.command()(demo.demo)
 app.command()(verify.verify)
 app.command()(measure.measure)
@@ -44,23 +53,60 @@ def _root(
 
 
 def main() -> None:
-    """Errors of ours are one line and exit code 2; Ctrl-C is exit code 130."""
+    """Run the command. Errors of ours are one line and exit code 2; with --json also one JSON object on stdout."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    try:
-        app()
-    except OutriderError as error:
-        notes.print("error: " + " ".join(str(error).split()), style="red", markup=False)
-        sys.exit(2)
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(0)
-        place = f"{error.filename}: " if error.filename else ""
-        notes.print(f"error: {place}{error.strerror or error}", style="red", markup=False)
-        sys.exit(2)
-    except KeyboardInterrupt:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows '?' for what it does not have
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
+        try:
+            code = app(prog_name="outrider", standalone_mode=False)
+        except KeyboardInterrupt:  # typer turns those inside a command into exit code 130 itself
+            code = 130
+        except Exception as error:
+            code = _failed(error)
+        finally:
+            gc.freeze()  # the process ends: one more collection would take half a second
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _failed(error: Exception) -> int:
+    """Say what went wrong -> the exit code. What is nobody's mistake but ours keeps its traceback."""
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if isinstance(error, typer.Abort):
         notes.print("interrupted")
-        sys.exit(130)
-    finally:
-        gc.freeze()  # the process ends: looking through everything for garbage once more took more than half a second
+        return 130
+    if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed; typer exports no name for this
+        return 2
+    expected = isinstance(error, (OutriderError, OSError, UsageError, UnicodeDecodeError))
+    message = _message(error)
+    if "--json" in sys.argv[1:]:
+        kind = "UsageError" if isinstance(error, UsageError) else type(error).__name__
+        answers.out(json.dumps({"error": {"type": kind, "message": message}}), highlight=False)
+    if not expected:
+        raise error
+    notes.print(f"error: {message}", style="red", markup=False)
+    return 2
+
+
+def _message(error: Exception) -> str:
+    """One line: what an error says, and where to read on after a wrong option."""
+    if isinstance(error, UsageError):
+        command = error.ctx.command_path if error.ctx is not None else "outrider"
+        text = f"{error.format_message()} (see `{command} --help`)"
+    elif isinstance(error, OSError) and not isinstance(error, OutriderError):
+        place = f"{error.filename}: " if error.filename else ""
+        text = f"{place}{error.strerror or error}"
+    elif isinstance(error, UnicodeDecodeError):  # of a file that a command reads
+        text = f"a file is not UTF-8 (byte 0x{error.object[error.start]:02x} at {error.start}); {REMEDY}"
+    else:
+        text = str(error)
+    return " ".join(text.split())
+
+
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+    """A warning as one line, without the place in the source that Python would name."""
+    notes.print("warning: " + " ".join(str(message).split()), style="yellow", markup=False)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shlex
+import sys
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from outrider.cli import common
 from outrider.cli.common import answers, notes
+from outrider.cli.measure_tables import csv_of, show
 from outrider.errors import require
+from outrider.trace import strict_json
 
 
 def measure(
@@ -36,7 +38,10 @@ def measure(
     draft_top_k: common.DraftTopK = None,
     draft_top_p: common.DraftTopP = None,
     seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
-    gamma: common.Gamma = "auto",
+    gamma: Annotated[
+        list[str] | None,
+        typer.Option(help="As in generate (auto if not given); may be repeated to compare several in one run."),
+    ] = None,
     width: common.Width = 9,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
@@ -48,8 +53,12 @@ def measure(
     card: Annotated[Path | None, typer.Option(help="Also write them into this model card.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing: with --card or --out.")] = False,
     as_json: common.Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV, with a header.")] = False,
 ) -> None:
-    """Plain and speculative decoding side by side: acceptance, cost, speed-up with its interval, per task."""
+    """Plain and speculative decoding side by side: acceptance, cost, speed-up with its interval, per task.
+
+    Ctrl-C ends it with the prompts that were finished.
+    """
     from outrider.bench.measure import Settings
     from outrider.bench.prompts import read
     from outrider.options import Options
@@ -58,14 +67,18 @@ def measure(
     require(len(set(drafts)) == len(drafts), f"each --draft can be named once, got {', '.join(drafts)}")
     common.check_writable(out, "--out")
     common.check_writable(card, "--card")
+    require(not (as_json and as_csv), "--json and --csv exclude each other; choose one")
     options = {
-        "max_new_tokens": max_new_tokens, "seed": seed, "coupling": coupling, "gamma": common.read_gamma(gamma),
-        "lenience": lenience, "draft_temperature": draft_temperature, "draft_top_k": draft_top_k,
+        "max_new_tokens": max_new_tokens, "seed": seed, "coupling": coupling, "lenience": lenience,
+        "draft_temperature": draft_temperature, "draft_top_k": draft_top_k,
         "draft_top_p": draft_top_p,
     }  # fmt: skip
-    settings = Settings(tuple(temperature or [0.0]), repeats, options)
-    for t in settings.temperatures:
-        Options.parse({**options, "temperature": t})
+    gammas = tuple(map(common.read_gamma, gamma or ["auto"]))
+    settings = Settings(tuple(temperature or [0.0]), repeats, options, gammas)
+    for t, g in product(settings.temperatures, gammas):
+        parsed = Options.parse({**options, "temperature": t, "gamma": g})
+        largest = parsed.gamma if isinstance(parsed.gamma, int) else 0
+        require(largest < width, f"--gamma {g} needs a width of {largest + 1}, got {width}; pass --width {largest + 1}")
     given = None if prompts is None else read(prompts, per_task)
     import outrider
 
@@ -78,15 +91,20 @@ def measure(
     tasks = given or read(None, per_task, sources=first.target.model.encoder_decoder)
     report = run(engines, tasks, settings, repeated_command(context))
     if out is not None:
-        out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        out.write_text(strict_json(report, indent=2) + "\n", encoding="utf-8")
     if card is not None:
         from outrider.bench.card import section, update
 
         update(card, section(report))
     if as_json:
-        answers.out(json.dumps(report), highlight=False)
+        answers.out(strict_json(report), highlight=False)
+    elif as_csv:
+        sys.stdout.write(csv_of(report))
     elif not quiet:
         show(report)
+    if report["interrupted"]:
+        notes.print(f"interrupted: {report['prompts_done']} of {report['prompts_wanted']} prompts were finished")
+        raise typer.Exit(130)
 
 
 def run(engines: dict[str, Any], tasks: dict[str, Any], settings: Any, command: str) -> dict[str, Any]:
@@ -103,7 +121,7 @@ def run(engines: dict[str, Any], tasks: dict[str, Any], settings: Any, command: 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=notes, transient=True) as bar:
         shown = bar.add_task("warming up", total=1.0)
-        rows = measured(
+        figures = measured(
             engines, asked, settings, lambda what, share: bar.update(shown, description=what, completed=share)
         )
     return {
@@ -112,7 +130,10 @@ def run(engines: dict[str, Any], tasks: dict[str, Any], settings: Any, command: 
         "options": dict(settings.options),
         "conditions": conditions(llm, 1),
         "command": command,
-        "rows": [r.to_json() for r in rows],
+        "rows": [r.to_json() for r in figures.rows],
+        "prompts_done": figures.done,
+        "prompts_wanted": figures.wanted,
+        "interrupted": figures.interrupted,
     }
 
 
@@ -126,7 +147,7 @@ def repeated_command(context: typer.Context) -> str:
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if (
-            option.name in ("target", "out", "card", "quiet", "as_json")
+            option.name in ("target", "out", "card", "quiet", "as_json", "as_csv")
             or value in (None, [], ())
             or value == option.default
         ):
@@ -134,45 +155,3 @@ def repeated_command(context: typer.Context) -> str:
         for each in value if isinstance(value, (list, tuple)) else [value]:
             words += [option.opts[0]] if each is True else [option.opts[0], str(each)]
     return shlex.join(words)
-
-
-def show(report: dict[str, Any]) -> None:
-    for name, drafter in report["drafters"].items():
-        for temperature in dict.fromkeys(r["temperature"] for r in report["rows"]):
-            rows = [r for r in report["rows"] if r["draft"] == name and r["temperature"] == temperature]
-            answers.print(
-                _table(rows, f"{report['target']} with {drafter}, temperature {temperature:g}, {_rule(report)}")
-            )
-    answers.print(
-        "n: guesses whose fate was decided; oracle: 1/(1 - alpha) tokens"
-        " per run, were gamma right every time; c: time of a guess over time of a target run; speed-up: against plain "
-        "decoding with the same shapes, and against unpadded plain decoding; intervals: 95 %, over prompts",
-        style="dim",
-    )
-
-
-def _rule(report: dict[str, Any]) -> str:
-    options = report["options"]
-    return str(options["coupling"]) if options["lenience"] == 1 else f"INEXACT, lenience {options['lenience']:g}"
-
-
-def _table(rows: list[dict[str, Any]], title: str) -> Table:
-    from outrider.bench.card import number, with_interval
-
-    table = Table(title=title, title_justify="left")
-    columns = (
-        "task", "prompts", "n", "alpha", "tokens/run", "oracle", "c", "plain t/s", "spec. t/s", "speed-up", "unpadded",
-        "same text",
-    )  # fmt: skip
-    for column in columns:
-        table.add_column(column, justify="left" if column == "task" else "right")
-    for r in rows:
-        stats = r["stats"]
-        table.add_row(
-            r["task"], str(r["prompts"]), str(stats["examined"]), with_interval(stats["alpha"], r["alpha_interval"]),
-            number(stats["tokens_per_run"]), number(r["oracle_tokens"]), number(r["cost"], 3),
-            number(r["plain_tokens_per_second"], 1), number(r["tokens_per_second"], 1),
-            with_interval(r["speedup"], r["speedup_interval"]), number(r["speedup_narrow"]),
-            f"{r['identical']}/{r['prompts']}",
-        )  # fmt: skip
-    return table

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from outrider.trace import Stats, Trace
+
+if TYPE_CHECKING:
+    from outrider.output import Output
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -55,23 +60,38 @@ def print_trace(console: Console, trace: Trace, decode: Decode, most: int = 40) 
         console.print(f"     ... and {len(lines) - most} more target runs", style="dim")
 
 
-def stats_table(stats: Stats) -> Table:
+def ending(output: Output) -> str:
+    """Why a text ended."""
+    reasons = {
+        "eos": f"the end token {output.stop_reason}",
+        "stop": f"the stop string {output.stop_reason!r}",
+        "length": f"the limit of tokens, after {len(output.tokens)}",
+        "criteria": "a stopping criterion",
+        "error": f"an error: {output.error}",
+        "interrupted": "Ctrl-C",
+    }
+    return reasons.get(output.finish_reason, output.finish_reason)
+
+
+def stats_table(stats: Stats, output: Output | None = None) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     low, high = stats.alpha_interval
+    expected = "" if math.isnan(stats.alpha) else f"{stats.alpha:.3f} expected, "  # beam search has no overlap
     rows = [
+        ("engine", f"{stats.engine}, {stats.dtype}{', CUDA graphs' if stats.graphs else ''}"),
         ("drafter", stats.drafter),
         ("tokens", f"{stats.tokens} in {stats.runs} target runs"),
         ("tokens per target run", f"{stats.tokens_per_run:.2f}"),
         ("tokens per second", f"{stats.tokens_per_second:.1f}"),
         (
             "acceptance rate alpha",
-            f"{stats.alpha:.3f} expected, {stats.alpha_counted:.3f} counted [{low:.2f}, {high:.2f}]"
-            if stats.examined
-            else "no guesses",
+            f"{expected}{stats.alpha_counted:.3f} counted [{low:.2f}, {high:.2f}]" if stats.examined else "no guesses",
         ),
         ("guesses", f"{stats.drafted} drafted, {stats.accepted} accepted, {stats.wasted} wasted"),
         ("seconds", ", ".join(f"{k} {v:.2f}" for k, v in stats.seconds.items())),
     ]
+    if output is not None:
+        rows.insert(3, ("ended by", ending(output)))
     if not stats.exact:
         rows.append(("INEXACT", f"lenience {stats.lenience:g}: the text does not follow the target's distribution"))
     rows += [

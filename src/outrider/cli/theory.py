@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ from rich.table import Table
 from outrider import theory as formulas
 from outrider.cli import common
 from outrider.cli.common import answers, notes
-from outrider.errors import BadOption
+from outrider.errors import BadOption, require
 from outrider.report import plots, terminal
 from outrider.report.theory import Case, figures
 from outrider.trace import finite
@@ -39,6 +40,7 @@ def theory(
     """The best number of guesses and what it gains, by the closed forms of Leviathan et al. 2023."""
     if plot is not None:
         plots.check_available()
+    _check(alpha, c, operations, most)
     case = Case(alpha, formulas.Costs(_widths(width_costs), c), _longest(most, width_costs), operations)
     if as_json:
         answers.out(json.dumps(finite(_numbers(case, c))), highlight=False)
@@ -51,6 +53,14 @@ def theory(
             answers.print(Columns(pictures, padding=(1, 4)))
     for path in plots.save(figures(case), plot) if plot is not None else ():
         notes.print(f"wrote {path}", markup=False)
+
+
+def _check(alpha: float, c: float, operations: float, most: int) -> None:
+    """By the names of the options: the formulas have names of their own for some of them."""
+    require(0 <= alpha <= 1, f"--alpha must be between 0 and 1, got {alpha:g}")
+    for option, value in (("--c", c), ("--operations", operations)):
+        require(math.isfinite(value) and value >= 0, f"{option} must be a number of at least 0, got {value:g}")
+    require(most >= 0, f"--most must be at least 0, got {most}")
 
 
 def _widths(text: str | None) -> formulas.ByNumber:
@@ -70,8 +80,9 @@ def _pairs(text: str) -> dict[int, float]:
         table = {int(width): float(cost) for width, cost in found}
     except ValueError:
         raise BadOption(f"--width-costs must look like 1:1,5:1.3,9:1.8, got {text!r}") from None
-    if min(table) != 1:
-        raise BadOption(f"--width-costs must start at width 1, the plain step, got {text!r}")
+    require(min(table) == 1, f"--width-costs must start at width 1, the plain step, got {text!r}")
+    good = all(math.isfinite(cost) and cost > 0 for cost in table.values())
+    require(good, f"--width-costs must be costs above 0, got {text!r}")
     return table
 
 

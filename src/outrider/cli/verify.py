@@ -13,6 +13,7 @@ from outrider.cli import common
 from outrider.cli.certificate import show_certificate
 from outrider.cli.common import answers, notes
 from outrider.errors import BadOption, ModelNotFound, require
+from outrider.trace import strict_json
 
 
 def verify(
@@ -90,9 +91,9 @@ def verify(
         except KeyboardInterrupt:
             interrupted = True
     if out is not None:
-        out.write_text(json.dumps(certificate.to_json(), indent=2) + "\n", encoding="utf-8")
+        out.write_text(strict_json(certificate.to_json(), indent=2) + "\n", encoding="utf-8")
     if as_json:
-        answers.out(json.dumps(certificate.to_json()), highlight=False)
+        answers.out(strict_json(certificate.to_json()), highlight=False)
     else:
         show_certificate(answers, certificate)
     if interrupted:
@@ -123,7 +124,8 @@ def _gammas(text: str, width: int) -> tuple[int, ...]:
 
 def _read_prompts(path: Path) -> list[str]:
     require(path.is_file(), f"prompts file {path} does not exist", ModelNotFound)
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line for line in common.decode_utf8(str(path), path.read_bytes()).splitlines() if line.strip()]
+    require(len(lines) > 0, f"prompts file {path} is empty; give it a prompt per line")
     if path.suffix != ".jsonl":
         return lines
     try:

@@ -8,7 +8,6 @@ shows the running hypotheses alone, which is plain beam search; the shapes are t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import nan
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from outrider.drafters import Nothing
 from outrider.errors import NumericalError, require
 from outrider.options import Options
 from outrider.sampling import log_standardise
-from outrider.trace import Record, Stopwatch, Trace
+from outrider.trace import Ending, Record, Stopwatch, Trace
 from outrider.types import Shape
 from outrider.verification.beam import Hypothesis, Rules, Scored, Search, Tokens, replay
 
@@ -71,6 +70,7 @@ class Beam:
     tokens: list[int]
     score: float
     finish_reason: str
+    stop_reason: str | int | None = None
 
 
 def beam_search(decoder: Decoder, request: Request, options: Options, trace: Trace) -> tuple[Beam, ...]:
@@ -81,8 +81,10 @@ def beam_search(decoder: Decoder, request: Request, options: Options, trace: Tra
     for hypothesis in BeamDecoder.of(decoder, options).search(request, trace)[: options.num_return]:
         row = rules.start(request.prompt)
         row.push(hypothesis.tokens)
-        beams.append(Beam(row.text(rules.decode), row.tokens, hypothesis.score, str(hypothesis.finish_reason)))
+        reason = str(hypothesis.finish_reason)
+        beams.append(Beam(row.text(rules.decode), row.tokens, hypothesis.score, reason, row.stop_reason))
     require(bool(beams), "no hypothesis can be finished: logit_bias or a logits_processor forbids every token")
+    trace.endings.append(Ending(0, beams[0].finish_reason, beams[0].stop_reason))
     return tuple(beams)
 
 
@@ -105,7 +107,12 @@ class _Search:
         self.target = decoder.target.start(self.rows, shape)
         self.drafter = Guarded(lambda: decoder.drafter.start(self.rows, shape, self.target), self.rows, self.target)
         self.growth = Growth(
-            self.rows, self.gamma, replace(self.sampling, temperature=1.0), tuple(self.stopping.eos), self.target.device
+            self.rows,
+            self.gamma,
+            replace(self.sampling, temperature=1.0),
+            tuple(self.stopping.eos),
+            self.target.device,
+            self.target.vocab_size,
         )
         self.state = Search.start(plan.beams)
         self.home: dict[Tokens, int] = {(): 0}  # the row of each running hypothesis
@@ -217,7 +224,7 @@ class _Search:
                 drafted=guesses,
                 accepted=steps - 1,
                 token=self.state.running[0].tokens[-1],
-                overlap=(nan,) * len(guesses),
+                overlap=(None,) * len(guesses),
                 emitted=steps,
             )
         )

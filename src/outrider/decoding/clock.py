@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class Clock:
     steps: int = 0
     since_plain: int = 0  # steps since one whose run had a single token
     drafted: bool = False
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False, compare=False)  # calls share a clock
 
     def __post_init__(self) -> None:
         numbers = range(self.limit + 1)
@@ -45,6 +47,10 @@ class Clock:
         self.drafts = _Curve([self.declared.drafts(guesses) for guesses in numbers])
 
     def add(self, step: Timing) -> None:
+        with self._lock:
+            self._add(step)
+
+    def _add(self, step: Timing) -> None:
         self.steps += 1
         if self.steps == 1 or step.seconds <= 0 or (step.drafting is not None and step.drafting < 0):
             return  # the first step of a shape warms up; a process that was stopped may see clocks run backwards
@@ -69,8 +75,9 @@ class Clock:
 
     def ladder(self) -> Ladder:
         """In units of a plain run."""
-        runs = self.runs.table(range(1, self.limit + 2), 1.0)
-        drafts = self.drafts.table(range(self.limit + 1), runs[0])
+        with self._lock:
+            runs = self.runs.table(range(1, self.limit + 2), 1.0)
+            drafts = self.drafts.table(range(self.limit + 1), runs[0])
         return Ladder(tuple(t / runs[0] for t in runs), tuple(t / runs[0] for t in drafts))
 
 

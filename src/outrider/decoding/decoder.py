@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outrider import timer
 from outrider.decoding.clock import Timing
+from outrider.decoding.fault import fault
 from outrider.decoding.lanes import Lanes
 from outrider.decoding.planner import Fixed, Policy, Setting, declared_widths
 from outrider.decoding.readback import HostStep, Ticket
@@ -17,7 +18,7 @@ from outrider.decoding.stepper import Rule, Stepper
 from outrider.decoding.stopping import Row, Stopping
 from outrider.errors import NumericalError, PromptError, require
 from outrider.sampling import Sampling
-from outrider.trace import Record, Stopwatch, Trace, add_levels
+from outrider.trace import Ending, Record, Stopwatch, Trace, add_levels, finite
 from outrider.types import Drafter, LanguageModel, Shape, Source, Verifier
 
 WIDTH = 9
@@ -32,6 +33,19 @@ class Request:
     stopping: Stopping
     seed: int = 0
     source: Source | None = None
+
+    @property
+    def opening(self) -> str:
+        """How the prompt begins, for errors: as text where the request can decode it and it is not mere noise."""
+        tokens = list(self.prompt if self.source is None or isinstance(self.source, Tensor) else self.source)
+        shown = f"tokens {tokens[:8]}".replace("]", ", ...]" if len(tokens) > 8 else "]")
+        if self.stopping.decode is None:
+            return shown
+        try:
+            text = self.stopping.decode(tokens[:32])
+        except Exception:  # tokens outside the vocabulary are one reason to be here
+            return shown
+        return f"{text[:40]!r}{'...' if len(text) > 40 or len(tokens) > 32 else ''}"
 
 
 @dataclass(frozen=True)
@@ -82,8 +96,8 @@ class Decoder:
         """
         names = range(len(requests)) if names is None else names
         groups: dict[Shape, list[int]] = {}
-        for index, request in enumerate(requests):
-            groups.setdefault(self.shape(request), []).append(index)
+        for index, shape in enumerate(self.shapes(requests, names)):
+            groups.setdefault(shape, []).append(index)
         slots = self.slots or min(len(requests), 8)
         failed: dict[int, str] = {}
         for shape, members in groups.items():
@@ -94,6 +108,18 @@ class Decoder:
                         failed[event.index] = event.row.error
         if failed and len(failed) == len(requests):  # nothing is left to go on with
             raise NumericalError(next(iter(failed.values())))
+
+    def shapes(self, requests: Sequence[Request], names: Sequence[int] | None = None) -> list[Shape]:
+        """The shape of each request; PromptError names the first one that cannot be continued."""
+        names, found = range(len(requests)) if names is None else names, []
+        for name, request in zip(names, requests, strict=True):
+            try:
+                found.append(self.shape(request))
+            except PromptError as error:
+                if len(names) == 1 and name == 0:
+                    raise
+                raise PromptError(f"prompt {name} of the list, {request.opening}: {error}") from None
+        return found
 
     def shape(self, request: Request) -> Shape:
         """The shapes a request runs in follow from it alone: that is what keeps its bits its own."""
@@ -110,11 +136,19 @@ class Decoder:
         )
         self._check_source(request.source)
         return Shape(
-            capacity=bucket(length + self.stopping(request).max_new_tokens + 2 * self.width),
+            capacity=self._capacity(length + self.stopping(request).max_new_tokens),
             width=self.width,
             source_capacity=bucket(len(request.source), least=64) if request.source is not None else 0,
             fixed=self.exact,
         )
+
+    def _capacity(self, tokens: int) -> int:
+        """Room for a text of so many tokens and for guesses behind it; never twice the limit to hold the limit."""
+        room, limit = bucket(tokens + 2 * self.width), self.target.max_length
+        if limit is None:
+            return room
+        chunk = Shape.chunk  # prefill writes whole ones
+        return min(room, -(-(limit + 2 * self.width) // chunk) * chunk)
 
     def stopping(self, request: Request) -> Stopping:
         """The request's rules, and the model's own: no position beyond the last it knows."""
@@ -163,7 +197,13 @@ class _Batch:
         self.recorded = 0  # steps recorded before it
 
     def run(self, requests: Sequence[tuple[int, Request]]) -> Iterator[Event]:
-        waiting = deque(requests)
+        try:
+            yield from self._run(deque(requests))
+        finally:  # also when the caller stops listening, or is interrupted
+            self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
+            self.trace.levels = add_levels(self.trace.levels, self.drafter.levels)
+
+    def _run(self, waiting: deque[tuple[int, Request]]) -> Iterator[Event]:
         begun: Ticket | None = None  # a step that is already under way
         while waiting or any(self.rows):
             for slot, row in enumerate(self.rows):
@@ -175,8 +215,6 @@ class _Batch:
             begun = self._begin() if goes_on else None
             yield from events
             self.watch.lap("host")
-        self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
-        self.trace.levels = add_levels(self.trace.levels, self.drafter.levels)
 
     def _admit(self, slot: int, index: int, request: Request) -> None:
         self.watch.lap("host")
@@ -203,6 +241,8 @@ class _Batch:
         host = begun.read()
         if self.target.device.type != "cpu":  # what a replay did inside cannot be told apart: all of it is 'target'
             self.watch.lap("target")
+        replays = self.stepper.graphs and self.rule.recordable and self.stepper.recorded > 0
+        self.trace.graphs = self.trace.graphs or replays
         if self.stepper.recorded == self.recorded:  # a recording takes long, once
             self.planner.timed(self._timing(host.guesses, timer.now() - self.began))
         return host
@@ -229,21 +269,20 @@ class _Batch:
             taken = row.push(emitted)
             if len(taken) > healthy:  # bad logits behind guesses that do not count are nobody's business
                 self.stepper.spoiled = True
-                row.fail(
-                    len(taken) - healthy,
-                    f"the model returned NaN or infinite logits after {position + healthy} tokens; "
-                    "try dtype='float32', or check the model's weights and any logits_processor",
-                )
-                taken, emitted = taken[:healthy], emitted[: healthy + 1]
-                drafted, overlap = drafted[:healthy], overlap[:healthy]
+                reason = fault(self.target, slot, position + healthy, self.rule.sampling)
+                row.fail(len(taken) - healthy, reason)
+                taken = taken[:healthy]
+            # Guesses that met bad logits were not judged, be they discarded or behind the end of the text.
+            emitted, drafted, overlap = emitted[: healthy + 1], drafted[:healthy], overlap[:healthy]
             accepted = len(emitted) - 1
             self.planner.learn(slot, self.asked[slot], accepted, min(accepted + 1, len(drafted)))
             if taken:
                 self.trace.records.append(
-                    Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(overlap), len(taken))
+                    Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(finite(overlap)), len(taken))
                 )
             events.append(Event(index, tuple(taken), min(accepted, len(taken)), row))
             if row.finish_reason is not None:
+                self.trace.endings.append(Ending(index, row.finish_reason, row.stop_reason))
                 self.rows[slot] = None
                 self.target.release(slot)
                 self.drafter.release(slot)

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from outrider.errors import BadOption, OutriderError
+from outrider.errors import BadOption, OutriderError, ProcessorError
 from outrider.noise import Noise
 from outrider.prices import Prices
 from outrider.sampling import Sampling
 from outrider.trace import Level
-from outrider.types import Draft, DraftSession, Session, Source
+from outrider.types import Capped, Draft, DraftSession, Priced, Session, Source, Spending
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Guarded:
         self._guarding = True
         self.recorded = False  # set where steps are recorded and replayed: what they read must stay in place
         self.caps: Tensor | None = None  # [B]: the most guesses of each row; None: what the drafter gives
-        self._capped: list[int] = []  # what ``caps`` holds, where steps are recorded
+        self._capped: list[int] = []  # what ``caps`` holds, or would
         self._asked = True
         self._pending: list[Tensor] = []  # [B, 1] each: committed to every row, and not yet told
         self._nothing = Draft.empty(rows, target.device)
@@ -63,7 +63,8 @@ class Guarded:
             self._try(_check_form, draft, (self.rows, gamma, self.target.vocab_size))
         if self.session is None:
             return Draft.empty(self.rows, self.target.device)
-        return _inside(draft, self.target.vocab_size).cut(self.caps)
+        result: Draft = draft.cut(self.caps)
+        return result
 
     def cap(self, guesses: Sequence[int]) -> None:
         """No row drafts more than this next time. Rows share a drafter's run, but not each other's gamma."""
@@ -73,20 +74,24 @@ class Guarded:
             )
             if self._capped != list(guesses):  # sending something waits for the device: not in every step
                 self.caps.copy_(torch.tensor(guesses))
-                self._capped = list(guesses)
-            return
-        alike = min(guesses) == max(guesses)
-        self.caps = None if alike else torch.tensor(guesses, dtype=torch.int64, device=self.target.device)
+        else:
+            alike = min(guesses) == max(guesses)
+            self.caps = None if alike else torch.tensor(guesses, dtype=torch.int64, device=self.target.device)
+        self._capped = list(guesses)
+        session: object = self.session
+        if isinstance(session, Capped):
+            session.caps = self.caps
 
     def price(self, prices: Prices | None) -> None:
         """What guesses take and time is worth, for a drafter that asks; None: it goes by rules of its own."""
-        if self.session is not None and hasattr(self.session, "prices"):
-            self.session.prices = prices
+        session: object = self.session
+        if isinstance(session, Priced):
+            session.prices = None if prices is None else replace(prices, most=self._capped)
 
     @property
     def spent(self) -> int | None:
         """Guesses that took time in the last draft, where they are not those it holds."""
-        return getattr(self.session, "spent", None)
+        return self.session.spent if isinstance(self.session, Spending) else None
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         if self._asked or tokens.shape[1] > 1:
@@ -145,6 +150,8 @@ class Guarded:
     def _try(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
+        except ProcessorError:  # the caller's processor, which the target would meet next: not the drafter's fault
+            raise
         except Exception as error:  # whatever a drafter may raise, by design
             if not self._guarding:
                 raise
@@ -154,13 +161,6 @@ class Guarded:
         self.session = None
         self.error = f"{type(error).__name__}: {error}"
         warnings.warn(f"the drafter failed and is left out from here on: {self.error}", stacklevel=4)
-
-
-def _inside(draft: Draft, vocab_size: int) -> Draft:
-    """A guess that is no token ends its row's guesses; the device decides, nothing is asked of it."""
-    known = (draft.tokens >= 0) & (draft.tokens < vocab_size)
-    proposed = (draft.proposed & known).to(torch.int64).cumprod(-1).bool()
-    return replace(draft, tokens=draft.tokens.clamp(0, vocab_size - 1), proposed=proposed)
 
 
 def _check_form(draft: Any, shape: tuple[int, int, int]) -> None:

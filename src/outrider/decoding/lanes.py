@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,9 +16,9 @@ MOST_IDLE = 4
 """Steppers kept that nobody uses: each holds the keys and values of its slots."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Batch:
-    """What a stepper was made for."""
+    """What a stepper was made for. Equal to itself only, so that looking for one runs no other code."""
 
     target: LanguageModel
     drafter: Drafter
@@ -34,13 +33,17 @@ class _Batch:
 
 @dataclass
 class Lanes:
-    """Lends steppers. With ``graphs`` False each is made for one batch and dropped, as costs nothing on a CPU."""
+    """Lends steppers. With ``graphs`` False each is made for one batch and dropped, as costs nothing on a CPU.
+
+    Threads may share it, and there is no lock: the garbage collector may end a forgotten stream, and so return its
+    stepper, in the middle of any line here, in the thread that would hold the lock. Each change is one operation of a
+    list, which nothing interrupts.
+    """
 
     graphs: bool = False
     note: Callable[[str], None] | None = None  # told when something is being recorded
     _idle: list[tuple[_Batch, Stepper]] = field(default_factory=list, repr=False)  # the latest used last
     _eager: list[_Batch] = field(default_factory=list, repr=False)  # tried, and not recordable
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @contextmanager
     def lane(self, models: tuple[LanguageModel, Drafter], slots: int, shape: Shape) -> Iterator[Stepper]:
@@ -60,23 +63,24 @@ class Lanes:
         self._keep(batch, stepper)
 
     def _take(self, batch: _Batch) -> Stepper | None:
-        with self._lock:
-            for place, (known, stepper) in enumerate(self._idle):
-                if batch.is_like(known):
-                    del self._idle[place]
-                    return stepper
+        for entry in tuple(self._idle):
+            if batch.is_like(entry[0]):
+                with suppress(ValueError):  # another thread was first
+                    self._idle.remove(entry)
+                    entry[1].idle()
+                    return entry[1]
         return None
 
     def _keep(self, batch: _Batch, stepper: Stepper) -> None:
         if not self.graphs or stepper.spoiled or stepper.drafter.error is not None:
             return
-        with self._lock:
-            if not stepper.graphs:  # it tried and gave up: the next one need not find that out, and say so, again
-                self._eager = [*self._eager[-MOST_IDLE:], batch]
-                return
-            stepper.idle()
-            self._idle.append((batch, stepper))
-            del self._idle[:-MOST_IDLE]
+        if not stepper.graphs:  # it tried and gave up: the next one need not find that out, and say so, again
+            self._eager = [*self._eager[-MOST_IDLE:], batch]
+            return
+        self._idle.append((batch, stepper))
+        while len(self._idle) > MOST_IDLE:
+            with suppress(IndexError):
+                self._idle.pop(0)
 
     def _make(self, batch: _Batch) -> Stepper:
         graphs = self.graphs and not any(
@@ -94,8 +98,7 @@ class Lanes:
 
     def clear(self) -> None:
         """Drop every idle stepper, its buffers and its recordings."""
-        with self._lock:
-            self._idle.clear()
+        self._idle.clear()
         if torch.cuda.is_available():
             with suppress(RuntimeError):  # a GPU that has failed refuses this, too
                 torch.cuda.empty_cache()

@@ -18,9 +18,9 @@ from outrider.decoding.acceptance import CHOSEN, PRIOR, Acceptance, Pause
 from outrider.decoding.clock import Clock, Timing
 from outrider.errors import require
 from outrider.options import GAMMAS
-from outrider.prices import Ladder, Prices, declared_cost
+from outrider.prices import Ladder, Prices
 from outrider.theory import ByNumber, Costs, interpolated
-from outrider.types import Drafter, LanguageModel
+from outrider.types import Drafter, LanguageModel, declared_cost
 
 ASKING = 0.05
 """What asking a drafter costs where nothing is known, in plain runs: one that never has a guess must be left alone."""
@@ -138,7 +138,7 @@ class Auto:
 
     def measured(self) -> list[tuple[Ladder, int]]:
         """What steps have cost so far, in plain ones, for every kind of batch seen; and from how many steps."""
-        return [(clock.ladder(), clock.steps) for clock in self._clocks.values()]
+        return [(clock.ladder(), clock.steps) for clock in list(self._clocks.values())]
 
     def start(self, setting: Setting) -> Planner:
         if self.given is not None or not self.clock:

@@ -14,6 +14,12 @@ from outrider.errors import DeviceError
 PATIENCE = 120.0
 """Seconds after which a GPU that has not answered is given up."""
 
+SPIN = 1e-3
+"""Seconds for which it is asked again at once; most steps have ended by then, and a sleep takes longer than asked."""
+
+NAP = 2e-5
+"""Seconds between questions after that: a core is not kept busy with waiting."""
+
 
 def table(step: Step) -> Tensor:
     """[B, 4 + 3 G] float64: tokens are far below 2**53, so it carries integers and probabilities alike, unharmed."""
@@ -84,8 +90,10 @@ class Ticket:
         if self._read is not None:
             return self._read
         if self._event is not None:
-            give_up = time.monotonic() + PATIENCE
+            began = time.monotonic()
             while not self._event.query():  # type: ignore[no-untyped-call]
-                if time.monotonic() > give_up:
+                waited = time.monotonic() - began
+                if waited > PATIENCE:
                     raise DeviceError(f"the GPU has not answered for {PATIENCE:.0f} s; check it with nvidia-smi")
+                time.sleep(NAP if waited > SPIN else 0)  # 0: other threads may run
         return HostStep(self._host.tolist())

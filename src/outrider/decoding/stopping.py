@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-Decode = Callable[[Sequence[int]], str]
+from outrider.decoding.text import UNFINISHED, Decode, GrowingText
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,10 @@ class Row:
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: str | int | None = None  # the stop string that matched, or the end token
     cut: int | None = None  # characters of the text before the stop string
     error: str | None = None  # why the row could not go on
+    _growing: GrowingText | None = field(default=None, repr=False, compare=False)
 
     def push(self, tokens: Sequence[int]) -> list[int]:
         """Take tokens one by one until a rule ends the row -> those that count."""
@@ -50,11 +52,12 @@ class Row:
     def fail(self, surplus: int, error: str) -> None:
         """End the row here: its last ``surplus`` tokens rest on nothing."""
         del self.tokens[len(self.tokens) - surplus :]
-        self.finish_reason, self.cut, self.error = "error", None, error
+        self.finish_reason, self.stop_reason, self.cut, self.error = "error", None, None, error
 
     def _reason(self, token: int) -> str | None:
         rules = self.rules
         if token in rules.eos:
+            self.stop_reason = token
             return "eos"
         if rules.stop and self._found_stop():
             return "stop"
@@ -67,25 +70,34 @@ class Row:
     def _found_stop(self) -> bool:
         """A stop string may begin in one run and end in the next: the text is what is searched, not tokens."""
         assert self.rules.decode is not None
-        text = self.rules.decode(self.tokens)
-        places = [text.find(stop) for stop in self.rules.stop]
-        hits = [place for place in places if place >= 0]
-        self.cut = min(hits) if hits else None
+        growing = self._text(self.rules.decode)
+        first = max(0, growing.read(self.tokens) - max(map(len, self.rules.stop)) + 1)
+        text = growing.after(first)
+        hits = [(first + place, stop) for stop in self.rules.stop if (place := text.find(stop)) >= 0]
+        if hits:
+            self.cut, self.stop_reason = min(hits, key=lambda hit: hit[0])
         return bool(hits)
+
+    def _text(self, decode: Decode) -> GrowingText:
+        if self._growing is None:
+            self._growing = GrowingText(decode)
+        return self._growing
 
     def text(self, decode: Decode) -> str:
         """The text so far, without a stop string or an end-of-sequence token."""
         whole = decode(self.tokens)
         return whole if self.cut is None else whole[: self.cut]
 
-    def printable(self, decode: Decode) -> str:
-        """The part of the text that later tokens cannot change: for streaming."""
-        text = self.text(decode)
+    def printable(self, decode: Decode, start: int = 0) -> str:
+        """The text from character ``start`` on, as far as later tokens cannot change it: for streaming."""
         if self.finish_reason is not None:
-            return text
-        text = text.rstrip("\ufffd")  # bytes of an unfinished character
+            return self.text(decode)[start:]
+        growing = self._text(decode)
+        growing.read(self.tokens)
+        first = max(0, start - max(map(len, self.rules.stop), default=0))
+        text = growing.after(first).rstrip(UNFINISHED)
         keep = max((_overlap(text, stop) for stop in self.rules.stop), default=0)
-        return text[: len(text) - keep]
+        return text[start - first : len(text) - keep]
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -35,6 +35,7 @@ class Growth:
     sampling: Sampling  # the target's, at temperature 1: q is what ranks the branches
     ends: tuple[int, ...]  # tokens behind which nothing is ever run
     device: torch.device
+    vocab_size: int
 
 
 @dataclass
@@ -53,7 +54,7 @@ def grow(session: DraftSession, roots: Sequence[Root], growth: Growth) -> list[l
     levels: list[list[Hypothesis]] = []
     ahead = session
     for level in range(growth.depth):
-        draft = ahead.propose(1, growth.sampling, Silence(at[:, 0]), at)
+        draft = ahead.propose(1, growth.sampling, Silence(at[:, 0]), at).usable(growth.vocab_size)
         branches = _likeliest(draft, frontier, growth)
         if not branches:
             break

@@ -22,7 +22,7 @@ from outrider.errors import require
 from outrider.noise import Noise
 from outrider.sampling import Sampling
 from outrider.trace import PHASES, Level, Stopwatch
-from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source
+from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source, declared_cost
 from outrider.verification.coupling import accepted_prefix, maximal_coupling
 from outrider.verification.matching import gumbel_coupling
 
@@ -50,6 +50,11 @@ class Cascade:
         require(self.guesses >= 1, f"guesses must be at least 1, got {guesses}")
         self.lower, self.middle, self.once, self.gamma = lower, middle, once, gamma
         self.name = f"{lower.name}{'>>' if once else '>'}{middle.name}"
+
+    @property
+    def cost(self) -> float:
+        """A guess takes a run of the middle model at most; what the lower drafter saves of it is measured."""
+        return declared_cost(self.middle)
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         # At worst a row keeps everything while a neighbour gets one token per run, gamma runs long.

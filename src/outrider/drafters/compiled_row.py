@@ -52,9 +52,9 @@ class CompiledWeights:
     """The matrices of a head, and rows of the target's output layer, in eight bits, once for all sessions."""
 
     def __init__(self, head: Head, output: Tensor | Picked) -> None:
+        from outrider.jit.code_cache import compiling
         from outrider.jit.crew import Crew
         from outrider.jit.head_records import Weights
-        from outrider.jit.tiles import announce
 
         self._kept: list[np.ndarray[Any, Any]] = []  # what the addresses point into
         config, blocks = head.config, list(cast(Iterable[Block], head.blocks))
@@ -76,8 +76,8 @@ class CompiledWeights:
             layer_norms=_stacked(head.layer_norms, self.size),
             norms=_stacked([*norms, *(block.norm for block in blocks)], self.size),
         )  # fmt: skip
-        announce("draft", "drafts", seconds=35)
-        self._compile(len(config.layers))
+        with compiling("draft", "drafts", seconds=35):
+            self._compile(len(config.layers))
 
     def _compile(self, layers: int) -> None:
         """Guess once: what is compiled now is no part of anybody's first draft."""

@@ -25,6 +25,7 @@ from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.head_sessions import BlockwiseSession, FeatureSession
 from outrider.drafters.ready_head import ReadyHead
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
+from outrider.files import replace_whole, write_whole
 from outrider.types import DraftSession, Session, Shape
 
 CONFIG = "outrider_draft.json"
@@ -108,8 +109,8 @@ class HeadDrafter:
         file = folder / "model.safetensors"
         made = file.with_suffix(".partial")  # a new file: another process may have mapped the old one
         save_file({**weights, "tokens": self.tokens.to(torch.int32)}, str(made))
-        made.replace(file)
-        (folder / CONFIG).write_text(json.dumps(asdict(self.saved.config), indent=2) + "\n", encoding="utf-8")
+        replace_whole(made, file)
+        write_whole(folder / CONFIG, json.dumps(asdict(self.saved.config), indent=2) + "\n")
 
     @staticmethod
     def load(folder: Path, name: str | None = None) -> HeadDrafter:

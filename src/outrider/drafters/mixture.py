@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.drafters.fallback import joined, widened
+from outrider.drafters.fallback import cap, joined, widened
 from outrider.errors import require
 from outrider.fading import FADE, PRIOR_WEIGHT
 from outrider.noise import Noise
-from outrider.prices import Ladder, Prices, declared_cost
+from outrider.prices import Ladder, Prices
 from outrider.sampling import Sampling
 from outrider.trace import Level
-from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source, forkable
+from outrider.types import Draft, Drafter, DraftSession, Priced, Session, Shape, Source, declared_cost, forkable
 
 BUCKETS = (3, 5, 8)
 """Matches of at least this many tokens are counted together up to the next bound; shorter ones are the first kind."""
@@ -70,11 +70,12 @@ class Choice(NamedTuple):
 
 class _MixtureSession:
     prices: Prices | None = None  # what guesses take here and time is worth, where a policy tells
-    spent = 0  # guesses the second drafter made for the last draft: a copy takes no time
+    caps: Tensor | None = None  # [B]: guesses a row may have; None: as many as are asked for
+    spent: int | None = 0  # guesses the second drafter made for the last draft: a copy takes no time
 
     def __init__(self, drafter: Mixture, rows: int, shape: Shape, target: Session) -> None:
         self.first: Any = drafter.first.start(rows, shape, target)
-        self.second = drafter.second.start(rows, shape, target)
+        self.second: DraftSession = drafter.second.start(rows, shape, target)
         self.vocab_size = target.vocab_size
         # On a GPU asking who wants the second drafter costs a wait, so it runs anyway and its guesses are free.
         self.on_cpu = target.device.type == "cpu"
@@ -85,6 +86,7 @@ class _MixtureSession:
         self.tried = torch.zeros((rows, kinds), device=target.device)
         self.kind = torch.zeros(rows, dtype=torch.int64, device=target.device)  # behind the last draft
         self.last = Draft.empty(rows, target.device)
+        self.asked: Tensor | None = None  # [B] bool: rows that the last draft was for; None: nobody asked for one
         # Sent to the device once: a step that sends something cannot be recorded (models/graphs.py).
         self.cold, self.warm = (torch.tensor(PRIORS[t], device=target.device) for t in (0.0, 1.0))
         self.bounds = torch.tensor(BUCKETS, device=target.device)
@@ -112,31 +114,36 @@ class _MixtureSession:
             session.release(row)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
-        self.last = Draft.empty(len(self.kind), at.device)
+        self.last, self.asked = Draft.empty(len(self.kind), at.device), None
         if gamma == 0:
             return self.last
-        copied = self.first.propose(gamma, sampling, noise, at)
+        most = torch.full_like(self.kind, gamma) if self.caps is None else self.caps.clamp(max=gamma)  # [B]
+        self.asked = most > 0
+        cap(self.first, self.caps)
+        copied = self.first.propose(gamma, sampling, noise, at).usable(self.vocab_size).cut(self.caps)
         if self.on_cpu:
-            self.last = self._propose_on_host(copied, gamma, sampling, noise, at)
+            self.last = self._propose_on_host(copied, most.tolist(), sampling, noise, at)
             return self.last
         copied = widened(copied, gamma)
-        worth, wanted, kind = self._weigh(copied, gamma, sampling)
+        worth, wanted, kind = self._weigh(copied, most, gamma, sampling)
         use_first = worth >= wanted.amax(1)  # [B]
-        guesses = torch.where(use_first, 0, self._asked(wanted, gamma))  # of the second drafter
+        guesses = torch.where(use_first, 0, self._asked(wanted, most))  # of the second drafter
         self.kind = torch.where(use_first, kind, self.tried.shape[1] - 1)
-        second = widened(self.second.propose(gamma, sampling, noise, at), gamma)
+        cap(self.second, guesses)
+        second = widened(self.second.propose(gamma, sampling, noise, at).usable(self.vocab_size), gamma)
         self.last = joined(copied, second.cut(guesses), use_first[:, None], self.vocab_size)
         return self.last
 
-    def _propose_on_host(self, copied: Draft, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+    def _propose_on_host(self, copied: Draft, limits: list[int], sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         """The same choice where nothing has to wait for an answer, and small tensors cost more than they hold."""
-        choices = self._choose(copied, gamma, sampling)
+        choices = self._choose(copied, limits, sampling)
         self.kind = torch.tensor([choice.kind for choice in choices])
         most = max(choice.asked for choice in choices)
         draft = copied.cut(torch.tensor([choice.copied for choice in choices]))
         self.spent = 0
         if most > 0:
-            second = self.second.propose(most, sampling, noise, at[:, : most + 1])
+            cap(self.second, torch.tensor([choice.asked for choice in choices]))
+            second = self.second.propose(most, sampling, noise, at[:, : most + 1]).usable(self.vocab_size)
             self.spent = second.tokens.shape[1]
             alike = min(choice.asked for choice in choices) == most
             draft = second if alike else self._mixed(draft, second, [choice.asked for choice in choices])
@@ -148,25 +155,25 @@ class _MixtureSession:
         most = torch.tensor(guesses)
         return joined(widened(copied, width), widened(second, width).cut(most), (most == 0)[:, None], self.vocab_size)
 
-    def _choose(self, copied: Draft, gamma: int, sampling: Sampling) -> list[Choice]:
+    def _choose(self, copied: Draft, limits: list[int], sampling: Sampling) -> list[Choice]:
         """For every row; the second drafter is told what its guesses are worth on the way."""
         warmth = min(sampling.temperature, 1.0)
         priors = [c + warmth * (w - c) for c, w in zip(PRIORS[0.0], PRIORS[1.0], strict=True)]
         lengths = copied.proposed.sum(1).tolist()
         matched = getattr(self.first, "matched", self.kind.new_zeros(len(lengths))).tolist()
-        prices = self.prices or self._own_prices(len(lengths), gamma)
+        prices = self.prices or self._own_prices(len(lengths), max(limits))
         choices, alphas = [], []
-        for row, (length, match) in enumerate(zip(lengths, matched, strict=True)):
+        for row, (length, match, most) in enumerate(zip(lengths, matched, limits, strict=True)):
             seen = zip(self.kept[row].tolist(), self.tried[row].tolist(), priors, strict=True)
             rates = [(kept + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT) for kept, tried, prior in seen]
             kind = bisect_right(BUCKETS, match)
             copies, worth = prices.best(row, rates[kind], length, free=True)
-            asked, wanted = prices.best(row, rates[-1], gamma)
+            asked, wanted = prices.best(row, rates[-1], most)
             if self.stops and asked:
-                asked = gamma
+                asked = most
             choices.append(Choice(kind, copies, 0) if copies and worth >= wanted else Choice(len(rates) - 1, 0, asked))
             alphas.append(rates[-1])
-        if hasattr(self.second, "prices"):
+        if isinstance(self.second, Priced):
             self.second.prices = None if self.prices is None else replace(self.prices, alphas=alphas)
         return choices
 
@@ -176,14 +183,15 @@ class _MixtureSession:
         costs = tuple(self.cost * k for k in range(gamma + 1))
         return Prices(Ladder((1.0,) * (gamma + 1), costs), [1.0] * rows, [])
 
-    def _asked(self, wanted: Tensor, gamma: int) -> Tensor:
-        """Of the second drafter, by what 0..gamma guesses gain [B, G+1]: all there is room for if it stops itself."""
+    def _asked(self, wanted: Tensor, most: Tensor) -> Tensor:
+        """Of the second drafter, by what 0..gamma guesses gain [B, G+1]: all the row may have if it stops itself."""
         best = wanted.argmax(1)
-        return torch.where(best > 0, gamma, 0) if self.stops else best
+        return torch.where(best > 0, most, 0) if self.stops else best
 
-    def _weigh(self, copied: Draft, gamma: int, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+    def _weigh(self, copied: Draft, most: Tensor, gamma: int, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens gained by the copy [B] and by 0..gamma guesses of the second [B, G+1]; the kind of match [B].
 
+        No row may have more than most [B] of them: more gain it nothing at all.
         ``_choose`` with its own prices, for all rows at once.
         """
         prior = self.cold + min(sampling.temperature, 1.0) * (self.warm - self.cold)
@@ -195,17 +203,24 @@ class _MixtureSession:
         length = copied.proposed.sum(1)  # [B]
         worth = tokens.gather(1, kind[:, None, None].expand(-1, 1, gamma + 1))[:, 0].gather(1, length[:, None])[:, 0]
         worth = torch.where(length > 0, worth, -1.0)  # nothing to copy: the second drafter decides, be it for none
-        return worth, tokens[:, -1] - self.cost * place, kind
+        gains = tokens[:, -1] - self.cost * place
+        return worth, gains.masked_fill(place > most[:, None], -torch.inf), kind
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self._learn(tokens, count)
-        if self.on_cpu:
-            self.last = Draft.empty(len(count), count.device)  # learnt from, once: it may not be asked before the next
+        if self.on_cpu:  # learnt from, once: it may not be asked before the next
+            self.last, self.asked = Draft.empty(len(count), count.device), None
         for session in (self.first, self.second):
             session.commit(tokens, count)
 
     def _learn(self, tokens: Tensor, count: Tensor) -> None:
-        """Count the guesses the text followed, and the first it did not, if the text is that long."""
+        """Count the guesses the text followed, and the first it did not, if the text is that long.
+
+        Of rows that were asked for some, and those as far as they were verified: what a row is told while only its
+        neighbours draft, and in how many pieces, must not show in what it drafts later.
+        """
+        if self.asked is None:
+            return
         if self.on_cpu:
             self._learn_on_host(tokens.tolist(), count.tolist())
             return
@@ -215,12 +230,14 @@ class _MixtureSession:
         followed = (seen & (tokens[:, :width] == self.last.tokens[:, :width])).to(torch.int64).cumprod(1).sum(1)
         tried = torch.minimum(followed + 1, seen.sum(1))
         place_of = torch.arange(self.tried.shape[1], device=tokens.device) == self.kind[:, None]  # [B, kinds]
-        self.kept.copy_(self.kept * FADE + place_of * followed[:, None])
-        self.tried.copy_(self.tried * FADE + place_of * tried[:, None])
+        fade = torch.where(self.asked[:, None], FADE, 1.0)
+        self.kept.copy_(self.kept * fade + place_of * followed[:, None])
+        self.tried.copy_(self.tried * fade + place_of * tried[:, None])
 
     def _learn_on_host(self, tokens: list[list[int]], count: list[int]) -> None:
         # Used or not, a kind fades: a candidate that failed gets another chance.
-        kept, tried = (seen.mul_(FADE).numpy() for seen in self.learned)
+        assert self.asked is not None
+        kept, tried = (seen.mul_(torch.where(self.asked[:, None], FADE, 1.0)).numpy() for seen in self.learned)
         drafted = zip(self.last.tokens.tolist(), self.last.proposed.sum(1).tolist(), self.kind.tolist(), strict=True)
         for row, (guesses, proposed, kind) in enumerate(drafted):
             seen = min(proposed, count[row])
@@ -236,7 +253,7 @@ class _MixtureSession:
         # What was learnt rests on tokens that were only believed: a choice that remembered them could bias the law.
         self.kept.zero_()
         self.tried.zero_()
-        self.last = Draft.empty(len(self.kind), lengths.device)
+        self.last, self.asked = Draft.empty(len(self.kind), lengths.device), None
         for session in (self.first, self.second):
             session.rewind(lengths)
 
@@ -254,4 +271,4 @@ class _MixtureSession:
     def _select(self, rows: Tensor) -> None:
         for name in ("kept", "tried", "kind"):
             setattr(self, name, getattr(self, name).index_select(0, rows))
-        self.last = Draft.empty(len(rows), rows.device)
+        self.last, self.asked, self.caps = Draft.empty(len(rows), rows.device), None, None

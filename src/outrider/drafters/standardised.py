@@ -10,9 +10,22 @@ from torch import Tensor
 
 from outrider.errors import require
 from outrider.noise import Noise
+from outrider.prices import Prices
 from outrider.sampling import Sampling
 from outrider.trace import Level
-from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source, forkable
+from outrider.types import (
+    Capped,
+    Draft,
+    Drafter,
+    DraftSession,
+    Priced,
+    Session,
+    Shape,
+    Source,
+    Spending,
+    declared_cost,
+    forkable,
+)
 
 
 class Standardised:
@@ -46,6 +59,10 @@ class Standardised:
             raise AttributeError(name)
         return getattr(self.drafter, name)
 
+    @property
+    def cost(self) -> float:
+        return declared_cost(self.drafter)
+
     def sampling_for(self, target: Sampling) -> Sampling:
         """The options to draft with beside a target with these."""
         if target.greedy:
@@ -59,23 +76,33 @@ class Standardised:
 class _StandardisedSession:
     def __init__(self, drafter: Standardised, session: DraftSession) -> None:
         self.drafter: Standardised = drafter
-        self.session: Any = session
+        self.session = session
 
     @property
     def recordable(self) -> bool:
         return bool(getattr(self.session, "recordable", False))
 
     @property
-    def prices(self) -> Any:
-        return self.session.prices  # an AttributeError where the session inside asks for none, as it should be
+    def prices(self) -> Prices | None:
+        return self.session.prices if isinstance(self.session, Priced) else None
 
     @prices.setter
-    def prices(self, prices: Any) -> None:
-        self.session.prices = prices
+    def prices(self, prices: Prices | None) -> None:
+        if isinstance(self.session, Priced):
+            self.session.prices = prices
 
     @property
-    def spent(self) -> Any:
-        return self.session.spent
+    def caps(self) -> Tensor | None:
+        return self.session.caps if isinstance(self.session, Capped) else None
+
+    @caps.setter
+    def caps(self, caps: Tensor | None) -> None:
+        if isinstance(self.session, Capped):
+            self.session.caps = caps
+
+    @property
+    def spent(self) -> int | None:
+        return self.session.spent if isinstance(self.session, Spending) else None
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.session.admit(row, prompt, source)
@@ -84,8 +111,7 @@ class _StandardisedSession:
         self.session.release(row)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
-        draft: Draft = self.session.propose(gamma, self.drafter.sampling_for(sampling), noise, at)
-        return draft
+        return self.session.propose(gamma, self.drafter.sampling_for(sampling), noise, at)
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self.session.commit(tokens, count)

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from outrider.jit.bytes import GIVEN, RECORD, blocks_of, product, shorten
+from outrider.jit.code_cache import on_disk
 from outrider.jit.head_records import Drawing, Reading, Room, Text, Weights
 from outrider.jit.math import STRIDE, attend, exp, finish, norm, rotate, take
 from outrider.jit.race import race, shares
 from outrider.jit.rows import Table, look_up
-from outrider.jit.tiles import PANEL, compiled, on_disk
+from outrider.jit.tiles import PANEL, compiled
 
 READING, GUESSING = 3, 6
 """Pieces of work: of reading text, and of a guess beside two for every block."""

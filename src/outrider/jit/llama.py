@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray
 
+from outrider.jit.code_cache import on_disk
 from outrider.jit.math import attend, exp, finish, norm, rotate, take
 from outrider.jit.products import Given, chained, given_to, multiply, ready
-from outrider.jit.tiles import PANEL, compiled, on_disk, pointer_to
+from outrider.jit.tiles import PANEL, compiled, pointer_to
 
 PIECES = 5
 """Pieces of work of a layer."""

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from outrider.jit.code_cache import on_disk
 from outrider.jit.math import exp
-from outrider.jit.tiles import compiled, on_disk
+from outrider.jit.tiles import compiled
 
 _AHEAD = 1 - 1e-5
 """Arrivals are rounded by far less than that."""

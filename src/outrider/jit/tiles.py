@@ -8,22 +8,16 @@ inputs. No chain knows how many rows or panels run beside it: **bits do not depe
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
-from rich.console import Console
 
 from outrider import cpu
-from outrider.places import cache_dir
+from outrider.jit.code_cache import OPTIONS
 
 PANEL = 16
 """Columns of a panel; it is kept as [inputs, 8, 2]: columns j and j + 8 are the two halves of a 32-bit word."""
@@ -34,49 +28,7 @@ _STEP = 4
 
 ARM = cpu.facts().arm
 
-# Sums may be taken in any order, decided once and for all when a function is compiled.
-_OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
-
-compiled = njit(**_OPTIONS)
-
-
-def _digest() -> str:
-    """Of everything that is compiled: other kernels may have other bits."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
-
-
-DIGEST = _digest()
-
-
-def _place() -> Path:
-    return cache_dir() / f"compiled-{DIGEST}"
-
-
-def announce(function: str, what: str, seconds: int = 20) -> None:
-    """Say so, if this is not compiled yet, as what one process compiles the next one finds: it takes a while."""
-    if not any(_place().rglob(f"*.{function}-*.nbc")):
-        Console(stderr=True).print(f"Compiling {what} for this CPU (once, about {seconds} seconds)", highlight=False)
-
-
-def on_disk(function: Any) -> Any:
-    """Compiled, and kept in the cache for the next process, until any of these files changes."""
-    place = _place()
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        for old in place.parent.glob("compiled-*"):
-            if old != place:
-                shutil.rmtree(old, ignore_errors=True)
-    except OSError:
-        return compiled(function)
-    if not os.access(place, os.W_OK):  # numba would look for another place, where it does not notice our changes
-        return compiled(function)
-    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(place)
-    try:
-        return njit(cache=True, **_OPTIONS)(function)
-    finally:
-        numba.config.CACHE_DIR = before
-
+compiled = njit(**OPTIONS)
 
 _WIDE = cpu.facts().wide_vectors
 """Whether there are vectors of 512 bits, and 32 registers for them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,5 +67,5 @@ class Checkpoint:
 
 def look(name: str) -> Checkpoint:
     """A checkpoint by short name, directory, .gguf file or hub id; fetched or converted first if need be."""
-    place: Path | str = hub.resolve(name)
+    place = hub.directory(name)
     return Checkpoint(str(place), AutoConfig.from_pretrained(place), AutoTokenizer.from_pretrained(place))

@@ -117,6 +117,10 @@ class EngineModel(HuggingFaceModel):
     def groups(self) -> int:
         return self._sizes.groups
 
+    @property
+    def computes_in(self) -> str:
+        return "float16" if self.prepared.weights == "float16" else "float32"
+
     def start(self, rows: int, shape: Shape) -> EngineSession:
         return EngineSession(self, rows, shape)
 

@@ -145,4 +145,4 @@ def _not_float32(dtype: torch.dtype) -> str | None:
 
 def _missing(*packages: str) -> str | None:
     absent = [name for name in packages if find_spec(name) is None]
-    return f"{absent[0]} is not installed; run: pip install 'outrider[cpu]'" if absent else None
+    return f"{absent[0]} is not installed; in a checkout of Outrider run: pip install '.[cpu]'" if absent else None

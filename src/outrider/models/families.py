@@ -6,6 +6,7 @@ inside are given per-row versions of that one computation, set on the instance; 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import signature
 from types import MethodType
 from typing import Any
@@ -14,15 +15,29 @@ import torch
 from torch import Tensor, nn
 
 
-def adapt(model: Any) -> None:
-    """Make a model's own position arithmetic accept a column of per-row offsets. Idempotent."""
+def adapt(model: Any) -> Callable[[], None]:
+    """Make a model's own position arithmetic accept a column of per-row offsets. Idempotent -> what undoes it."""
+    before: list[tuple[nn.Module, str, Any]] = []
+
+    def put(module: Any, name: str, function: Callable[..., Any]) -> None:
+        before.append((module, name, module.__dict__.get(name)))
+        setattr(module, name, MethodType(function, module))
+
     for module in model.modules():
         if getattr(module, "has_relative_attention_bias", False) and hasattr(module, "compute_bias"):
-            module.compute_bias = MethodType(_ragged_relative_bias, module)
+            put(module, "compute_bias", _ragged_relative_bias)
         if hasattr(module, "build_alibi_tensor"):
-            module.build_alibi_tensor = MethodType(_ragged_alibi, module)
+            put(module, "build_alibi_tensor", _ragged_alibi)
         if isinstance(module, nn.Embedding) and "position_ids" in signature(type(module).forward).parameters:
-            module.forward = MethodType(_ragged_learned_positions, module)  # type: ignore[method-assign]
+            put(module, "forward", _ragged_learned_positions)
+
+    def undo() -> None:
+        for module, name, old in before:
+            delattr(module, name)
+            if old is not None:
+                setattr(module, name, old)
+
+    return undo
 
 
 def _ragged_relative_bias(

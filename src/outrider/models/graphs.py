@@ -32,7 +32,7 @@ _STEADY = 2
 @dataclass
 class _Recording:
     graph: torch.cuda.CUDAGraph | None  # None on a CPU
-    step: Callable[[], Tensor]
+    step: Callable[[], Tensor]  # kept on a GPU, too: what it holds is what the graph reads, options included
     output: Tensor  # always the same memory
     starts: tuple[int, ...]  # the ``behind`` of each session it serves: a bound, so less is served too
     leaves: tuple[int, ...]  # what it is afterwards

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +28,24 @@ _run = threading.local()
 
 def _remember(module: Any, inputs: tuple[Tensor, ...]) -> None:
     _run.read = inputs[0]
+
+
+def watch_output_layer(model: PreTrainedModel) -> Callable[[], None]:
+    """Every family has an output layer; what goes into it is the last hidden state -> what ends the watch.
+
+    Once, however often a model is wrapped.
+    """
+    layer = model.get_output_embeddings()
+    if layer is None or hasattr(layer, "outrider_watched"):
+        return lambda: None
+    layer.outrider_watched = True
+    hook = layer.register_forward_pre_hook(_remember)
+
+    def undo() -> None:
+        hook.remove()
+        del layer.outrider_watched
+
+    return undo
 
 
 class HuggingFaceModel:
@@ -56,7 +74,7 @@ class HuggingFaceModel:
         self.positions_limit: int | None = getattr(self.config, "max_position_embeddings", None)
         self.windows = families.sliding_windows(self.config)
         self.fused = False  # True: attention reads positions itself and needs no mask, see fused.py
-        self._watch_output_layer()
+        watch_output_layer(model)
         self.hidden_size: int | None = None
         self.own_shapes, self.cross_shapes = self._probe()
         if self.config.model_type not in families.TESTED:
@@ -65,6 +83,11 @@ class HuggingFaceModel:
     @property
     def max_length(self) -> int | None:
         return self.positions_limit
+
+    @property
+    def computes_in(self) -> str:
+        """The dtype of the products, for statistics."""
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def sample(self) -> Tensor | None:
@@ -97,13 +120,6 @@ class HuggingFaceModel:
     def unembedding(self) -> Tensor:
         """[V, size]: the output layer, which turns ``hidden`` into logits."""
         return self.model.get_output_embeddings().weight  # type: ignore[no-any-return]
-
-    def _watch_output_layer(self) -> None:
-        """Every family has an output layer; what goes into it is the last hidden state, ready to be read."""
-        layer = self.model.get_output_embeddings()
-        if layer is not None and not hasattr(layer, "outrider_watched"):  # once, however often a model is wrapped
-            layer.outrider_watched = True
-            layer.register_forward_pre_hook(_remember)
 
     def _output_size(self) -> int:
         head = self.model.get_output_embeddings()
@@ -185,10 +201,12 @@ class HuggingFaceSession(BufferedSession):
         return RaggedCache.allocate(shapes, self.context.rows, capacity, self.model.dtype, self.model.device)
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        # As far as a row before may have written, guesses and prefill chunks included: the rest was never touched.
+        used = int(self.context.lengths[row]) + 2 * self.shape.width + self.shape.chunk
         for buffer in (b for pair in self.cache.buffers() for b in pair):
-            buffer[row].zero_()  # what a row before left here is masked, but a NaN would shine through any mask
+            buffer[row, :, :used].zero_()  # what is left here is masked, but a NaN would shine through any mask
         if self.states is not None:
-            self.states[row] = 0  # a prompt of one token has nothing behind it, least of all another request's
+            self.states[row, :used] = 0  # a prompt of one token has nothing behind it, least of all another request's
         super().admit(row, prompt, source)
 
     def _copy_memory(self, rows: Tensor) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from outrider.jit import half, llama
+from outrider.jit.code_cache import DIGEST, compiling
 from outrider.jit.crew import Crew, zeros
-from outrider.jit.tiles import DIGEST, PANEL, announce
+from outrider.jit.tiles import PANEL
 from outrider.models.buffers import Buffers
 from outrider.models.engine_model import Found, Run
 from outrider.models.families import sliding_windows
@@ -57,12 +58,12 @@ class Engine:
 
     def _compile(self, sizes: Sizes) -> None:
         """Run one token on buffers of its own: what is compiled is kept on disk, where the next process finds it."""
-        announce("layers", "models")
         cache = Buffers.allocate(
             [(sizes.shared, sizes.depth, sizes.depth)] * sizes.layers, 1, 1, torch.float32, torch.device("cpu")
         )
         half = torch.zeros((1, sizes.depth // 2))
-        self.run(cache, Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), half, half, None), (), True)
+        with compiling("layers", "models", seconds=20):
+            self.run(cache, Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), half, half, None), (), True)
 
     def _address(self, name: str) -> int:
         """Where a tensor lies, or 0 if there is none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,17 @@ from outrider.errors import (
     DeviceError,
     ModelCorrupt,
     ModelError,
-    ModelNotFound,
     OutriderError,
     TokenizerMismatch,
 )
+from outrider.files import note_refused
 from outrider.models import hub, plain
 from outrider.models.engines import Kernels, chosen_engine, numba_computes_in_half
 from outrider.models.huggingface import HuggingFaceModel
+from outrider.models.making import CacheRefused
+from outrider.models.weights import weight_files
 from outrider.packing import pack
+from outrider.places import cache_dir
 from outrider.threads import limit_threads
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def load(
     where = torch.device(choose_device(device))
     if where.type == "cpu":
         limit_threads()
-    place = hub.resolve(name)
+    place = hub.directory(name, code=trust_remote_code)
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
         config, tokenizer = description(place, **common)
@@ -66,11 +68,11 @@ def load(
         prepared = _by_engine(name, place, config, kernels, where, kind, settled=dtype != "auto")
         if prepared is not None:
             return Loaded(name, prepared, tokenizer, kernels)
-        model: PreTrainedModel = _class(config).from_pretrained(place, dtype=kind, use_safetensors=True, **common)
+        model = _whole(place, _class(config), dtype=kind, **common)
     except OutriderError:
         raise
     except Exception as error:
-        raise _explained(name, place, error) from error
+        raise _explained(place, error) from error
     wrapped = HuggingFaceModel(_moved(name, model, where).requires_grad_(False))
     narrow = model.dtype == torch.bfloat16 and cpu.facts().fast_at_bfloat16
     if where.type == "cpu" and (model.dtype == torch.float32 or narrow):  # what the packed kernels were measured for
@@ -87,9 +89,19 @@ def load(
     return Loaded(name, wrapped, tokenizer, kernels)
 
 
-def description(place: Path | str, **common: Any) -> tuple[Any, Any]:
+def _whole(place: Path, kind: Any, **options: Any) -> PreTrainedModel:
+    """The model by transformers, which fills weights that a checkpoint does not have with random numbers."""
+    model: PreTrainedModel
+    model, told = kind.from_pretrained(place, use_safetensors=True, output_loading_info=True, **options)
+    if missing := sorted(told["missing_keys"]):
+        some = f"{missing[0]} and {len(missing) - 1} more" if len(missing) > 1 else missing[0]
+        raise ModelCorrupt(f"the weights in {place} lack {some}, which config.json asks for; get the model again")
+    return model
+
+
+def description(place: Path, **common: Any) -> tuple[Any, Any]:
     """A model's config and tokenizer."""
-    found = plain.description(place) if isinstance(place, Path) else None
+    found = plain.description(place)
     if found is not None:
         return found
     from transformers import AutoConfig, AutoTokenizer
@@ -97,9 +109,9 @@ def description(place: Path | str, **common: Any) -> tuple[Any, Any]:
     return AutoConfig.from_pretrained(place, **common), AutoTokenizer.from_pretrained(place, **common)
 
 
-def _size(place: Path | str) -> float:
-    """Bytes of weights; unknown, and so taken as many, where they are yet to be fetched."""
-    return sum(file.stat().st_size for file in place.glob("*.safetensors")) if isinstance(place, Path) else math.inf
+def _size(place: Path) -> int:
+    """Bytes of weights."""
+    return sum(file.stat().st_size for file in weight_files(place))
 
 
 def _class(config: Any) -> Any:
@@ -110,7 +122,7 @@ def _class(config: Any) -> Any:
 
 
 def _by_engine(
-    name: str, place: Path | str, config: Any, kernels: Kernels, where: torch.device, kind: torch.dtype, settled: bool
+    name: str, place: Path, config: Any, kernels: Kernels, where: torch.device, kind: torch.dtype, settled: bool
 ) -> HuggingFaceModel | None:
     """The model as its engine runs it; None where that is torch. "auto" goes on where an engine cannot after all."""
     engine = chosen_engine(kernels, config, where, kind, _size(place), settled)
@@ -126,6 +138,9 @@ def _by_engine(
     except ModelError as error:
         if kernels.engine != "auto" or kernels.weights != "full":
             raise
+        if isinstance(error, CacheRefused):
+            note_refused(cache_dir(), f"{name} is run by torch, more slowly than by {engine}")
+            return None
         warnings.warn(f"{name!r} is run by torch, not by {engine}: {error}", stacklevel=4)
         return None
 
@@ -145,7 +160,7 @@ def _warn_of_slow(kind: torch.dtype, otherwise: str) -> None:
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed, switching to BLAS")
 
 
-def _prepared(place: Path | str, config: Any, engine: str, kernels: Kernels, half: bool) -> HuggingFaceModel:
+def _prepared(place: Path, config: Any, engine: str, kernels: Kernels, half: bool) -> HuggingFaceModel:
     """A model run by an engine from files in the cache, which are written the first time."""
     from outrider.models.engine_model import EngineModel, Outline
     from outrider.models.prepared import prepare
@@ -154,10 +169,6 @@ def _prepared(place: Path | str, config: Any, engine: str, kernels: Kernels, hal
         from outrider.models.jit_engine import Engine
     else:
         from outrider.models.onnx_engine import Engine  # type: ignore[assignment]
-    if isinstance(place, str):
-        from huggingface_hub import snapshot_download
-
-        place = Path(snapshot_download(place, allow_patterns=["*.safetensors", "*.json"]))
     prepared = prepare(place, config, engine, kernels.weights == "int8", half)
     return EngineModel(Outline(config, _asked_of_generation(place, config)), prepared, Engine)
 
@@ -184,17 +195,17 @@ def _moved(name: str, model: PreTrainedModel, where: torch.device) -> PreTrained
         ) from error
 
 
-def _explained(name: str, place: Path | str, error: Exception) -> ModelError:
+def _explained(place: Path, error: Exception) -> ModelError:
     """Turn what transformers raises into one line with a remedy."""
     reason = " ".join(str(error).split())[:300]
-    if isinstance(place, str):
-        return ModelNotFound(
-            f"model {name!r} is not a known short name, a directory or a .gguf file, and the hub gave no such model "
-            f"({type(error).__name__}: {reason}); see `outrider models list`"
-        )
+    if "mismatched" in reason:
+        return ModelCorrupt(f"config.json in {place} does not fit the weights beside it; get the model again")
     if "safetensors" in reason.lower() or "header" in reason.lower() or isinstance(error, EOFError):
         return ModelCorrupt(f"the weights in {place} cannot be read ({reason}); fetch or convert the model again")
-    return ModelError(f"the model in {place} cannot be loaded ({type(error).__name__}: {reason})")
+    if "tokenizer" in reason.lower():
+        return ModelError(f"the tokenizer in {place} cannot be loaded ({reason[:120]}); copy tokenizer.json there")
+    remedy = "get the model again, or try whether transformers loads it"
+    return ModelError(f"the model in {place} cannot be loaded ({type(error).__name__}: {reason}); {remedy}")
 
 
 def choose_device(device: str) -> str:

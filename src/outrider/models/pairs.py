@@ -21,7 +21,7 @@ class Shipped:
 
 
 SHIPPED = {
-    "t5-ende": Shipped("English-German, T5's architecture", "research only: its news data is", "recipes/ende_pair.py"),
+    "t5-ende": Shipped("English-German, T5's architecture", "research only (WMT news data)", "recipes/ende_pair.py"),
     "gpt-small": Shipped("English prose, GPT-2's architecture", "Apache-2.0", "recipes/gpt_pair.py --small"),
 }
 

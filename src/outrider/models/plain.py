@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from outrider.models import hub
+from outrider.models.manifest import MANIFEST
 
 LLAMA = frozenset(
     {
@@ -91,7 +91,7 @@ class PlainTokenizer:
 
 def description(place: Path) -> tuple[Settings, PlainTokenizer] | None:
     """A model's config and tokenizer; None where they leave something to transformers' classes."""
-    files = (hub.MANIFEST, "generation_config.json", "tokenizer_config.json", "tokenizer.json")
+    files = (MANIFEST, "generation_config.json", "tokenizer_config.json", "tokenizer.json")
     if not all((place / name).is_file() for name in files):
         return None
     config, words = Settings(place / "config.json"), Settings(place / "tokenizer_config.json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from rich.console import Console
 from torch import Tensor
 
-from outrider.errors import ModelCorrupt
-from outrider.models import hub
-from outrider.models.weight_files import WEIGHTS
+from outrider.files import locked, note, replace_whole, write_whole
+from outrider.models.gguf import MB
+from outrider.models.inventory import PREPARED
+from outrider.models.making import making
+from outrider.models.weight_files import PAGE, WEIGHTS
+from outrider.models.weights import sizes, weight_files
 from outrider.places import cache_dir
 
-RECORD = "prepared.json"
+RECORD = PREPARED
 
 Places = dict[str, tuple[int, list[int]]]
 """Offset in bytes and shape of a tensor in the file of weights, by name."""
@@ -56,51 +57,62 @@ class Prepared:
         Found out once, whoever asks at the same time. Where it cannot be kept, it is ``otherwise``, if that is given:
         what is found out anew in every process may differ from one to the next.
         """
-        found = self.record.get(what, {}).get(conditions)
+        found, shown = self.record.get(what, {}).get(conditions), what.replace("_", " ")
         if found is not None:
             return found
         try:
-            with FileLock(self.folder / ".lock"):
-                record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
+            with locked(self.folder / ".lock", f"Waiting for another process that finds out {shown}"):
+                record = _read_record(self.folder)
                 facts = record.setdefault(what, {})  # another process may have found it out by now
                 if conditions not in facts:
-                    _console().print(f"Finding out {what.replace('_', ' ')} for this CPU (once)")
+                    note(f"Finding out {shown} for this CPU (once)")
                     facts[conditions] = found = json.loads(json.dumps(find_out()))
                     _write_record(self.folder, record)
                 self.record.update(record)
                 return facts[conditions]
-        except OSError:  # a cache that cannot be written to
+        except (OSError, ValueError):  # a cache that cannot be written to, or a record damaged meanwhile
             if otherwise is not None:
                 return otherwise
             return find_out() if found is None else found
-
-
-def _console() -> Console:
-    return Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def prepare(source: Path, config: Any, engine: str, int8: bool = False, half: bool = False) -> Prepared:
     """The files of an engine for a model's directory, written first if they are not there or no longer fit it."""
     form = _form(engine, int8, half)
     final = cache_dir() / f"{engine}-{_key(source, form)}"
-    if not final.is_dir():
-        console = _console()
-        # Twice for float32, and with large vocabularies the embeddings once more.
-        needed = 3 * sum(file.stat().st_size for file in source.glob("*.safetensors"))
-        with hub.making(str(source), final, needed, console) as stage:
-            if not final.is_dir():  # another process may have been faster
-                with console.status(f"Writing {form.weights} weights for {engine} (once)"):
-                    _make(stage / "model", source, config, form).rename(final)
-    prepared = Prepared(final, json.loads((final / RECORD).read_text(encoding="utf-8")))
-    _require_whole(prepared)
-    return prepared
+    found = _whole(final)
+    if found is None:
+        with making(str(source), final, 0) as (stage, space):
+            found = _whole(final)  # another process may have been faster
+            if found is None:
+                _remove_stale(source, form, final)
+                space.require(form.bytes_needed(source, config))
+                with Console(stderr=True).status(f"Writing {form.weights} weights for {engine} (once)"):
+                    made = _make(stage / "model", source, config, form)
+                if final.exists():
+                    note(f"{final} is damaged and is written again")
+                    final.rename(stage / "damaged")
+                replace_whole(made, final)
+                found = Prepared(final, _read_record(final))
+    return found
 
 
-def _require_whole(prepared: Prepared) -> None:
-    """An engine reads by address: beyond the end of a file there is no error message."""
-    path, size = prepared.folder / WEIGHTS, prepared.record.get("size")
-    if not path.is_file() or path.stat().st_size != size:
-        raise ModelCorrupt(f"{path} is not as it was written; remove {prepared.folder} and load the model again")
+def _whole(folder: Path) -> Prepared | None:
+    """What was prepared, if it is as it was written: an engine reads by address, and beyond the end of a file there is
+    no error message."""
+    try:
+        record, size = _read_record(folder), (folder / WEIGHTS).stat().st_size
+    except (OSError, ValueError):
+        return None
+    return Prepared(folder, record) if record.get("size") == size else None
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    """ValueError where it is damaged."""
+    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    if not isinstance(record, dict) or not {"source", "weights", "size", "places"} <= record.keys():
+        raise ValueError(f"{folder / RECORD} is incomplete")
+    return record
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,14 @@ class _Form:
     weights: str
     format: int
     write: Callable[[Path, Path, Any], Places]
+    bytes_each: int  # of a weight
+    tables: bool = False  # whether embeddings lie beside them in float32
+
+    def bytes_needed(self, source: Path, config: Any) -> int:
+        """Of disk space, a little more than will be written: every tensor begins on a page of its own."""
+        numbers = sizes(source)
+        tables = 4 * self.tables * (1 if config.tie_word_embeddings else 2) * config.vocab_size * config.hidden_size
+        return int(1.05 * (self.bytes_each * sum(numbers) + tables)) + PAGE * len(numbers) + MB
 
 
 def _form(engine: str, int8: bool, half: bool) -> _Form:
@@ -118,16 +138,17 @@ def _form(engine: str, int8: bool, half: bool) -> _Form:
     if engine == "numba":
         from outrider.models import jit_files
 
-        kept = "float16" if half else "bfloat16"
         return _Form(
-            engine, kept, jit_files.FORMAT, lambda to, source, config: jit_files.write(to, source, config, half)
-        )
+            engine, "float16" if half else "bfloat16", jit_files.FORMAT,
+            lambda to, source, config: jit_files.write(to, source, config, half), bytes_each=2,
+        )  # fmt: skip
     from outrider.models import onnx_llama
 
-    weights = "int8" if int8 else "float32"
     return _Form(
-        engine, weights, onnx_llama.FORMAT, lambda to, source, config: onnx_llama.write(to, source, config, int8)
-    )
+        engine, "int8" if int8 else "float32", onnx_llama.FORMAT,
+        lambda to, source, config: onnx_llama.write(to, source, config, int8),
+        bytes_each=1 if int8 else 4, tables=int8,
+    )  # fmt: skip
 
 
 def _make(folder: Path, source: Path, config: Any, form: _Form) -> Path:
@@ -136,23 +157,29 @@ def _make(folder: Path, source: Path, config: Any, form: _Form) -> Path:
     size = (folder / WEIGHTS).stat().st_size
     record = {"source": str(source.resolve()), "weights": form.weights, "size": size, "places": places}
     _write_record(folder, record)
-    before = [f"{form.engine}-*/{RECORD}", f"onnx-*/{RECORD}"]  # the second: as they were called at first
-    for old in (path for pattern in before for path in cache_dir().glob(pattern)):  # of the checkpoint as it was
-        known = json.loads(old.read_text(encoding="utf-8"))
-        if all(known.get(name) == record[name] for name in ("source", "weights")):
-            shutil.rmtree(old.parent, ignore_errors=True)
     return folder
+
+
+def _remove_stale(source: Path, form: _Form, final: Path) -> None:
+    """Remove what was prepared from this checkpoint as it was before, or from one that is gone."""
+    engines = (form.engine, "onnx")  # the second: as onnxruntime's were called at first
+    for folder in (path.parent for path in cache_dir().glob(f"[!.]*/{RECORD}")):
+        try:
+            known = _read_record(folder)
+        except (OSError, ValueError):  # damaged: whoever loads its model writes it again
+            continue
+        same = known["source"] == str(source.resolve()) and known["weights"] == form.weights
+        replaced = same and folder.name.rpartition("-")[0] in engines
+        if folder != final and (replaced or not Path(known["source"]).exists()):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _key(source: Path, form: _Form) -> str:
     """By what the files are made from: another checkpoint, another setting or another layout is another key."""
-    files = sorted(file for file in source.iterdir() if file.suffix in (".safetensors", ".json"))
+    files = sorted([*weight_files(source), *source.glob("*.json")])
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr((form.format, form.weights, str(source.resolve()), facts)).encode()).hexdigest()[:32]
 
 
 def _write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Whole or not at all: another process may be reading it."""
-    draft = folder / f".{RECORD}.{os.getpid()}"
-    draft.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    draft.replace(folder / RECORD)
+    write_whole(folder / RECORD, json.dumps(record, indent=2) + "\n")

@@ -16,6 +16,9 @@ from outrider.models.cache import GrowingCache
 from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession
 from outrider.types import Shape
 
+GoingOn = Callable[[int, int], bool]
+"""Called while texts are written, with (texts, tokens of them so far). False: end them where they are."""
+
 LOOK_EVERY = 16
 """Steps between looks at which texts have ended: each look waits for the device."""
 
@@ -30,12 +33,17 @@ def roll(
     new_tokens: int,
     rows: int,
     choose: Callable[[Tensor], Tensor],
+    going_on: GoingOn = lambda texts, tokens: True,
 ) -> Iterator[tuple[Sequence[int], list[int]]]:
-    """Answers to prompts as (prompt, answer), in the order they end; ``choose``: logits [B, V] -> tokens [B]."""
+    """Answers to prompts as (prompt, answer), in the order they end; ``choose``: logits [B, V] -> tokens [B].
+
+    Once ``going_on`` says no, texts that have not ended are given as far as they are; so they are on Ctrl-C, which is
+    raised again behind them.
+    """
     capacity = max(map(len, prompts)) + new_tokens
     slots = _Slots(model, min(rows, len(prompts)), capacity, new_tokens)
     owners: list[int | None] = [None] * slots.context.rows
-    begun = 0
+    begun = finished = 0
     while True:
         free = [slot for slot, owner in enumerate(owners) if owner is None]
         if begun < len(prompts) and len(free) >= max(1, len(owners) // 16):  # few large runs rather than many small
@@ -47,12 +55,25 @@ def roll(
             slots.begin({slot: prompts[number] for slot, number in chosen.items()})
         if all(owner is None for owner in owners):
             return
-        for _ in range(LOOK_EVERY):
-            slots.step(choose)
+        pressed: KeyboardInterrupt | None = None
+        try:
+            for _ in range(LOOK_EVERY):
+                slots.step(choose)
+        except KeyboardInterrupt as error:
+            pressed = error
         for slot, answer in slots.ended():
             owner, owners[slot] = owners[slot], None
             if owner is not None:
+                finished += len(answer)
                 yield prompts[owner], answer
+        if pressed is not None or not going_on(begun, finished + slots.unfinished()):
+            slots.going.fill_(False)
+            for slot, answer in slots.ended():
+                if (owner := owners[slot]) is not None:
+                    yield prompts[owner], answer
+            if pressed is not None:
+                raise pressed
+            return
 
 
 class _Slots(HuggingFaceSession):
@@ -110,6 +131,10 @@ class _Slots(HuggingFaceSession):
         self.going &= ~torch.isin(token, self.ends) & (self.count < self.room)
         self.tokens.copy_(token[:, None])  # in place: a recording reads this very memory
         self.places += self.going[:, None]
+
+    def unfinished(self) -> int:
+        """Tokens of the texts that have not ended."""
+        return int((self.count * self.going).sum())
 
     def ended(self) -> list[tuple[int, list[int]]]:
         """Slots without a text to go on with, and what stands in them."""

@@ -12,16 +12,17 @@ from safetensors import safe_open
 from torch import Tensor
 
 from outrider.errors import ModelError, require
+from outrider.models.weights import weight_files
 
 WEIGHTS = "weights.bin"
-_PAGE = 4096
+PAGE = 4096
 
 
 class Tensors:
     """The tensors of a directory's safetensors files, read one at a time."""
 
     def __init__(self, folder: Path) -> None:
-        files: list[Any] = [safe_open(str(file), framework="pt") for file in sorted(folder.glob("*.safetensors"))]
+        files: list[Any] = [safe_open(str(file), framework="pt") for file in weight_files(folder)]
         self.home = {name: file for file in files for name in file.keys()}  # noqa: SIM118
         self.used: set[str] = set()
 
@@ -58,7 +59,7 @@ class WeightFile:
 
     def write(self, name: str, array: np.ndarray[Any, Any]) -> int:
         """Append an array -> where it begins."""
-        self.file.seek(-self.file.tell() % _PAGE, 1)
+        self.file.seek(-self.file.tell() % PAGE, 1)
         place = self.file.tell()
         self.file.write(np.ascontiguousarray(array).data)
         self.places[name] = (place, list(array.shape))

@@ -15,7 +15,7 @@ from transformers.masking_utils import sdpa_mask
 from outrider.errors import BadOption
 from outrider.models.cache import GrowingCache
 from outrider.models.huggingface import HuggingFaceModel
-from outrider.models.rolling import ends_of, roll
+from outrider.models.rolling import GoingOn, ends_of, roll
 
 GROUPED = "outrider_grouped"
 COMPACT_EVERY = 32
@@ -41,11 +41,14 @@ def write(
     temperature: float,
     batch: int,
     seed: int,
+    going_on: GoingOn = lambda texts, tokens: True,
 ) -> Iterator[tuple[Sequence[int], list[int]]]:
     """Answers to prompts, many at a time: (prompt, answer) pairs.
 
     Batches hold prompts of similar length; which prompt is in which batch, and the seed of each batch, follow from
-    the arguments alone, so a run can be repeated.
+    the arguments alone, so a run can be repeated. ``going_on`` is called after every step with the texts that are
+    being written and their tokens so far, about: once it says no, they end where they are. So they do on Ctrl-C,
+    which is raised again behind them.
     """
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     if pad is None:
@@ -58,12 +61,12 @@ def write(
         chance = torch.Generator(model.device).manual_seed(seed * 1_000_003)
         yield from roll(
             model, fitting, new_tokens=new_tokens, rows=min(rows, batch),
-            choose=lambda logits: _draw(logits, temperature, chance),
+            choose=lambda logits: _draw(logits, temperature, chance), going_on=going_on,
         )  # fmt: skip
         return
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    start = 0
-    while start < len(order):
+    start, watch = 0, _Watch(going_on)
+    while start < len(order) and not watch.stopped:
         chosen = [_fitting(prompts[i], model) for i in order[start : start + batch]]
         # Longer texts, fewer at a time: memory goes by tokens.
         chosen = [p for k, p in enumerate(chosen) if (k + 1) * (len(p) + new_tokens) <= batch * 512] or chosen[:1]
@@ -81,12 +84,38 @@ def write(
         room = min(new_tokens, room)
         chance = torch.Generator(model.device).manual_seed(seed * 1_000_003 + start)
         if model.encoder_decoder:
-            answers = _by_generate(model, ids, mask, pad, room, temperature, seed * 1_000_003 + start)
+            answers = _by_generate(model, ids, mask, pad, room, temperature, seed * 1_000_003 + start, watch)
         else:
             with _grouped_attention(model.model):
-                answers = _continue(model, ids, mask, room, temperature, chance)
+                answers = _continue(model, ids, mask, room, temperature, chance, watch)
         for prompt, row in zip(chosen, answers.tolist(), strict=True):
             yield prompt, _until_end(row, ends_of(model))
+    if watch.interrupted is not None:
+        raise watch.interrupted
+
+
+class _Watch:
+    """Whether the texts of a batch go on: until somebody says no, or presses Ctrl-C."""
+
+    def __init__(self, going_on: GoingOn) -> None:
+        self._going_on = going_on
+        self._before = self._now = 0  # tokens of the batches before, and of this one
+        self.stopped = False
+        self.interrupted: KeyboardInterrupt | None = None
+
+    def step(self, rows: int, live: int, step: int) -> bool:
+        """After a step that has given ``live`` of ``rows`` texts one more token each."""
+        self._before, self._now = (self._before + self._now, live) if step == 0 else (self._before, self._now + live)
+        self.stopped = self.stopped or not self._going_on(rows, self._before + self._now)
+        return self.stopped
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Ctrl-C inside ends the block, and is raised again when what was written has been handed on."""
+        try:
+            yield
+        except KeyboardInterrupt as pressed:
+            self.stopped, self.interrupted = True, pressed
 
 
 def _fitting(prompt: Sequence[int], model: HuggingFaceModel) -> Sequence[int]:
@@ -98,21 +127,32 @@ def _fitting(prompt: Sequence[int], model: HuggingFaceModel) -> Sequence[int]:
 
 
 def _by_generate(
-    model: HuggingFaceModel, ids: Tensor, mask: Tensor, pad: int, new_tokens: int, temperature: float, seed: int
-) -> Tensor:
+    model: HuggingFaceModel, ids: Tensor, mask: Tensor, pad: int, new_tokens: int, temperature: float, seed: int,
+    watch: _Watch,
+) -> Tensor:  # fmt: skip
     torch.manual_seed(seed)
     sampled = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
-    result: Tensor = model.model.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=new_tokens, pad_token_id=pad,
-        num_beams=1,  # some translators ask for beams, which no draft is made for
-        **sampled,
-    )  # fmt: skip
-    return result[:, 1:]
+    rows = len(ids)
+    written: Tensor = ids.new_full((rows, 1), pad)  # as far as it has come
+
+    def look(tokens: Tensor, scores: Any, **_: Any) -> Tensor:
+        nonlocal written
+        written = tokens
+        return torch.full((rows,), watch.step(rows, rows, tokens.shape[1] - 2), device=tokens.device)
+
+    with watch.keeping():
+        written = model.model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=new_tokens, pad_token_id=pad,
+            num_beams=1,  # some translators ask for beams, which no draft is made for
+            stopping_criteria=[look], **sampled,
+        )  # fmt: skip
+    return written[:, 1:]
 
 
 def _continue(
-    model: HuggingFaceModel, ids: Tensor, mask: Tensor, new_tokens: int, temperature: float, chance: torch.Generator
-) -> Tensor:
+    model: HuggingFaceModel, ids: Tensor, mask: Tensor, new_tokens: int, temperature: float, chance: torch.Generator,
+    watch: _Watch,
+) -> Tensor:  # fmt: skip
     """Rows [B, T], padded on the left, continued all together -> [B, new_tokens]; -1 where a row had ended.
 
     transformers' own generate copies its whole cache at every token; here it is a buffer, and rows that have ended
@@ -128,22 +168,25 @@ def _continue(
     cache = GrowingCache(longest + new_tokens)
     only_last = {"logits_to_keep": 1} if "logits_to_keep" in model.accepts else {}
     tokens = ids
-    for step in range(new_tokens):
-        here = slice(0 if step == 0 else longest + step - 1, longest + step)
-        logits = model.model(
-            input_ids=tokens, attention_mask=mask[:, : longest + step], position_ids=position[:, here],
-            past_key_values=cache, use_cache=True, **only_last,
-        ).logits[:, -1].float()  # fmt: skip
-        token = _draw(logits, temperature, chance)
-        written[live, step] = torch.where(going, token, -1)
-        going = going & ~torch.isin(token, ends)
-        tokens = token[:, None]
-        if step % COMPACT_EVERY == COMPACT_EVERY - 1 and float(going.float().mean()) < 0.7:
-            kept = going.nonzero()[:, 0]
-            if not len(kept):
+    with watch.keeping():
+        for step in range(new_tokens):
+            here = slice(0 if step == 0 else longest + step - 1, longest + step)
+            logits = model.model(
+                input_ids=tokens, attention_mask=mask[:, : longest + step], position_ids=position[:, here],
+                past_key_values=cache, use_cache=True, **only_last,
+            ).logits[:, -1].float()  # fmt: skip
+            token = _draw(logits, temperature, chance)
+            written[live, step] = torch.where(going, token, -1)
+            going = going & ~torch.isin(token, ends)
+            tokens = token[:, None]
+            if watch.step(rows, len(live), step):
                 break
-            live, going, tokens, mask, position = (x[kept] for x in (live, going, tokens, mask, position))
-            cache.select(kept)
+            if step % COMPACT_EVERY == COMPACT_EVERY - 1 and float(going.float().mean()) < 0.7:
+                kept = going.nonzero()[:, 0]
+                if not len(kept):
+                    break
+                live, going, tokens, mask, position = (x[kept] for x in (live, going, tokens, mask, position))
+                cache.select(kept)
     return written
 
 

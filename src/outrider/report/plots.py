@@ -18,7 +18,7 @@ def check_available() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise BadOption("pictures need matplotlib, which is not installed: pip install 'outrider[plot]'") from None
+        raise BadOption("pictures need matplotlib, which is not installed: pip install matplotlib") from None
 
 
 def save(figures: list[Figure], directory: Path) -> list[Path]:

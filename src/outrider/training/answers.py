@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from outrider.models.loading import Loaded
+from outrider.models.rolling import GoingOn
 from outrider.models.writing import user_turn_opener, write
-from outrider.training.data import Corpus, Pair, Progress, from_answers
+from outrider.training.data import Corpus, Pair, from_answers
+from outrider.training.progress import Gathering
+from outrider.training.rounds import Rounds, size
 
 LONGEST_PROMPT = 1024
 
@@ -31,62 +31,66 @@ class SelfText:
 
 
 def self_written(
-    loaded: Loaded, plan: SelfText, prompts: Sequence[str], progress: Progress, kept: Path | None = None
+    loaded: Loaded, plan: SelfText, prompts: Sequence[str], gathering: Gathering, kept: Rounds | None = None
 ) -> Corpus:
     """Answers of the target to prompts that are given, and to prompts it made up itself from an empty user turn.
 
-    Rounds follow from the plan alone, and finished ones lie in ``kept``: a killed run goes on with the next.
+    Rounds follow from the plan alone, and finished ones are kept: a killed run goes on with the next. Ctrl-C and the
+    end of the time end the round where it is.
     """
-    per_round = plan.batch * max(1, plan.tokens // (plan.new_tokens * plan.batch * 8))
+    kept = kept or Rounds()
+    # On a GPU texts are written in slots, which wants many at once; elsewhere a round is one batch.
+    batches = max(1, plan.tokens // (plan.new_tokens * plan.batch * 8)) if loaded.model.fused else 1
     pairs: list[Pair] = []
     for number in count():
-        path = None if kept is None else kept / f"{number:04}.safetensors"
-        done = sum(len(prompt) + len(answer) for prompt, answer in pairs)
-        if done >= plan.tokens:
+        if gathering.done:
             break
-        if path is not None and path.is_file():
-            pairs += _load(path)
-            continue
-        fresh = _round(loaded, plan, prompts, number, per_round, done, progress)
-        if path is not None:
-            _save(fresh, path)
+        known = kept.load(number)
+        fresh = _round(loaded, plan, prompts, number, plan.batch * batches, gathering, kept) if known is None else known
+        gathering.add(len(fresh), size(fresh), read=known is not None)
         pairs += fresh
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(plan.seed)).tolist()
     return from_answers([pairs[i] for i in order], plan.block)
 
 
 def _round(
-    loaded: Loaded, plan: SelfText, prompts: Sequence[str], number: int, size: int, done: int, progress: Progress
+    loaded: Loaded, plan: SelfText, prompts: Sequence[str], number: int, texts: int, gathering: Gathering, kept: Rounds
 ) -> list[Pair]:
-    asked = _asked(loaded, plan, prompts, number, size)
+    asked = _asked(loaded, plan, prompts, number, texts, gathering.until(1 / 3))
     pairs: list[Pair] = []
-    for prompt, answer in write(
-        loaded.model, loaded.tokenizer, asked, new_tokens=plan.new_tokens,
-        temperature=plan.temperatures[number % len(plan.temperatures)], batch=plan.batch, seed=plan.seed + number,
-    ):  # fmt: skip
-        pairs.append((prompt, answer))
-        done += len(prompt) + len(answer)
-        progress("the target writes its own text", min(1.0, done / plan.tokens))
+    try:
+        for prompt, answer in write(
+            loaded.model, loaded.tokenizer, asked, new_tokens=plan.new_tokens,
+            temperature=plan.temperatures[number % len(plan.temperatures)], batch=plan.batch, seed=plan.seed + number,
+            going_on=gathering.until(),
+        ):  # fmt: skip
+            if answer:
+                pairs.append((prompt, answer))
+    finally:
+        if pairs:
+            kept.save(number, pairs)
     return pairs
 
 
-def _asked(loaded: Loaded, plan: SelfText, prompts: Sequence[str], number: int, size: int) -> list[list[int]]:
+def _asked(
+    loaded: Loaded, plan: SelfText, prompts: Sequence[str], number: int, texts: int, going_on: GoingOn
+) -> list[list[int]]:
     """Prompts for a round: the next of those given, as a user's message where there is a chat template.
 
     Every third round the target makes up its own, so that given prompts do not narrow what it writes.
     """
     if prompts and number % 3 != 2:
-        first = (number - number // 3) * size
-        return messages(loaded, [prompts[(first + i) % len(prompts)] for i in range(size)])
+        first = (number - number // 3) * texts
+        return messages(loaded, [prompts[(first + i) % len(prompts)] for i in range(texts)])
     opener = loaded.tokenizer.encode(user_turn_opener(loaded.tokenizer), add_special_tokens=False) or [0]
     written = write(
-        loaded.model, loaded.tokenizer, [opener] * size, new_tokens=96, temperature=1.0, batch=plan.batch,
-        seed=plan.seed + 500_000 + number,
+        loaded.model, loaded.tokenizer, [opener] * texts, new_tokens=96, temperature=1.0, batch=plan.batch,
+        seed=plan.seed + 500_000 + number, going_on=going_on,
     )  # fmt: skip
     if not getattr(loaded.tokenizer, "chat_template", None):
         return [[*opener, *words] for _, words in written]
-    texts = loaded.tokenizer.batch_decode([words for _, words in written], skip_special_tokens=True)
-    return messages(loaded, [text.strip() for text in texts if text.strip()])
+    words = loaded.tokenizer.batch_decode([words for _, words in written], skip_special_tokens=True)
+    return messages(loaded, [text.strip() for text in words if text.strip()])
 
 
 def messages(loaded: Loaded, texts: Sequence[str]) -> list[list[int]]:
@@ -99,19 +103,3 @@ def messages(loaded: Loaded, texts: Sequence[str]) -> list[list[int]]:
         texts = loaded.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     encoded = loaded.tokenizer(list(texts), add_special_tokens=not chat)["input_ids"]
     return [list(ids)[-LONGEST_PROMPT:] for ids in encoded]
-
-
-def _save(pairs: Sequence[Pair], path: Path) -> None:
-    """A kill leaves the whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lengths = torch.tensor([[len(prompt), len(answer)] for prompt, answer in pairs], dtype=torch.int32).reshape(-1, 2)
-    tokens = torch.tensor([token for pair in pairs for part in pair for token in part], dtype=torch.int32)
-    temporary = path.with_suffix(".tmp")
-    save_file({"lengths": lengths, "tokens": tokens}, str(temporary))
-    os.replace(temporary, path)
-
-
-def _load(path: Path) -> list[Pair]:
-    kept = load_file(str(path))
-    parts = torch.split(kept["tokens"], kept["lengths"].flatten().tolist())
-    return [(prompt.tolist(), answer.tolist()) for prompt, answer in zip(parts[::2], parts[1::2], strict=True)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -17,10 +18,6 @@ from torch import Tensor
 
 from outrider.errors import BadOption, ModelNotFound, TokenizerMismatch, require
 from outrider.models.loading import Loaded
-
-Progress = Callable[[str, float], None]
-"""(what is being done, share done)."""
-
 
 Pair = tuple[Sequence[int], Sequence[int]]
 """A prompt, and what the target answered."""
@@ -93,6 +90,12 @@ class Corpus:
         return corpus
 
 
+def text_size(path: Path) -> int:
+    """Tokens of text in a file that ``Corpus.save`` wrote."""
+    with safe_open(str(path), "pt") as file:
+        return int((file.get_tensor("tokens") >= 0).sum())
+
+
 def _narrowed(tokens: Tensor, stride: int) -> Tensor:
     """Without columns at the end that are padding in every row."""
     used = (tokens >= 0).any(0).nonzero()
@@ -115,19 +118,37 @@ def documents(paths: Iterable[Path], most_characters: int | None = None) -> Iter
     """Documents of text files: separated by blank lines, or one per line of a .jsonl file (field text or prompt)."""
     read = 0
     for path in paths:
-        with open_text(path) as file:
-            for document in _jsonl(file) if ".jsonl" in path.suffixes else _paragraphs(file):
+        with open_text(path) as file, readable(path):
+            for document in _jsonl(file, path) if ".jsonl" in path.suffixes else _paragraphs(file):
                 yield document
                 read += len(document)
                 if most_characters is not None and read >= most_characters:
                     return
 
 
-def _jsonl(file: IO[str]) -> Iterator[str]:
-    for line in file:
-        if line.strip():
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """What is no text is one line of an error."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise BadOption(f"data file {path} is not UTF-8 text ({error.reason}); convert it first") from None
+    except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
+        raise BadOption(f"data file {path} cannot be unpacked ({error}); fetch it again") from None
+
+
+def _jsonl(file: IO[str], path: Path) -> Iterator[str]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
             record: Any = json.loads(line)
-            yield record if isinstance(record, str) else record.get("text") or record["prompt"]
+            text = record if isinstance(record, str) else record.get("text") or record["prompt"]
+        except (ValueError, AttributeError, KeyError) as error:
+            raise BadOption(
+                f"{path}, line {number}: needs a text, or an object with a text or a prompt ({error})"
+            ) from None
+        yield str(text)
 
 
 def _paragraphs(file: IO[str]) -> Iterator[str]:

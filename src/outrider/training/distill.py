@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from outrider import timer
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.heads import HeadDrafter
 from outrider.drafters.model import ModelDrafter
@@ -22,9 +23,10 @@ from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.loading import Loaded
 from outrider.models.teacher import Teacher, fingerprint
 from outrider.training.answers import SelfText, self_written
-from outrider.training.data import Corpus, documents, frequent_tokens, from_texts
+from outrider.training.data import Corpus, documents, frequent_tokens, from_texts, text_size
 from outrider.training.loop import Budget, Report, train
-from outrider.training.order import Order
+from outrider.training.progress import Gathering, Now, Written
+from outrider.training.rounds import Rounds
 from outrider.training.sources import examples, from_examples
 from outrider.training.students import HeadStudent, ModelStudent, Student, Vocabulary
 
@@ -51,7 +53,7 @@ class Plan:
     attention: bool = True  # feature head: look back over the text
     generate_batch: int = 64
     temperatures: tuple[float, ...] = (0.0, 1.0)  # at which the target writes, in turn
-    seconds: float | None = None  # of training; the budget's tokens then follow from the measured speed
+    seconds: float | None = None  # of writing, which gets half of them at most, and of training
     budget: Budget = Budget(tokens=10_000_000)
 
     def __post_init__(self) -> None:
@@ -61,44 +63,70 @@ class Plan:
         good = len(self.temperatures) > 0 and all(t >= 0 for t in self.temperatures)
         require(good, f"temperatures must be numbers of at least 0, got {self.temperatures}")
         require(self.depth >= 1, f"depth must be at least 1, got {self.depth}")
+        require(self.text_tokens >= 1, f"text_tokens must be at least 1, got {self.text_tokens}")
+        require(self.block >= 2, f"block must be at least 2 tokens, got {self.block}")
+        require(self.generate_batch >= 1, f"generate_batch must be at least 1, got {self.generate_batch}")
+        require(self.seconds is None or self.seconds > 0, f"seconds must be above 0, got {self.seconds}")
         require(not self.layers or self.kind == "model", "layers are for --kind model: heads read the target itself")
         require(self.start is None or self.kind != "model", "only heads go on from another draft: leave out --from")
+
+
+WRITING_SHARE = 0.5
+"""Of ``Plan.seconds``: what writing text may take at most. Training has the rest."""
 
 
 class Say(Protocol):
     """Where progress goes."""
 
-    def data(self, what: str, share: float) -> None:
+    def writing(self, text: Written) -> None:
         """Text is being gathered."""
 
     def training(self, report: Report) -> None:
         """Training has reached a step."""
 
-
-class _Quiet:
-    def data(self, what: str, share: float) -> None:
-        """Nobody asked."""
-
-    def training(self, report: Report) -> None:
-        """Nobody asked."""
+    def resuming(self, line: str) -> None:
+        """An earlier run has done this much."""
 
 
-def distill(target: Loaded, out: Path, plan: Plan, say: Say | None = None) -> Report:
-    """Train a draft for ``target`` into ``out``. Run again after a kill, it goes on where it stopped."""
-    say = say or _Quiet()
+class Quiet:
+    """No progress."""
+
+    def writing(self, text: Written) -> None: ...
+
+    def training(self, report: Report) -> None: ...
+
+    def resuming(self, line: str) -> None: ...
+
+
+def distill(target: Loaded, out: Path, plan: Plan, say: Say | None = None, now: Now = timer.now) -> Report:
+    """Train a draft for ``target`` into ``out``. Run again after Ctrl-C or a kill, it goes on where it stopped."""
+    say = say or Quiet()
     work = prepare(out, plan)
     _same_target(work, fingerprint(target.model))
+    if (kept := kept_so_far(out)) is not None:
+        say.resuming(kept)
     with _memory_explained(plan, work):
-        corpus = _corpus(target, plan, work, say.data)
+        corpus = _corpus(target, plan, work, say, now)
         training, held_out = corpus.split(max(2, min(256, len(corpus) // 20)))
         torch.manual_seed(plan.budget.seed)
         tokens = _tokens(target, plan, training)
-        budget = _budget(target, plan, tokens, training, work)
+        budget = replace(plan.budget, seconds=None if plan.seconds is None else max(0.0, plan.seconds - _spent(work)))
         torch.manual_seed(budget.seed)
         student, save = make_student(target, plan, tokens)
-        last = train(student, training, held_out, budget, work / "checkpoint.pt", say.training)
+        last = train(student, training, held_out, budget, work / "checkpoint.pt", say.training, now=now)
     save(out)
     return last
+
+
+def kept_so_far(out: Path) -> str | None:
+    """What a run has left in ``out``: ``12,288 tokens of text, step 300 of 1,000``. None: nothing yet."""
+    work = out / "training"
+    text, checkpoint = work / "text.safetensors", work / "checkpoint.pt"
+    if checkpoint.is_file():
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        return f"{text_size(text):,} tokens of text, step {state['step']:,} of {state['steps']:,}"
+    tokens = text_size(text) if text.is_file() else Rounds(work / "rounds").tokens()
+    return f"{tokens:,} tokens of text" if tokens else None
 
 
 @contextmanager
@@ -124,22 +152,10 @@ def _same_target(work: Path, name: str) -> None:
     kept.write_text(name, encoding="utf-8")
 
 
-def _budget(target: Loaded, plan: Plan, tokens: torch.Tensor, corpus: Corpus, work: Path) -> Budget:
-    """The plan's budget, or what fits into its seconds: measured once and kept, so that a resumed run agrees."""
-    if plan.seconds is None:
-        return plan.budget
-    kept = work / "budget.json"
-    if not kept.is_file():
-        student, _ = make_student(target, plan, tokens)
-        step = int(Order(corpus, plan.budget.batch, plan.budget.seed).tokens_per_step) + 1
-        few = corpus.split(1)[1]
-        # The first steps prepare whatever the parts of the training need, and do not count.
-        for steps in (12, 60) if target.model.device.type == "cuda" else (3, 6):
-            rate = train(
-                student, corpus, few, replace(plan.budget, tokens=steps * step), every=1000
-            ).tokens_per_second  # by its own clock, which starts when everything is laid out
-        kept.write_text(json.dumps({"tokens": max(step, int(rate * plan.seconds))}), encoding="utf-8")
-    return replace(plan.budget, tokens=int(json.loads(kept.read_text(encoding="utf-8"))["tokens"]))
+def _spent(work: Path) -> float:
+    """Seconds that writing has taken, over all runs."""
+    kept = work / "clock.json"
+    return float(json.loads(kept.read_text(encoding="utf-8"))["writing"]) if kept.is_file() else 0.0
 
 
 def prepare(out: Path, plan: Plan) -> Path:
@@ -150,19 +166,21 @@ def prepare(out: Path, plan: Plan) -> Path:
         known = work / "plan.json"
         if not known.is_file():
             raise BadOption(f"output directory {out} exists and is not empty; choose another --out or empty it")
-        if json.loads(known.read_text(encoding="utf-8")) != settings:
-            raise BadOption(f"{out} holds a run with other settings (see {known}); choose another --out")
+        text = work / "text.safetensors"
+        again = f" (its text can be used again: --text {text})" if text.is_file() else ""
+        if json.loads(known.read_text(encoding="utf-8")) != settings and kept_so_far(out) is not None:
+            raise BadOption(f"{out} holds a run with other settings (see {known}); choose another --out{again}")
     work.mkdir(parents=True, exist_ok=True)
     (work / "plan.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     return work
 
 
-def _corpus(target: Loaded, plan: Plan, work: Path, progress: Callable[[str, float], None]) -> Corpus:
+def _corpus(target: Loaded, plan: Plan, work: Path, say: Say, now: Now) -> Corpus:
     """Gathered once, then kept: a resumed run must see the same text."""
     path, name = work / "text.safetensors", fingerprint(target.model)
     if not path.is_file():
         corpus = (
-            Corpus.load(Path(plan.text), name) if plan.text is not None else _gathered(target, plan, work, progress)
+            Corpus.load(Path(plan.text), name) if plan.text is not None else _gathered(target, plan, work, say, now)
         )
         temporary = path.with_suffix(".tmp")
         corpus.save(temporary, name)
@@ -171,15 +189,21 @@ def _corpus(target: Loaded, plan: Plan, work: Path, progress: Callable[[str, flo
     return Corpus.load(path, name)
 
 
-def _gathered(target: Loaded, plan: Plan, work: Path, progress: Callable[[str, float], None]) -> Corpus:
+def _gathered(target: Loaded, plan: Plan, work: Path, say: Say, now: Now) -> Corpus:
     how = SelfText(
         plan.text_tokens, plan.temperatures, batch=plan.generate_batch, block=plan.block, seed=plan.budget.seed
     )
-    if target.model.encoder_decoder:
-        return from_examples(target, list(examples(map(Path, (*plan.data, *plan.prompts)))), how, progress)
-    if plan.data:
-        return from_texts(documents(map(Path, plan.data)), target, plan.block, plan.text_tokens)
-    return self_written(target, how, list(documents(map(Path, plan.prompts))), progress, work / "rounds")
+    limit = None if plan.seconds is None else WRITING_SHARE * plan.seconds
+    gathering, rounds = Gathering(plan.text_tokens, limit, _spent(work), say.writing, now), Rounds(work / "rounds")
+    gathering.add(0, 0)  # shows that writing has begun
+    try:
+        if target.model.encoder_decoder:
+            return from_examples(target, list(examples(map(Path, (*plan.data, *plan.prompts)))), how, gathering, rounds)
+        if plan.data:
+            return from_texts(documents(map(Path, plan.data)), target, plan.block, plan.text_tokens)
+        return self_written(target, how, list(documents(map(Path, plan.prompts))), gathering, rounds)
+    finally:
+        (work / "clock.json").write_text(json.dumps({"writing": gathering.seconds}), encoding="utf-8")
 
 
 def make_student(target: Loaded, plan: Plan, tokens: torch.Tensor) -> tuple[Student, Callable[[Path], None]]:

@@ -16,6 +16,7 @@ from outrider.errors import BadOption, require
 from outrider.training.data import Corpus
 from outrider.training.objectives import OBJECTIVES, fused, known, objective_at
 from outrider.training.order import STRIDE, Order
+from outrider.training.progress import Now, uninterrupted
 from outrider.training.students import Measured, Student
 
 
@@ -24,6 +25,7 @@ class Budget:
     """How long and how hard to train. Everything that decides the result is here."""
 
     tokens: int  # of text, repeated as needed
+    seconds: float | None = None  # train so long, whatever ``tokens`` says; the clock then decides the steps
     batch: int = 16  # rows of full length per step, or as many shorter ones as have as many tokens
     rate: float = 1e-3
     warmup: float = 0.03  # share of the steps
@@ -34,6 +36,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         require(self.tokens > 0, f"tokens must be positive, got {self.tokens}")
+        require(0 < self.rate < math.inf, f"rate must be above 0, got {self.rate}")
         require(self.batch > 0, f"batch must be positive, got {self.batch}")
         require(0 <= self.on_policy <= 1, f"on_policy must be a share from 0 to 1, got {self.on_policy}")
         require(
@@ -57,10 +60,18 @@ class Report:
     """What the loop tells while it runs."""
 
     step: int
-    steps: int
+    steps: int  # expected, where a clock decides
     loss: float
     measured: Measured | None
     tokens_per_second: float
+    seconds_left: float | None = None
+    text_tokens: int = 0  # of the text that is learnt from
+
+
+SAVE_SECONDS = 60.0
+"""A checkpoint is written after so many seconds, and after every ``every`` steps."""
+
+REPORT_SECONDS = 1.0
 
 
 def train(
@@ -71,37 +82,98 @@ def train(
     checkpoint: Path | None = None,
     report: Callable[[Report], None] = lambda _: None,
     every: int = 100,
+    now: Now = timer.now,
 ) -> Report:
-    """Train to the end of the budget. Killed at any moment and started again, it ends with the same weights.
+    """Train to the end of the budget. Stopped at any moment and started again, it ends with the same weights.
 
-    The order of the text is a function of the seed and the step, and a checkpoint holds the optimiser too.
+    The order of the text is a function of the seed and the step, and a checkpoint holds the optimiser too. Ctrl-C
+    writes one at once. With a limit in seconds it ends in time instead, having done at least one step.
     """
     order = Order(corpus, budget.batch, budget.seed)
-    steps = budget.steps(order)
     optimiser = torch.optim.AdamW(student.module.parameters(), lr=budget.rate, betas=(0.9, 0.95), weight_decay=0.01)
-    first = _resume(student, optimiser, budget, checkpoint)
-    cuda = next(student.module.parameters()).is_cuda
-    done = measure(student, held_out, budget.batch) if first >= steps else None  # killed after the last step
-    last, began = Report(first, steps, math.nan, done, 0.0), timer.now()
-    for step in range(first, steps):
-        for group in optimiser.param_groups:
-            group["lr"] = budget.rate_at(step, steps)
-        with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
-            batch = mixed(student, corpus.take(order.rows(step), STRIDE), budget, step)
-            objective = objective_at(budget.objective, step / steps)
-            loss = student.loss(batch, fused(objective) if cuda else objective)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(student.module.parameters(), budget.clip)
-        optimiser.step()
-        if (step + 1) % every == 0 or step + 1 == steps:
-            total = float(loss.detach())
-            require(math.isfinite(total), f"the loss became {total} at step {step + 1}; lower --rate", BadOption)
-            rate = (step + 1 - first) * order.tokens_per_step / (timer.now() - began)
-            last = Report(step + 1, steps, total, measure(student, held_out, budget.batch), rate)
+    first, spent = _resume(student, optimiser, budget, checkpoint)
+    pace = _Pace(budget, order, first, spent, now)
+    steps = pace.steps(first)
+    done = measure(student, held_out, budget.batch) if first >= steps else None  # stopped after the last step
+    text = int((corpus.tokens >= 0).sum())
+    last = Report(first, steps, math.nan, done, 0.0, None, text)
+    step, loss, said, saved = first, torch.tensor(0.0), now(), now()
+    try:
+        while step < steps:
+            for group in optimiser.param_groups:
+                group["lr"] = budget.rate_at(step, steps)
+            loss = _learn(student, optimiser, corpus.take(order.rows(step), STRIDE), budget, (step, steps))
+            with uninterrupted():
+                optimiser.step()
+                step += 1
+            steps = pace.steps(step)
+            whole = step % every == 0 or step >= steps
+            if not whole and now() - said < REPORT_SECONDS:
+                continue
+            total = float(loss)
+            require(math.isfinite(total), f"the loss became {total} at step {step}; lower --rate", BadOption)
+            if whole or now() - saved >= SAVE_SECONDS:
+                _save(student, optimiser, budget, checkpoint, pace.at(step))
+                saved = now()
+            quality = measure(student, held_out, budget.batch) if whole else last.measured
+            last, said = Report(step, steps, total, quality, *pace.speed(step), text), now()
             report(last)
-            _save(student, optimiser, budget, checkpoint, step + 1)
+    except KeyboardInterrupt:
+        if step > first and math.isfinite(float(loss)):
+            _save(student, optimiser, budget, checkpoint, pace.at(step))
+        raise
     return last
+
+
+def _learn(
+    student: Student, optimiser: torch.optim.Optimizer, batch: Corpus, budget: Budget, place: tuple[int, int]
+) -> torch.Tensor:
+    """The gradient of one step, and its loss. Weights are not changed yet. ``place``: the step, and steps in all."""
+    step, steps = place
+    cuda = next(student.module.parameters()).is_cuda
+    with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
+        objective = objective_at(budget.objective, step / steps)
+        loss = student.loss(mixed(student, batch, budget, step), fused(objective) if cuda else objective)
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(student.module.parameters(), budget.clip)
+    return loss.detach()
+
+
+class _Pace:
+    """Steps by the tokens of the budget, or by its seconds and what steps have taken so far."""
+
+    def __init__(self, budget: Budget, order: Order, first: int, spent: float, now: Now) -> None:
+        self._limit, self._first, self._spent, self._now = budget.seconds, first, spent, now
+        self._fixed, self._per_step = budget.steps(order), order.tokens_per_step
+        self._began = now()
+
+    @property
+    def seconds(self) -> float:
+        """Of training, with those of earlier runs."""
+        return self._spent + self._now() - self._began
+
+    def steps(self, step: int) -> int:
+        """In all, as far as is known after ``step`` of them."""
+        if self._limit is None:
+            return self._fixed
+        if step == 0:
+            return GUESSED_STEPS
+        return step + max(0, int((self._limit - self.seconds) * step / max(self.seconds, 1e-9)))
+
+    def at(self, step: int) -> dict[str, float]:
+        """For a checkpoint."""
+        return {"step": step, "steps": self.steps(step), "seconds": self.seconds}
+
+    def speed(self, step: int) -> tuple[float, float]:
+        """Tokens a second in this run, and seconds left."""
+        took = max(self.seconds - self._spent, 1e-9)
+        left = (self.steps(step) - step) * took / (step - self._first)
+        return (step - self._first) * self._per_step / took, left
+
+
+GUESSED_STEPS = 1000
+"""In all, before the first step has shown how long one takes: for the learning rate of that step."""
 
 
 def mixed(student: Student, batch: Corpus, budget: Budget, step: int) -> Corpus:
@@ -133,18 +205,21 @@ def measure(student: Student, held_out: Corpus, batch: int) -> Measured:
     return Measured(mean("overlap"), mean("agreement"))
 
 
-def _save(student: Student, optimiser: torch.optim.Optimizer, budget: Budget, path: Path | None, step: int) -> None:
+def _save(
+    student: Student, optimiser: torch.optim.Optimizer, budget: Budget, path: Path | None, place: dict[str, float]
+) -> None:
     if path is None:
         return
-    state = {"step": step, "budget": asdict(budget), "student": student.module.state_dict()}
+    state = {**place, "budget": asdict(budget), "student": student.module.state_dict()}
     temporary = path.with_suffix(".tmp")
     torch.save({**state, "optimiser": optimiser.state_dict()}, temporary)
     os.replace(temporary, path)  # a kill leaves the old checkpoint or the new one, never half of one
 
 
-def _resume(student: Student, optimiser: torch.optim.Optimizer, budget: Budget, path: Path | None) -> int:
+def _resume(student: Student, optimiser: torch.optim.Optimizer, budget: Budget, path: Path | None) -> tuple[int, float]:
+    """Steps that are done, and the seconds they took."""
     if path is None or not path.is_file():
-        return 0
+        return 0, 0.0
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     require(
         state["budget"] == asdict(budget),
@@ -153,4 +228,4 @@ def _resume(student: Student, optimiser: torch.optim.Optimizer, budget: Budget, 
     )
     student.module.load_state_dict(state["student"])
     optimiser.load_state_dict(state["optimiser"])
-    return int(state["step"])
+    return int(state["step"]), float(state["seconds"])

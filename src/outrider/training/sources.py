@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,7 +16,9 @@ from outrider.models import generation
 from outrider.models.loading import Loaded
 from outrider.models.writing import write
 from outrider.training.answers import SelfText
-from outrider.training.data import PADDING, Corpus, Progress, open_text
+from outrider.training.data import PADDING, Corpus, Pair, open_text, readable
+from outrider.training.progress import Gathering
+from outrider.training.rounds import Rounds
 
 Example = tuple[str, str | None]
 """What the encoder reads, and what should be said about it if that is given."""
@@ -24,7 +27,7 @@ Example = tuple[str, str | None]
 def examples(paths: Iterable[Path]) -> Iterator[Example]:
     """A line is a source, or a source TAB its target (.tsv), or a JSON object with source and target (.jsonl)."""
     for path in paths:
-        with open_text(path) as file:
+        with open_text(path) as file, readable(path):
             if ".jsonl" in path.suffixes:
                 yield from _jsonl(file, path)
             else:
@@ -49,7 +52,9 @@ def _jsonl(file: IO[str], path: Path) -> Iterator[Example]:
         yield str(source), None if target is None else str(target)
 
 
-def from_examples(loaded: Loaded, given: Sequence[Example], plan: SelfText, progress: Progress) -> Corpus:
+def from_examples(
+    loaded: Loaded, given: Sequence[Example], plan: SelfText, gathering: Gathering, kept: Rounds | None = None
+) -> Corpus:
     """Rows of source and target, up to the plan's tokens; where a target is missing, the model writes it itself."""
     require(
         len(given) > 0,
@@ -59,19 +64,25 @@ def from_examples(loaded: Loaded, given: Sequence[Example], plan: SelfText, prog
     start = generation.defaults(loaded.model).decoder_start
     require(start is not None, f"{loaded.name} names no decoder_start_token_id in its generation config")
     rows: list[tuple[Sequence[int], list[int]]] = []
-    total = 0
-    for source, told in _pairs(loaded, given, plan):
-        rows.append((source, [int(start or 0), *told][: plan.block]))
-        total += len(rows[-1][1])
-        progress("sources and targets are gathered", min(1.0, total / plan.tokens))
-        if total >= plan.tokens:
+    for pairs, read in _pairs(loaded, given, plan, gathering, kept or Rounds()):
+        for source, told in pairs:
+            if gathering.enough:
+                break
+            rows.append((source, [int(start or 0), *told][: plan.block]))
+            gathering.add(1, len(rows[-1][1]), read=read)
+        if gathering.done:
             break
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(plan.seed)).tolist()
     return Corpus(_padded([rows[i][1] for i in order]), _padded([rows[i][0] for i in order]))
 
 
-def _pairs(loaded: Loaded, given: Sequence[Example], plan: SelfText) -> Iterator[tuple[Sequence[int], list[int]]]:
-    """The pairs that are given, once, and then what the model says to sources without a target, until stopped."""
+def _pairs(
+    loaded: Loaded, given: Sequence[Example], plan: SelfText, gathering: Gathering, kept: Rounds
+) -> Iterator[tuple[Sequence[Pair], bool]]:
+    """The pairs that are given, once, and then what the model says to sources without a target, round by round.
+
+    With each whether it cost no time: it was given, or an earlier run wrote it.
+    """
     encode = loaded.tokenizer
     alone = []
     for source, target in given:
@@ -79,18 +90,31 @@ def _pairs(loaded: Loaded, given: Sequence[Example], plan: SelfText) -> Iterator
         if target is None:
             alone.append(ids)
         else:
-            yield ids, list(encode(text_target=target)["input_ids"])
-    turn, stretch = 0, plan.batch * 4
-    while alone:
-        for number, first in enumerate(range(0, len(alone), stretch)):
-            # Every source once in each way; after that, only what is drawn is new.
-            temperature = plan.temperatures[(number + turn) % 2] if turn < 2 else plan.temperatures[-1]
-            yield from write(
-                loaded.model, loaded.tokenizer, alone[first : first + stretch],
-                new_tokens=min(plan.new_tokens, plan.block),
-                temperature=temperature, batch=plan.batch, seed=plan.seed + 7919 * turn + number,
-            )  # fmt: skip
-        turn += 1
+            yield [(ids, list(encode(text_target=target)["input_ids"]))], True
+    stretch = plan.batch * 4
+    firsts = range(0, len(alone), stretch)
+    for number in count() if alone else ():
+        turn, place = divmod(number, len(firsts))
+        # Every source once in each way; after that, only what is drawn is new.
+        ways = len(plan.temperatures)
+        temperature = plan.temperatures[(place + turn) % ways if turn < ways else -1]
+        known = kept.load(number)
+        if known is not None:
+            yield known, True
+            continue
+        pairs: list[Pair] = []
+        try:
+            for asked, answer in write(
+                loaded.model, loaded.tokenizer, alone[firsts[place] : firsts[place] + stretch],
+                new_tokens=min(plan.new_tokens, plan.block), temperature=temperature, batch=plan.batch,
+                seed=plan.seed + 7919 * turn + place, going_on=gathering.until(),
+            ):  # fmt: skip
+                if answer:
+                    pairs.append((asked, answer))
+        finally:
+            if pairs:
+                kept.save(number, pairs)
+        yield pairs, False
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> Tensor:

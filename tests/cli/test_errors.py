@@ -1,0 +1,110 @@
+"""Errors and warnings of the command line: one line on stderr, with --json also one object on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import Command
+
+WRONG: dict[str, tuple[list[str], str, str]] = {
+    "an option's value": (["theory", "--alpha", "3"], "BadOption", "alpha must be between 0 and 1"),
+    "no such option": (["generate", "x", "--temprature", "1"], "UsageError", "--temperature"),
+    "no number": (["generate", "x", "--top-k", "many"], "UsageError", "'--top-k'"),
+    "an argument is missing": (["verify"], "UsageError", "Missing argument"),
+    "no such command": (["generat", "x"], "UsageError", "Did you mean 'generate'"),
+    "no such model": (["models", "path", "nothing-here"], "ModelNotFound", "known: smollm2-135m"),
+    "no prompt": (["generate"], "BadOption", "standard input was empty"),
+    "a place that cannot be": (["generate", "x", "--trace", "/nowhere/t.jsonl"], "BadOption", "make it first"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_error_is_json_where_json_was_asked_for(name: str, outrider: Command) -> None:
+    """stdout was empty with --json, so that a program that reads it failed on the error instead of reporting it."""
+    words, kind, says = WRONG[name]
+    said = outrider(*words, "--json")
+    error = json.loads(said.out)["error"]
+    assert said.code == 2 and error["type"] == kind and says in error["message"]
+    plain = outrider(*words)
+    assert plain.code == 2 and plain.out == "" and says in plain.err
+    assert plain.err.startswith("error: ") and plain.err.count("\n") == 1, "one line, not a box"
+
+
+def test_the_operating_systems_errors_are_json_too(tmp_path: Path, outrider: Command) -> None:
+    (tmp_path / "file").write_text("mine")
+    said = outrider("distill", "gpt-small", "--out", str(tmp_path / "file" / "draft"), "--json")
+    assert said.code == 2 and "file" in json.loads(said.out)["error"]["message"]
+
+
+NOT_UTF8 = os.fsdecode(b"caf\xe9")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", NOT_UTF8],
+        ["generate", "x", "--system", NOT_UTF8],
+        ["generate", "x", "--stop", NOT_UTF8],
+        ["demo", NOT_UTF8],
+    ],
+    ids=str,
+)
+def test_arguments_that_are_not_utf8(words: list[str], outrider: Command) -> None:
+    """A prompt in Latin-1 was a traceback of fifty lines out of the tokenizer."""
+    said = outrider(*words, "--target", "gpt-small")
+    assert said.code == 2 and "not UTF-8 (byte 0xe9 at character 3); convert it first" in said.err
+
+
+def test_input_that_is_not_utf8(tmp_path: Path, outrider: Command) -> None:
+    """Standard input and files of prompts in Latin-1 were tracebacks."""
+    said = outrider("generate", "-", "--target", "gpt-small", stdin=b"caf\xe9")
+    assert said.code == 2 and "standard input is not UTF-8 (byte 0xe9 at 3); convert it first" in said.err
+    (tmp_path / "prompts.jsonl").write_bytes(b'{"prompt": "caf\xe9"}\n')
+    for command in ("verify", "measure"):
+        said = outrider(command, "gpt-small", "--prompts", str(tmp_path / "prompts.jsonl"))
+        assert said.code == 2 and "is not UTF-8 (byte 0xe9 at 15); convert it first" in said.err
+
+
+def test_a_byte_order_mark_is_no_text(outrider: Command) -> None:
+    """Files written on Windows begin with one; the model was shown it."""
+    marked = outrider("generate", "-t", "gpt-small", "-n", "3", "--json", stdin=b"\xef\xbb\xbfThe man")
+    plain = outrider("generate", "-t", "gpt-small", "-n", "3", "--json", stdin=b"The man")
+    assert json.loads(marked.out)["tokens"] == json.loads(plain.out)["tokens"]
+
+
+def test_a_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, outrider: Command) -> None:
+    """Warnings came as Python prints them: the path of a file of the package, a line number and the line."""
+    import outrider.cli.generate as command
+
+    def warns(*_: Any, **__: Any) -> None:
+        warnings.warn("this is slow;\n   do that", stacklevel=1)
+
+    monkeypatch.setattr(command, "check_options", warns)
+    said = outrider("generate", "The man", "-t", "gpt-small", "-n", "2")
+    assert said.code == 0 and said.err.splitlines()[0] == "warning: this is slow; do that"
+
+
+def test_a_terminal_without_utf8() -> None:
+    """An answer with an accent was a UnicodeEncodeError where Python writes ASCII."""
+    code = (
+        "import sys; from outrider.cli import main as m; sys.argv = ['outrider', 'speak']\n"
+        "@m.app.command()\ndef speak() -> None: sys.stdout.write('caf\\u00e9\\n')\n"
+        "m.main()"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (0, b"caf?\n"), done.stderr.decode()
+
+
+def test_help_and_version(outrider: Command) -> None:
+    """Catches a command without arguments that says nothing, and options nobody can find."""
+    assert "Usage: outrider" in outrider().out and "generate" in outrider("--help").out
+    assert outrider("--version").out.strip().count(".") == 2

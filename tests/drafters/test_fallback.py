@@ -1,0 +1,83 @@
+"""Compositions say what their parts say: costs, prices, caps and time spent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.decoding.planner import Setting
+from outrider.drafters import Cascade, Copying, Fallback, Mixture, ModelDrafter, Standardised, Uniform
+from outrider.models.toy import ToyModel
+from outrider.noise import Noise
+from outrider.prices import Ladder, Prices
+from outrider.sampling import Sampling
+from outrider.types import Capped, Drafter, Priced, Shape, Spending
+
+MODEL = ToyModel(12, seed=3)
+REPEATS, NEW = [1, 2, 3, 4, 1, 2, 3], [1, 2, 3, 4, 5, 6]
+
+
+class Dear(ModelDrafter):
+    cost = 0.4
+
+
+DEAR = Dear(MODEL.near(0.5), floor=0.01)
+
+
+def session(drafter: Drafter, *prompts: list[int]) -> Any:
+    shape = Shape(capacity=64, width=5)
+    target = MODEL.start(len(prompts), shape)
+    made = drafter.start(len(prompts), shape, target)
+    for row, prompt in enumerate(prompts):
+        made.admit(row, prompt)
+    return made
+
+
+def asked(made: Any, *lengths: int) -> Any:
+    at = torch.tensor(lengths)[:, None] + torch.arange(5)
+    return made.propose(4, Sampling(1.0), Noise(torch.arange(len(lengths))), at)
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        DEAR, Fallback(Copying(), DEAR), Fallback(DEAR, Copying()), Cascade(Copying(), DEAR), Standardised(DEAR, 0.5),
+        Mixture(Copying(), DEAR), Fallback(Copying(), Cascade(Copying(), DEAR)),
+    ],
+    ids=lambda d: d.name,
+)  # fmt: skip
+def test_a_composition_is_planned_at_what_its_parts_declare(drafter: Drafter) -> None:
+    """Fallback and Cascade said nothing, and were planned at a small head's cost."""
+    assert Setting(1, 4, drafter, None).declared.draft == 0.4
+
+
+def test_prices_and_caps_reach_both_parts_of_a_fallback() -> None:
+    """A drafter that ends its drafts by prices was never told them inside a fallback."""
+    made = session(Fallback(Standardised(Mixture(Copying(), DEAR), 0.5), DEAR), NEW)
+    prices = Prices(Ladder((1.0,) * 5, (0.0,) * 5), [1.0], [0.5])
+    assert isinstance(made, Priced) and isinstance(made, Capped)
+    made.prices, made.caps = prices, torch.tensor([2])
+    first, second = made.sessions
+    assert first.session.prices is prices is second.prices
+    assert first.session.caps is made.caps
+
+
+def test_a_fallback_tells_what_took_time() -> None:
+    """The guesses of both drafters take time, whichever are used; those of a mixture's copy take none."""
+    made = session(Fallback(Mixture(Copying(), DEAR, cost=5.0), Uniform()), REPEATS, NEW)
+    assert isinstance(made, Spending)
+    asked(made, len(REPEATS), len(NEW))
+    assert made.spent == 4
+    made.caps = torch.tensor([4, 0])  # nobody waits for the second drafter
+    asked(made, len(REPEATS), len(NEW))
+    assert made.spent == 0
+
+
+def test_a_fork_asks_as_its_parent_does() -> None:
+    """A fork of a fallback forgot to ask whether anybody needs the second drafter."""
+    made = session(Fallback(Copying(), Uniform()), REPEATS)
+    fork = made.fork(torch.tensor([0]))
+    fork.sessions[1].propose = None  # must not be called: the first has a guess
+    assert asked(fork, len(REPEATS)).proposed.all()

@@ -1,0 +1,95 @@
+"""The caller's model: used, and left as it was found."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from door import batch, call
+
+import tiny
+from outrider.errors import OutriderError
+from outrider.models.huggingface import HuggingFaceModel
+
+
+def state(model: torch.nn.Module) -> list[Any]:
+    """Everything of a model that wrapping it may change, module by module."""
+    return [
+        (name, module.training, sorted(module.__dict__), len(module._forward_pre_hooks), len(module._forward_hooks))
+        for name, module in model.named_modules()
+    ]
+
+
+def mixed(family: str, seed: int = 0) -> Any:
+    """A model in training whose first layers are frozen."""
+    model = tiny.build(family, seed).train()
+    next(model.children()).eval()
+    return model
+
+
+@pytest.mark.parametrize("family", ["llama", "bloom", "opt", "t5", "bart"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_as_it_was(family: str, fails: bool) -> None:
+    """An error left the caller's model in eval mode with a hook on it, success left the hook, and patched methods."""
+    model = mixed(family)
+    before = state(model)
+
+    def fail(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        if fails and ids.shape[1] > batch(family)["input_ids"].shape[1] + 1:
+            raise RuntimeError("stop here")
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    try:
+        call(model, batch(family, rows=1), max_new_tokens=12, stopping_criteria=[fail])
+    except RuntimeError as error:
+        assert fails and "stop here" in str(error)
+    assert state(model) == before
+
+
+@pytest.mark.parametrize("options", [{}, {"max_new_tokens": 3, "num_beams": 2}])
+def test_a_draft_as_it_was(options: dict[str, Any]) -> None:
+    """A draft= model in training mode was left in eval mode, even on success."""
+    draft = mixed("llama", 1)
+    before = state(draft)
+    try:
+        call(tiny.build("llama"), batch("llama"), **{"max_new_tokens": 6, **options}, draft=draft)
+    except OutriderError:
+        assert options
+    assert state(draft) == before
+
+
+def test_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call wrapped and probed the model anew; one that was cast is another one."""
+    probes = []
+    probe = HuggingFaceModel._probe
+    monkeypatch.setattr(HuggingFaceModel, "_probe", lambda self: probes.append(1) or probe(self))
+    model = tiny.build("llama")
+    for _ in range(3):
+        call(model, batch("llama"), max_new_tokens=3)
+    assert len(probes) == 1
+    call(model.to(torch.float64), batch("llama"), max_new_tokens=3)
+    assert len(probes) == 2
+
+
+def test_not_kept_alive() -> None:
+    """What is remembered of a model must not keep it in memory."""
+    model, draft = tiny.build("llama"), tiny.build("llama", 1)
+    call(model, batch("llama"), max_new_tokens=3, draft=draft)
+    gone = [weakref.ref(model), weakref.ref(draft)]
+    del model, draft
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+
+
+def test_two_at_once() -> None:
+    """The first of two calls to end must not put the model back under the second."""
+    from outrider.hf.lent import lent
+
+    model = tiny.build("llama").train()
+    with lent(model):
+        call(model, batch("llama"), max_new_tokens=2)
+        assert not model.training
+    assert model.training
