@@ -71,6 +71,7 @@ class Decoder:
     slots: int | None = None  # row slots; None: as many as there are requests, at most 8
     exact: bool = True  # constant shapes, hence the same bits with and without speculation
     lanes: Lanes = field(default_factory=Lanes)  # where sessions come from, and whether steps are replayed
+    common: Shape | None = None  # the shape of all requests, which then run side by side; None: each has its own
 
     def __post_init__(self) -> None:
         require(self.width >= 1, f"width must be at least 1, got {self.width}")
@@ -135,7 +136,7 @@ class Decoder:
             PromptError,
         )
         self._check_source(request.source)
-        return Shape(
+        return self.common or Shape(
             capacity=self._capacity(length + self.stopping(request).max_new_tokens),
             width=self.width,
             source_capacity=bucket(len(request.source), least=64) if request.source is not None else 0,

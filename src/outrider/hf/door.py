@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from outrider.decoding.decoder import WIDTH, Decoder, Event
+from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
+from outrider.decoding.lanes import Lanes
 from outrider.decoding.planner import Auto, chosen
-from outrider.drafters import ModelDrafter, built_in
 from outrider.errors import BadOption, NumericalError, require
+from outrider.hf.advice import advise_loading
 from outrider.hf.keywords import hand_on
 from outrider.hf.lent import LentModel, lent
 from outrider.hf.processors import sampling_of
@@ -23,7 +25,7 @@ from outrider.hf.refusals import check_config, check_inputs
 from outrider.hf.rows import Batch, joined, requests
 from outrider.options import COUPLINGS
 from outrider.trace import Trace
-from outrider.types import Drafter
+from outrider.types import Drafter, Shape
 from outrider.verification.choose import choose
 
 
@@ -35,9 +37,11 @@ def transformers_generate(
     generation_config: GenerationConfig | None = None,
     draft: Any = "auto",
     gamma: Any = None,
-    coupling: str = "maximal",
+    coupling: str = "gumbel",
     seed: int | None = None,
     width: int = WIDTH,
+    exact: bool = False,
+    graphs: bool | str = "auto",
     streamer: Any = None,
     assistant_model: PreTrainedModel | None = None,
     assistant_tokenizer: Any = None,
@@ -48,6 +52,8 @@ def transformers_generate(
 ) -> Any:
     """For ``custom_generate=``. draft: a built-in drafter's name, a transformers model, or a Drafter.
 
+    exact: runs of constant shape, so that the text is the same to the bit with and without guesses; slower.
+    graphs: on a GPU replay steps as CUDA graphs; "auto" does, where the model can be recorded. The text is the same.
     ``streamer``, ``assistant_model`` and what follows are what ``generate`` was given under these names.
     """
     config = generation_config if generation_config is not None else model.generation_config
@@ -55,9 +61,11 @@ def transformers_generate(
         if streamer is not None:  # whoever reads from it must not wait for ever, whatever happens here
             stack.callback(streamer.end)
         _check_call(synced_gpus, assistant_tokenizer, coupling)
+        require(graphs in (True, False, "auto"), f'graphs must be True, False or "auto", got {graphs!r}')
         check_config(config)
         check_inputs(model, input_ids, model_kwargs)
         require(streamer is None or len(input_ids) == 1, f"a streamer takes one prompt at a time, got {len(input_ids)}")
+        advise_loading(model)
         target = stack.enter_context(lent(model))
         drafter = _drafter(_draft(draft, assistant_model), target, stack)
         batch = _batch(input_ids, model_kwargs, inputs_tensor)
@@ -69,17 +77,17 @@ def transformers_generate(
             choose(coupling, greedy=not sampled),
             sampling_of(logits_processor or (), sampled, input_ids, rows, target.vocab_size),
             # A script's seed gives the same text again: where the text depends on gamma, no clock may decide it.
-            chosen(gamma, Auto(clock=not sampled or coupling == "gumbel")),
+            chosen(gamma, target.auto if not sampled or coupling == "gumbel" else Auto(clock=False)),
             width,
             slots=len(input_ids),
+            exact=exact,
+            lanes=target.lanes if graphs else Lanes(),
         )
         # Without a seed of its own, a script's torch.manual_seed decides, as it does for transformers.
         first_seed = int(torch.randint(2**62, (1,))) if seed is None else seed
-        texts = _texts(
-            decoder.stream(requests(batch, stopping_criteria or (), first_seed), Trace(drafter.name, coupling)),
-            len(input_ids),
-            streamer,
-        )
+        made = requests(batch, stopping_criteria or (), first_seed)
+        decoder = replace(decoder, common=_common(decoder, made))
+        texts = _texts(decoder.stream(made, Trace(drafter.name, coupling)), len(input_ids), streamer)
     sequences = joined(input_ids, texts, config)
     if not config.return_dict_in_generate:
         return sequences
@@ -115,6 +123,13 @@ def _batch(ids: Tensor, given: dict[str, Any], inputs: Tensor | None) -> Batch:
     return Batch(ids, given.get("attention_mask"), states, inputs)
 
 
+def _common(decoder: Decoder, made: list[Request]) -> Shape:
+    """A shape that has room for every request: they run side by side, row by row of the caller's batch."""
+    shapes = [decoder.shape(request) for request in made]
+    most = max(shape.capacity for shape in shapes)
+    return replace(shapes[0], capacity=most, source_capacity=max(shape.source_capacity for shape in shapes))
+
+
 def _draft(draft: Any, assistant: PreTrainedModel | None) -> Any:
     require(
         assistant is None or isinstance(draft, str) and draft == "auto",
@@ -124,7 +139,7 @@ def _draft(draft: Any, assistant: PreTrainedModel | None) -> Any:
 
 
 def _drafter(draft: Any, target: LentModel, stack: ExitStack) -> Drafter:
-    known = built_in()
+    known = target.drafters
     if draft is None or (isinstance(draft, str) and draft in known):
         return known[draft or "none"]
     if isinstance(draft, PreTrainedModel):
@@ -133,7 +148,7 @@ def _drafter(draft: Any, target: LentModel, stack: ExitStack) -> Drafter:
             "draft: a model cannot draft for an encoder-decoder here, where only the target's encoder has run; "
             "use outrider.load(target, draft=...)",
         )
-        return ModelDrafter(stack.enter_context(lent(draft)), name=type(draft).__name__)
+        return stack.enter_context(lent(draft)).drafter
     if isinstance(draft, Drafter):
         return draft
     raise BadOption(f"draft must be one of {', '.join(known)}, a transformers model or a Drafter; got {draft!r}")

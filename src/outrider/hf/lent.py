@@ -5,15 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 from transformers import PreTrainedModel
 
+from outrider.decoding.lanes import Lanes
+from outrider.decoding.planner import Auto
+from outrider.drafters import ModelDrafter, built_in
 from outrider.errors import ModelError
 from outrider.models import families
-from outrider.models.huggingface import HuggingFaceModel, watch_output_layer
+from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession, watch_output_layer
+from outrider.models.narrow_session import NarrowSession
+from outrider.models.width_costs import NOMINAL
+from outrider.types import Shape
 
 _lock = threading.RLock()
 _in_use: WeakKeyDictionary[PreTrainedModel, _Use] = WeakKeyDictionary()
@@ -26,6 +33,18 @@ class LentModel(HuggingFaceModel):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         self.identity = _identity(model)
+        self.width_costs = NOMINAL if self.device.type == "cpu" else None
+        self.auto = Auto()  # knows what steps cost
+        self.lanes = Lanes(graphs=self.device.type == "cuda")
+        self.drafters = built_in()  # always the same ones: what was recorded for them is found again
+
+    @cached_property
+    def drafter(self) -> ModelDrafter:
+        """The model as a draft: one object, however often it drafts."""
+        return ModelDrafter(self, name=type(self.model).__name__)
+
+    def start(self, rows: int, shape: Shape) -> HuggingFaceSession:
+        return HuggingFaceSession(self, rows, shape) if shape.fixed else NarrowSession(self, rows, shape)
 
     @property
     def model(self) -> Any:

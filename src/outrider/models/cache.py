@@ -20,7 +20,6 @@ from outrider.models.buffers import Buffers, LayerShape
 class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's buffers [B, H, C, D], written at ``positions`` [B, w] which the cache shares."""
 
-    is_compileable = True
     is_sliding = False
 
     def __init__(self, keys: Tensor, values: Tensor, place: _Place) -> None:
@@ -29,18 +28,27 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.place = place
         self.is_initialized = True
 
+    @property
+    def is_compileable(self) -> bool:
+        """Whether shapes are constant. Where they are not, transformers may leave out a mask that hides nothing."""
+        return self.place.filled is None
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Buffers exist from the start."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         rows, positions = self.place.rows, self.place.positions
-        # [B, H, C, D] indexed by (row, :, position) takes [B, w, H, D].
-        self.keys[rows, :, positions] = key_states.transpose(1, 2).to(self.keys.dtype)
-        self.values[rows, :, positions] = value_states.transpose(1, 2).to(self.values.dtype)
-        return self.keys, self.values
+        if positions.shape[0] == 1:  # one row: the same by a quicker way
+            self.keys.index_copy_(2, positions[0], key_states.to(self.keys.dtype))
+            self.values.index_copy_(2, positions[0], value_states.to(self.values.dtype))
+        else:  # [B, H, C, D] indexed by (row, :, position) takes [B, w, H, D].
+            self.keys[rows, :, positions] = key_states.transpose(1, 2).to(self.keys.dtype)
+            self.values[rows, :, positions] = value_states.transpose(1, 2).to(self.values.dtype)
+        filled = self.place.filled
+        return (self.keys, self.values) if filled is None else (self.keys[:, :, :filled], self.values[:, :, :filled])
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.keys.shape[2], 0
+        return self.place.filled or self.keys.shape[2], 0
 
     def get_seq_length(self) -> Any:
         """A column of start positions [B, 1]: models that count positions from here get them per row."""
@@ -57,6 +65,7 @@ class _Place:
         self.rows = torch.zeros((1, 1), dtype=torch.int64)
         self.positions = torch.zeros((1, 1), dtype=torch.int64)
         self.grouped: tuple[Tensor, Tensor] | None = None  # see lean.py
+        self.filled: int | None = None  # positions to attend over, the first ones; None: all there are
 
 
 class RaggedCache(Buffers, Cache):  # type: ignore[misc]

@@ -88,6 +88,9 @@ def sliding_windows(config: Any) -> dict[str, int | None] | int | None:
 LLAMA_LIKE = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}
 """Families whose layers are written anew here, and what transformers' classes for them begin with."""
 
+MAKE_THEIR_OWN_MASK = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Families that look at all a cache holds if given no mask: such kernels read grouped heads as they are."""
+
 TESTED = frozenset(
     {
         "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "gpt2", "gpt_neox", "opt", "bloom",

@@ -1,0 +1,36 @@
+"""The warning that another way of loading is faster."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from door import batch, call
+
+import tiny
+from outrider.hf import advice
+
+
+def test_said_once_where_an_engine_could_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' layers are several times slower than an engine: said once for a model, not in every call."""
+    monkeypatch.setattr(advice, "chosen_engine", lambda *args, **kwargs: "numba")
+    monkeypatch.setattr(advice, "_told", set())
+    model = tiny.build("llama")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call(model, batch("llama"), max_new_tokens=2)  # made here: there is no path to load
+    model.name_or_path = "some/model"
+    with pytest.warns(UserWarning, match=r"outrider\.load\('some/model'\) can run this model on a CPU with numba"):
+        call(model, batch("llama"), max_new_tokens=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call(model, batch("llama"), max_new_tokens=2)
+
+
+def test_not_said_of_other_families() -> None:
+    """Catches advice that cannot be followed."""
+    model = tiny.build("gpt2")
+    model.name_or_path = "some/gpt2"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        advice.advise_loading(model)

@@ -1,0 +1,89 @@
+"""Sessions where bits are not at stake: the same logits from fewer tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession
+from outrider.models.narrow_session import NarrowSession
+from outrider.types import Shape
+
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9], [33, 5, 33]]
+
+
+def both(family: str, rows: int) -> list[HuggingFaceSession]:
+    """A session of constant shapes and a narrow one, with the same rows."""
+    model = HuggingFaceModel(tiny.build(family).to(torch.float64))
+    source = 16 if model.encoder_decoder else 0
+    made = [
+        HuggingFaceSession(model, rows, Shape(64, 5, source)),
+        NarrowSession(model, rows, Shape(64, 5, source, fixed=False)),
+    ]
+    for session in made:
+        for row in range(rows):
+            session.admit(row, PROMPTS[row], [7, 8, 9 + row] if model.encoder_decoder else None)
+    return made
+
+
+def same(sessions: list[HuggingFaceSession], tail: torch.Tensor) -> None:
+    wide, narrow = (session.score(tail) for session in sessions)
+    active = sessions[0].context.active
+    torch.testing.assert_close(narrow[active], wide[active], atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
+def test_the_same_logits(family: str, rows: int) -> None:
+    """Catches prompts run together that see each other's padding, and attention over too little."""
+    sessions = both(family, rows)
+    nothing = torch.zeros((rows, 0), dtype=torch.int64)
+    guesses = torch.randint(3, 90, (rows, 3))
+    emitted = torch.randint(3, 90, (rows, 4))
+    emitted[:, :2] = guesses[:, :2]
+    for tail, tokens, count in (
+        (nothing, torch.full((rows, 1), 12), torch.ones(rows, dtype=torch.int64)),
+        (guesses, emitted, torch.tensor([3, 1, 2])[:rows]),
+        (nothing, torch.full((rows, 1), 40), torch.ones(rows, dtype=torch.int64)),
+    ):
+        same(sessions, tail)
+        for session in sessions:
+            session.commit(tokens, count)
+        if sessions[0].hidden is not None and sessions[1].hidden is not None:
+            torch.testing.assert_close(sessions[1].hidden, sessions[0].hidden)
+    for session in sessions:
+        session.rewind(session.context.lengths - 2)
+        session.score(nothing)
+    same(sessions, guesses)
+
+
+def test_a_row_that_joins_later() -> None:
+    """Catches a slot used again that sees the row before it, or a row beside it that is run from the start again."""
+    sessions = both("llama", 3)
+    nothing = torch.zeros((3, 0), dtype=torch.int64)
+    same(sessions, nothing)
+    for session in sessions:
+        session.commit(torch.full((3, 1), 12), torch.ones(3, dtype=torch.int64))
+        session.release(1)
+        session.admit(1, [60, 61, 62, 63])
+    same(sessions, nothing)
+
+
+def test_tokens_that_are_run() -> None:
+    """Prompts were run one by one, sixty-four tokens at a time, and every later run had nine tokens a row."""
+    model = HuggingFaceModel(tiny.build("llama"))
+    shapes: list[Any] = []
+    session = NarrowSession(model, 3, Shape(64, 9, fixed=False))
+    hook = model.model.register_forward_pre_hook(
+        lambda module, args, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    for row in range(3):
+        session.admit(row, PROMPTS[row])
+    for guesses in (0, 0, 2, 0):
+        session.score(torch.zeros((3, guesses), dtype=torch.int64))
+        session.commit(torch.full((3, guesses + 1), 7), torch.ones(3, dtype=torch.int64))
+    hook.remove()
+    assert shapes == [(3, 8), (3, 1), (3, 3), (3, 1)]
