@@ -137,6 +137,16 @@ def test_overlap_is_one_minus_total_variation(p: Tensor, q: Tensor, token: int) 
         assert overlap[1, 0] == 0
 
 
+def test_a_token_of_probability_zero_is_never_kept() -> None:
+    """r q of the smallest q is rounded to zero, and zero is not above a p of zero: such a guess was kept."""
+    q, p = torch.zeros(1, 1, SIZE), torch.zeros(1, 2, SIZE)
+    q[..., 0], q[..., 1] = 1e-45, 1.0
+    p[..., 1] = 1.0
+    draft = Draft(torch.zeros((1, 1), dtype=torch.int64), q, torch.ones((1, 1), dtype=torch.bool))
+    verdict, _ = judge(p, draft, torch.tensor([[0.25]]))
+    assert verdict.accepted.tolist() == [0]
+
+
 @given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=6))
 def test_the_first_rejection_ends_a_row(kept: list[list[bool]]) -> None:
     """Catches guesses counted as accepted behind a rejected one."""

@@ -33,7 +33,8 @@ def kept(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Tensor:
     guesses = draft.tokens.shape[1]
     r = noise.uniform("accept", at[:, :guesses])  # [B, G]
     p_of_x = p[:, :guesses].gather(-1, draft.tokens[..., None])[..., 0]  # [B, G]
-    return accepted_prefix(draft.proposed & (r * draft.of_tokens() <= p_of_x))
+    possible = draft.proposed & (p_of_x > 0)  # of a tiny q the product may be rounded to zero
+    return accepted_prefix(possible & (r * draft.of_tokens() <= p_of_x))
 
 
 def corrected(p: Tensor, draft: Draft, n: Tensor, noise: Noise, at: Tensor) -> Verdict:
