@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import pytest
 import torch
 from transformers import PreTrainedModel
 
@@ -24,6 +25,12 @@ from outrider.verification.matching import gumbel_coupling
 NEW_TOKENS = 12
 MARGIN = 2e-3
 """The reference's best token must lead by this much everywhere: another rounding must not change the text."""
+
+
+def run_only_if_asked(request: pytest.FixtureRequest) -> None:
+    """Skips a test that takes minutes, unless it was asked for by its marker."""
+    if "slow" not in request.config.getoption("markexpr"):
+        pytest.skip("minutes of work: run it with -m slow")
 
 
 def run(

@@ -12,7 +12,7 @@ import torch
 import transformers as tf
 
 import tiny
-from helpers import wrapped
+from helpers import run_only_if_asked, wrapped
 from outrider.decoding import beam
 from outrider.decoding.beam import BeamDecoder
 from outrider.decoding.decoder import Decoder, Request
@@ -149,8 +149,7 @@ def test_same_hypotheses(family: str, beams: int) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_same_hypotheses_over_many_prompts(family: str, beams: int, request: pytest.FixtureRequest) -> None:
     """The same over 200 other prompts for every family and width: ``pytest tests/exactness/test_beam.py -m slow``."""
-    if "slow" not in request.config.getoption("markexpr"):
-        pytest.skip("minutes of work: run it with -m slow")
+    run_only_if_asked(request)
     check(family, beams, range(5, 205), 1)
 
 

@@ -11,6 +11,8 @@ from hypothesis.strategies import SearchStrategy
 from strategies import worlds
 from worlds import World
 
+from helpers import run_only_if_asked
+
 TEXTS = worlds(new=(3, 1, 8))
 NEIGHBOURS = worlds(new=(8, 1, 20), beside=(1, 3))
 LAWS = worlds()
@@ -45,6 +47,7 @@ def test_worlds(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_many_worlds(name: str) -> None:
-    """The same, a few thousand times."""
+def test_many_worlds(name: str, request: pytest.FixtureRequest) -> None:
+    """The same, a few thousand times: ``pytest tests/fuzz -m slow``."""
+    run_only_if_asked(request)
     drawn(name, 20)
