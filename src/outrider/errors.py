@@ -78,3 +78,14 @@ def require_unicode(name: str, text: str) -> None:
             f"{name} has a lone surrogate, {ascii(text[error.start])}, at character {error.start}; decode the bytes it "
             "came from with their own encoding, or replace it with text.encode('utf-8', 'replace').decode()"
         ) from None
+
+
+NOT_UTF8 = "convert it first, for example with `iconv -f latin1 -t utf-8`"
+
+
+def decode_utf8(name: str, data: bytes) -> str:
+    """Text from outside, which may be in any encoding: UTF-8 with or without its mark, or an error with a remedy."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadOption(f"{name} is not UTF-8 (byte 0x{data[error.start]:02x} at {error.start}); {NOT_UTF8}") from None

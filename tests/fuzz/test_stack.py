@@ -33,6 +33,7 @@ class Spoken(ToyModel):
 
     encoder_decoder = False
     dtype = torch.float64
+    engine_name, computes_in = "toy", "float64"
 
     def __init__(self, toy: Toy, eos: int | None = None) -> None:
         self.__dict__ |= toy.build().__dict__

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.errors import BadOption, ModelNotFound, require
+from outrider.errors import BadOption, ModelNotFound, decode_utf8, require
 
 _STORY = (
     "The old mill stood at the bend of the river, and nobody in the village remembered who had built it. Every spring "
@@ -81,11 +81,7 @@ def read(
 def _from_file(path: Path) -> dict[str, tuple[str, ...]]:
     require(path.is_file(), f"prompts file {path} does not exist", ModelNotFound)
     tasks: dict[str, list[str]] = {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise BadOption(f"prompts file {path} is not UTF-8 text (byte {error.start}); convert it first") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(decode_utf8(f"prompts file {path}", path.read_bytes()).splitlines(), 1):
         if not line.strip():
             continue
         try:

@@ -10,7 +10,7 @@ import typer
 
 from outrider.cli import common, progress
 from outrider.cli.common import notes
-from outrider.errors import OutriderError, PromptError
+from outrider.errors import OutriderError, PromptError, decode_utf8
 from outrider.starting import uncollected
 
 HELP = """/reset   forget the conversation, but not the system message
@@ -123,7 +123,7 @@ class Chat:
             except UnicodeDecodeError as error:
                 raise PromptError(f"the message is not UTF-8 ({error.reason}); type it again") from None
         line = sys.stdin.buffer.readline()
-        return common.decode_utf8("the message", line).strip() if line else None
+        return decode_utf8("the message", line).strip() if line else None
 
     def _command(self, text: str) -> None:
         if text == "/reset":

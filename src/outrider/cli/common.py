@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from outrider.errors import BadOption, require
+from outrider.errors import NOT_UTF8, BadOption, decode_utf8, require
 
 DEFAULT_TARGET = "smollm2-135m"
 
@@ -85,24 +85,13 @@ def read_prompt(prompt: str | None) -> str:
     return text
 
 
-REMEDY = "convert it first, for example with `iconv -f latin1 -t utf-8`"
-
-
-def decode_utf8(name: str, data: bytes) -> str:
-    """Text from outside, which may be in any encoding: UTF-8 with or without its mark, or an error with a remedy."""
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadOption(f"{name} is not UTF-8 (byte 0x{data[error.start]:02x} at {error.start}); {REMEDY}") from None
-
-
 def check_utf8(name: str, text: str) -> str:
     """An argument of the command line. Python keeps bytes of it that are not UTF-8 as lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         byte = ord(text[error.start]) & 0xFF
-        raise BadOption(f"{name} is not UTF-8 (byte 0x{byte:02x} at character {error.start}); {REMEDY}") from None
+        raise BadOption(f"{name} is not UTF-8 (byte 0x{byte:02x} at character {error.start}); {NOT_UTF8}") from None
     return text
 
 

@@ -14,8 +14,8 @@ import typer
 
 from outrider import __version__
 from outrider.cli import bench, chat, demo, distill, generate, measure, models, theory, verify, warm
-from outrider.cli.common import REMEDY, answers, notes
-from outrider.errors import OutriderError
+from outrider.cli.common import answers, notes
+from outrider.errors import NOT_UTF8, OutriderError
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """A wrong option or argument: typer exports no name for the base class."""
@@ -101,7 +101,7 @@ def _message(error: Exception) -> str:
         place = f"{error.filename}: " if error.filename else ""
         text = f"{place}{error.strerror or error}"
     elif isinstance(error, UnicodeDecodeError):  # of a file that a command reads
-        text = f"a file is not UTF-8 (byte 0x{error.object[error.start]:02x} at {error.start}); {REMEDY}"
+        text = f"a file is not UTF-8 (byte 0x{error.object[error.start]:02x} at {error.start}); {NOT_UTF8}"
     else:
         text = str(error)
     return " ".join(text.split())

@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from outrider.cli.common import decode_utf8
-from outrider.errors import BadOption, OutriderError, PromptError, require
+from outrider.errors import BadOption, OutriderError, PromptError, decode_utf8, require
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from outrider.cli import common
 from outrider.cli.certificate import show_certificate
 from outrider.cli.common import answers, notes
-from outrider.errors import BadOption, ModelNotFound, require
+from outrider.errors import BadOption, ModelNotFound, decode_utf8, require
 from outrider.trace import strict_json
 
 
@@ -124,7 +124,7 @@ def _gammas(text: str, width: int) -> tuple[int, ...]:
 
 def _read_prompts(path: Path) -> list[str]:
     require(path.is_file(), f"prompts file {path} does not exist", ModelNotFound)
-    lines = [line for line in common.decode_utf8(str(path), path.read_bytes()).splitlines() if line.strip()]
+    lines = [line for line in decode_utf8(f"prompts file {path}", path.read_bytes()).splitlines() if line.strip()]
     require(len(lines) > 0, f"prompts file {path} is empty; give it a prompt per line")
     if path.suffix != ".jsonl":
         return lines
