@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import cached_property
 from typing import Any
 
@@ -126,7 +127,6 @@ class LLM:
     def _search(self, prompts: list[list[int]], options: Options) -> Iterator[Output]:
         """Beam search, one prompt after another."""
         requests = self._requests(prompts, options)
-        self.decoder(options).shapes(requests)  # a bad prompt is named before work is done for the others
         for request, prompt in zip(requests, prompts, strict=True):
             trace = Trace(self.drafter.name, "beam", **self._engine)
             beams = beam_search(self.decoder(options, len(request.prompt)), request, options, trace)
@@ -141,10 +141,11 @@ class LLM:
         )
         trace = self._trace(parsed)
         shown = [0] * len(prompts)
-        for event in self._events(prompts, parsed, trace):
-            new = event.row.printable(self.decode, shown[event.index])
-            shown[event.index] += len(new)
-            yield Chunk.of_event(event, new, len(prompts[event.index]), trace)
+        with closing(self._events(prompts, parsed, trace)) as events:  # at once, where the caller leaves early
+            for event in events:
+                new = event.row.printable(self.decode, shown[event.index])
+                shown[event.index] += len(new)
+                yield Chunk.of_event(event, new, len(prompts[event.index]), trace)
 
     def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Output:
         """Answer a conversation [{"role": ..., "content": ...}, ...] by the tokenizer's chat template."""
@@ -225,10 +226,9 @@ class LLM:
         """What statistics say of the target's engine."""
         return {"engine": self.target.model.engine_name, "dtype": self.target.model.computes_in}
 
-    def _events(self, prompts: list[list[int]], options: Options, trace: Trace) -> Iterator[Event]:
+    def _events(self, prompts: list[list[int]], options: Options, trace: Trace) -> Generator[Event]:
         """Requests in groups that share every rule; one group unless the model's own rules count positions."""
         requests = self._requests(prompts, options)
-        self.decoder(options).shapes(requests)  # a bad prompt is named before work is done for the others
         groups: dict[int, list[int]] = {}
         counts_positions = bool(self._defaults.constraints(1, 2))
         for index, request in enumerate(requests):
@@ -257,10 +257,7 @@ class LLM:
                 decode=self.decode,
             )
             requests.append(Request(tuple(first), stopping, seed, tuple(prompt) if model.encoder_decoder else None))
-        decoder = self.decoder(options)
-        for index, request in enumerate(requests):
-            with named(index, len(requests)):
-                decoder.shape(request)  # refuses what the model cannot continue
+        self.decoder(options).shapes(requests)  # a bad prompt is named before work is done for the others
         return requests
 
     def _special_stops(self, options: Options) -> frozenset[int]:
