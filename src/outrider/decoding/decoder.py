@@ -99,11 +99,11 @@ class Decoder:
         groups: dict[Shape, list[int]] = {}
         for index, shape in enumerate(self.shapes(requests, names)):
             groups.setdefault(shape, []).append(index)
-        slots = self.slots or min(len(requests), 8)
+        slots, decoder = self.slots or min(len(requests), 8), self.ending(requests)
         failed: dict[int, str] = {}
         for shape, members in groups.items():
             with self.lanes.lane((self.target, self.drafter), slots, shape) as stepper:
-                for event in _Batch(self, stepper, trace).run([(names[i], requests[i]) for i in members]):
+                for event in _Batch(decoder, stepper, trace).run([(names[i], requests[i]) for i in members]):
                     yield event
                     if event.row.error is not None:
                         failed[event.index] = event.row.error
@@ -156,6 +156,13 @@ class Decoder:
         limit, rules = self.target.max_length, request.stopping
         room = rules.max_new_tokens if limit is None else limit - len(request.prompt)
         return replace(rules, max_new_tokens=min(rules.max_new_tokens, room))
+
+    def ending(self, requests: Sequence[Request]) -> Decoder:
+        """The same, with sampling options that name the end tokens all requests have: processors need them."""
+        if not self.sampling.processors or not requests:
+            return self
+        ends = frozenset.intersection(*(request.stopping.eos for request in requests))
+        return replace(self, sampling=replace(self.sampling, ends=ends))
 
     def _check_source(self, source: Source | None) -> None:
         if source is None:
