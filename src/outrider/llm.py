@@ -6,6 +6,7 @@ import secrets
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -173,13 +174,14 @@ class LLM:
 
     def decoder(self, options: Options, prompt_length: int = 1) -> Decoder:
         """The decoder a call with these options runs on."""
-        defaults = self._defaults
-        total = prompt_length + options.max_new_tokens
+        defaults, asked = self._defaults, options.repetition_penalty
+        penalty = defaults.repetition_penalty if asked is None else asked
+        penalty, rules = defaults.rules(penalty, prompt_length, prompt_length + options.max_new_tokens)
         return Decoder(
             self.target.model,
             self._drafter(options),
             _verifier(options),
-            options.sampling(defaults.repetition_penalty, defaults.constraints(prompt_length, total)),
+            replace(options.sampling(constraints=rules), repetition_penalty=penalty),
             self._gamma(options),
             self.width,
             self.slots,
@@ -252,7 +254,7 @@ class LLM:
             stopping = Stopping(
                 max_new_tokens=min(options.max_new_tokens, room),
                 eos=self._ends(options) | self._special_stops(options),
-                stop=options.stop_strings or self._defaults.stop,
+                stop=self._stops(options),
                 criteria=tuple(options.stopping_criteria),
                 decode=self.decode,
             )
@@ -262,10 +264,15 @@ class LLM:
 
     def _special_stops(self, options: Options) -> frozenset[int]:
         """Stop strings that are special tokens: decoded text does not show them, so their ids are watched for."""
-        if not options.stop_strings:
+        stops = self._stops(options)
+        if not stops:
             return frozenset()
         special = dict(zip(self.tokenizer.all_special_tokens, self.tokenizer.all_special_ids, strict=True))
-        return frozenset(special[stop] for stop in options.stop_strings if stop in special)
+        return frozenset(special[stop] for stop in stops if stop in special)
+
+    def _stops(self, options: Options) -> tuple[str, ...]:
+        """The call's stop strings, or those of the model's generation config."""
+        return options.stop_strings or self._defaults.stop
 
     def _ends(self, options: Options) -> frozenset[int]:
         if options.eos is None:

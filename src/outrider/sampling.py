@@ -7,8 +7,8 @@ second path (Leviathan et al. 2023, section 2.2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -63,6 +63,7 @@ class Sampling:
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     processors: tuple[Processor | ByRow, ...] = ()
+    ends: frozenset[int] = frozenset()  # end tokens: no processor is asked behind one that was written or guessed
 
     def __post_init__(self) -> None:
         if not isinstance(self.logit_bias, LogitBias):  # one that is stays: what was made of these options shares it
@@ -114,6 +115,35 @@ class Sampling:
     @property
     def penalised(self) -> bool:
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
+
+    def behind(self, q: Tensor) -> Sampling:
+        """The options behind tokens drawn from q [B, V]: where q was no distribution, processors are not asked."""
+        return self.only(q.amax(-1) > 0) if self.processors else self  # NaN is not above zero
+
+    def only(self, rows: Tensor) -> Sampling:
+        """The same options with processors for some rows [B] only."""
+        if not self.processors or bool(rows.all()):
+            return self
+        return replace(self, processors=tuple(_OfRows(p, rows.tolist()) for p in self.processors))
+
+
+@dataclass(frozen=True)
+class _OfRows:
+    """A processor that leaves the scores of other rows as they are."""
+
+    processor: Processor | ByRow
+    rows: Sequence[bool]
+
+    def of_row(self, row: int) -> Processor:
+        return of_row(self.processor, row) if self.rows[row] else _unchanged
+
+
+def of_row(processor: Processor | ByRow, row: int) -> Processor:
+    return processor.of_row(row) if isinstance(processor, ByRow) else processor
+
+
+def _unchanged(ids: Tensor, scores: Tensor) -> Tensor:
+    return scores
 
 
 def standardise(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:
@@ -167,7 +197,7 @@ def _adjust(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) 
         assert isinstance(sampling.logit_bias, LogitBias)
         logits = _bias(logits, sampling.logit_bias)
     if sampling.processors:
-        logits = _process(logits, sampling.processors, context, tail)
+        logits = _process(logits, sampling, context, tail)
     return logits
 
 
@@ -200,19 +230,23 @@ def _bias(logits: Tensor, bias: LogitBias) -> Tensor:
     return logits.index_add(-1, index, values.expand(*logits.shape[:-1], -1))
 
 
-def _process(logits: Tensor, processors: tuple[Processor | ByRow, ...], context: Context, tail: Tensor) -> Tensor:
+def _process(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:
     """Row by row and position by position, since a processor may do anything with the prefix it is shown.
 
-    Nothing is asked about rows that have ended, nor behind a guess that was just forbidden: it will not be kept, and
-    a constraint need not have an answer for a text it does not allow.
+    Nothing is asked about rows that have ended, nor behind an end token among the guesses: nothing there counts. Nor
+    behind a guess that was just forbidden: it will not be kept, and a constraint need not have an answer for a text
+    it does not allow.
     """
     result = logits.clone()
-    for row, (length, active) in enumerate(zip(context.lengths.tolist(), context.active.tolist(), strict=True)):
+    rows = zip(context.prompt_lengths.tolist(), context.lengths.tolist(), context.active.tolist(), strict=True)
+    for row, (prompt, length, active) in enumerate(rows):
         if not active:
             continue
-        own = [p.of_row(row) if isinstance(p, ByRow) else p for p in processors]
+        own = [of_row(processor, row) for processor in sampling.processors]
         ids = torch.cat([context.tokens[row, :length], tail[row]])
-        for k in range(logits.shape[1]):
+        written = ids[prompt:].tolist() if sampling.ends else []  # the prompt's own end tokens end nothing
+        end = min((prompt + written.index(t) for t in sampling.ends if t in written), default=len(ids))
+        for k in range(min(logits.shape[1], end - length + 1)):
             if k and result[row, k - 1, ids[length + k - 1]] == -torch.inf:
                 break
             scores = logits[row : row + 1, k]

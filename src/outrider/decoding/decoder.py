@@ -100,11 +100,11 @@ class Decoder:
         groups: dict[Shape, list[int]] = {}
         for index, shape in enumerate(self.shapes(requests, names)):
             groups.setdefault(shape, []).append(index)
-        slots = self.slots or min(len(requests), 8)
+        slots, decoder = self.slots or min(len(requests), 8), self.ending(requests)
         failed: dict[int, str] = {}
         for shape, members in groups.items():
             with self.lanes.lane((self.target, self.drafter), slots, shape) as stepper:
-                batch = _Batch(self, stepper, trace).run([(names[i], requests[i]) for i in members])
+                batch = _Batch(decoder, stepper, trace).run([(names[i], requests[i]) for i in members])
                 with closing(batch):  # before its sessions serve another batch
                     for event in batch:
                         yield event
@@ -159,6 +159,13 @@ class Decoder:
         limit, rules = self.target.max_length, request.stopping
         room = rules.max_new_tokens if limit is None else limit - len(request.prompt)
         return replace(rules, max_new_tokens=min(rules.max_new_tokens, room))
+
+    def ending(self, requests: Sequence[Request]) -> Decoder:
+        """The same, with sampling options that name the end tokens all requests have: processors need them."""
+        if not self.sampling.processors or not requests:
+            return self
+        ends = frozenset.intersection(*(request.stopping.eos for request in requests))
+        return replace(self, sampling=replace(self.sampling, ends=ends))
 
     def _check_source(self, source: Source | None) -> None:
         if source is None:
