@@ -57,10 +57,9 @@ def by_bins(logits: Tensor, top_p: float) -> Tensor:
     below = peak - logits
     weights = below.neg().exp_().mul_(UNIT).floor_()  # whole numbers, as float64 adds them up without rounding
     bins = below.mul_(_PER_LOGIT).clamp_(max=_BINS - 1).to(torch.int64)
-    size = logits.shape[-1]
-    lines = (x.detach().reshape(-1, size).numpy() for x in (logits, weights, bins))
-    cut = [_cut(*line, top_p) for line in zip(*lines, strict=True)]
-    return logits.masked_fill(torch.from_numpy(np.stack(cut)).reshape(logits.shape), -torch.inf)
+    values, weighed, binned = (x.detach().reshape(-1, logits.shape[-1]).numpy() for x in (logits, weights, bins))
+    gone = np.stack([_cut(v, w, b, top_p) for v, w, b in zip(values, weighed, binned, strict=True)])
+    return logits.masked_fill(torch.from_numpy(gone).reshape(logits.shape), -torch.inf)
 
 
 def _cut(logits: NDArray[Any], weights: NDArray[Any], bins: NDArray[Any], top_p: float) -> NDArray[Any]:

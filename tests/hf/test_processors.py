@@ -77,7 +77,8 @@ def alone(ids: torch.Tensor = IDS[:1]) -> list[RowInputs]:
 def test_normalisation_in_the_middle_is_kept() -> None:
     """It changes nothing in front of softmax; a penalty behind it sees other logits. It was dropped anywhere."""
     middle = [tf.LogitNormalization(), tf.RepetitionPenaltyLogitsProcessor(1.5), tf.TopPLogitsWarper(0.9)]
-    logits = torch.randn((1, 1, tiny.VOCAB)) * 3
+    logits = torch.linspace(-3, 3, tiny.VOCAB).repeat(1, 1, 1)
+    logits[..., 5:8] = torch.tensor([2.0, 4.0, 6.0])
     context = Context(1, 16, torch.device("cpu"))
     context.admit(0, IDS[0].tolist())
     found = sampling_of(middle, True, IDS[:1], alone(), tiny.VOCAB)

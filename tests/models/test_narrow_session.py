@@ -98,7 +98,9 @@ def test_tokens_that_are_run() -> None:
 def test_the_place_for_nothing_is_cleared() -> None:
     """What runs in front of a short prompt is kept in the last place, and a NaN there got through the mask of the next
     row of that slot."""
-    session = both("llama", 3)[1]
+    session = NarrowSession(HuggingFaceModel(tiny.build("llama")), 3, Shape(256, 5, fixed=False))
+    for row, prompt in enumerate(PROMPTS):
+        session.admit(row, prompt)
     for keys, values in session.cache.buffers():
         keys[1, :, -1], values[1, :, -1] = torch.nan, torch.nan
     session.release(1)
