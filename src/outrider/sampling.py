@@ -62,12 +62,16 @@ class Sampling:
     frequency_penalty: float = 0.0  # over the output, as in the OpenAI API
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0  # new tokens before which none of ``withheld`` may come
+    withheld: Mapping[int, float] = field(default_factory=dict)  # token: what is added to its logit until then
     processors: tuple[Processor | ByRow, ...] = ()
     ends: frozenset[int] = frozenset()  # end tokens: no processor is asked behind one that was written or guessed
 
     def __post_init__(self) -> None:
-        if not isinstance(self.logit_bias, LogitBias):  # one that is stays: what was made of these options shares it
-            object.__setattr__(self, "logit_bias", LogitBias(self.logit_bias))
+        for name in ("logit_bias", "withheld"):
+            given = getattr(self, name)
+            if not isinstance(given, LogitBias):  # one that is stays: what was made of these options shares it
+                object.__setattr__(self, name, LogitBias(given))
 
         def number(name: str, low: float, high: float = float("inf"), open_low: bool = False) -> None:
             value = getattr(self, name)
@@ -105,7 +109,7 @@ class Sampling:
     @property
     def adjusts(self) -> bool:
         """Whether logits depend on more than the model: on the tokens before, or on what was asked for."""
-        return bool(self.penalised or self.logit_bias or self.processors)
+        return bool(self.penalised or self.logit_bias or self.min_tokens or self.processors)
 
     @property
     def filters(self) -> bool:
@@ -196,6 +200,9 @@ def _adjust(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) 
     if sampling.logit_bias:
         assert isinstance(sampling.logit_bias, LogitBias)
         logits = _bias(logits, sampling.logit_bias)
+    if sampling.min_tokens:
+        assert isinstance(sampling.withheld, LogitBias)
+        logits = _withhold(logits, sampling.withheld, sampling.min_tokens, context)
     if sampling.processors:
         logits = _process(logits, sampling, context, tail)
     return logits
@@ -228,6 +235,14 @@ def _bias(logits: Tensor, bias: LogitBias) -> Tensor:
     require(not outside, f"logit_bias names token {outside}, the vocabulary has {logits.shape[-1]} tokens")
     index, values = bias.on(logits.dtype, logits.device)
     return logits.index_add(-1, index, values.expand(*logits.shape[:-1], -1))
+
+
+def _withhold(logits: Tensor, withheld: LogitBias, least: int, context: Context) -> Tensor:
+    """Change the logits of withheld tokens where a position has fewer than ``least`` new tokens before it; nothing is asked."""
+    written = context.positions(logits.shape[1]) - context.prompt_lengths[:, None]  # [B, K]
+    index, values = withheld.on(logits.dtype, logits.device)
+    own = logits.index_select(-1, index)  # [B, K, N]
+    return logits.index_copy(-1, index, torch.where((written < least)[..., None], own + values, own))
 
 
 def _process(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -11,7 +12,9 @@ import transformers as tf
 from door import batch, call, plain, through
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+import outrider
 import tiny
+from outrider import transformers_generate as door
 from outrider.errors import BadOption
 
 IDS = torch.tensor([[5, 6, 7, 5, 6, 7]])
@@ -109,3 +112,43 @@ def test_other_callables_are_as_before() -> None:
     streamer = Collects()
     tiny.build("llama").generate(input_ids=IDS, **OPTIONS, custom_generate=own, streamer=streamer)
     assert "streamer" not in given and "synced_gpus" not in given
+
+
+def by_attribute(model: Any, input_ids: torch.Tensor, **rest: Any) -> Any:
+    return outrider.transformers_generate(model, input_ids, **rest)
+
+
+class ByCall:
+    def __call__(self, model: Any, input_ids: torch.Tensor, **rest: Any) -> Any:
+        return door(model, input_ids, **rest)
+
+
+def closed_over() -> Any:
+    own = door
+    return lambda model, input_ids, **rest: own(model, input_ids, **rest)
+
+
+@functools.wraps(door)
+def wrapped(*args: Any, **rest: Any) -> Any:
+    return by_attribute(*args, **rest)
+
+
+@pytest.mark.parametrize("wrapper", [by_attribute, ByCall(), closed_over(), wrapped])
+def test_a_function_around_the_door(wrapper: Any) -> None:
+    """A caller's own function around the door was not recognised: the streamer was dropped without a word."""
+    streamer = Collects()
+    ids = tiny.build("llama").generate(input_ids=IDS, **OPTIONS, custom_generate=wrapper, streamer=streamer)
+    assert streamer.ends == 1
+    assert [token for value in streamer.values[1:] for token in value] == ids[0, IDS.shape[1] :].tolist()
+
+
+def test_a_function_around_the_door_without_room() -> None:
+    """Catches keywords that nobody set and that a caller's function has no parameters for."""
+    model, taken = tiny.build("llama"), []
+
+    def narrow(model: Any, input_ids: torch.Tensor, generation_config: Any, **rest: Any) -> Any:
+        taken.extend(rest)
+        return door(model, input_ids, generation_config=generation_config)
+
+    model.generate(input_ids=IDS, **OPTIONS, custom_generate=narrow)
+    assert not {"streamer", "synced_gpus", "assistant_model", "tokenizer"} & set(taken)

@@ -12,6 +12,7 @@ from door import batch, call
 
 import tiny
 from outrider.errors import OutriderError
+from outrider.hf.lent import _recordable, lent
 from outrider.models.huggingface import HuggingFaceModel
 
 
@@ -86,10 +87,64 @@ def test_not_kept_alive() -> None:
 
 def test_two_at_once() -> None:
     """The first of two calls to end must not put the model back under the second."""
-    from outrider.hf.lent import lent
-
     model = tiny.build("llama").train()
     with lent(model):
         call(model, batch("llama"), max_new_tokens=2)
         assert not model.training
     assert model.training
+
+
+def replaced(model: Any) -> None:
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
+def swapped(model: Any) -> None:
+    weight = model.model.layers[0].mlp.up_proj.weight
+    weight.data = weight.data.clone()
+
+
+def other_layer(model: Any) -> None:
+    model.model.layers[0].mlp.act_fn = torch.nn.GELU()
+
+
+@pytest.mark.parametrize("change", [replaced, swapped, other_layer])
+def test_weights_in_another_place(change: Any) -> None:
+    """A recorded step went on reading the freed weights of a model that was moved and back, or loaded anew."""
+    model = tiny.build("llama")
+    with lent(model) as first:
+        pass
+    with lent(model) as second:
+        assert second is first
+    kept = list(model.parameters()), [p.data for p in model.parameters()]  # so that no address is used again
+    change(model)
+    with lent(model) as third:
+        assert third is not first
+    del kept
+
+
+def test_adapters_are_not_recorded() -> None:
+    """An adapter is switched on and off without a change of address: a recorded step would not notice."""
+    model, gpu = tiny.build("llama"), torch.device("cuda")
+    assert _recordable(model, gpu) and not _recordable(model, torch.device("cpu"))
+    model._hf_peft_config_loaded = True
+    assert not _recordable(model, gpu)
+    model._hf_peft_config_loaded = False
+    model.model.layers[0].mlp.act_fn = type("Adapter", (torch.nn.SiLU,), {"__module__": "peft.tuners.lora"})()
+    assert not _recordable(model, gpu)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exact", "timed"),
+    [(torch.float32, False, True), (torch.bfloat16, False, False), (torch.bfloat16, True, True)],
+)
+def test_no_clock_where_the_width_decides_the_bits(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, exact: bool, timed: bool
+) -> None:
+    """In bfloat16 the clock chose gamma, gamma the width and the width the bits: equal calls gave two texts."""
+    from outrider.decoding import planner
+
+    used = []
+    start = planner.Auto.start
+    monkeypatch.setattr(planner.Auto, "start", lambda self, setting: used.append(self.clock) or start(self, setting))
+    call(tiny.build("llama").to(dtype), batch("llama"), max_new_tokens=3, exact=exact)
+    assert used and set(used) == {timed}

@@ -77,7 +77,7 @@ def test_decoder_attention_mask() -> None:
 
 ASKED: dict[str, Any] = {
     "num_beams": 3, "guidance_scale": 2.0, "prompt_lookup_num_tokens": 3, "num_assistant_tokens": 5,
-    "output_attentions": True, "cache_implementation": "offloaded", "prefill_chunk_size": 4, "penalty_alpha": 0.6,
+    "output_attentions": True, "prefill_chunk_size": 4, "penalty_alpha": 0.6,
     "dola_layers": "high",
 }  # fmt: skip
 
@@ -95,6 +95,13 @@ def test_options(name: str) -> None:
             **{name: ASKED[name]},
             **extra,
         )
+
+
+def test_cache_implementation() -> None:
+    """Asked directly: transformers makes some kinds of cache first, for which a machine may lack the device."""
+    config = tf.GenerationConfig(max_new_tokens=3, cache_implementation="offloaded")
+    with pytest.raises(BadOption, match="cache_implementation='offloaded' is not supported with custom_generate"):
+        outrider.transformers_generate(tiny.build("llama"), IDS, generation_config=config)
 
 
 def test_the_calls_own_keywords() -> None:

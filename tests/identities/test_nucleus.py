@@ -74,6 +74,17 @@ def test_large_vocabularies(scale: float, top_p: float, dtype: torch.dtype) -> N
     assert torch.equal(nucleus(flat, top_p)[0], found[0, :1])
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.5, 3.0, 12.0])
+@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 0.999])
+def test_no_order_of_a_flat_distribution(scale: float, top_p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU all tokens of a flat distribution were put in order, which took longer than the rest of the step."""
+    logits = (torch.randn((2, 2, 5000), generator=torch.Generator().manual_seed(5)) * scale).round(decimals=1)
+    logits[..., 7] = -torch.inf
+    expected = module.in_order(logits, top_p)
+    monkeypatch.setattr(module, "in_order", lambda *_: pytest.fail("all tokens were put in order"))
+    assert torch.equal(nucleus(logits, top_p), expected)
+
+
 def test_what_was_cut_before_stays_cut() -> None:
     logits = torch.tensor([[1.0, -torch.inf, 2.0, -torch.inf, 0.5]])
     assert nucleus(logits, 0.999999).tolist() == logits.tolist()

@@ -32,7 +32,13 @@ def both(family: str, rows: int) -> list[HuggingFaceSession]:
 def same(sessions: list[HuggingFaceSession], tail: torch.Tensor) -> None:
     wide, narrow = (session.score(tail) for session in sessions)
     active = sessions[0].context.active
-    torch.testing.assert_close(narrow[active], wide[active], atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(narrow[active], wide[active], **near(sessions[0]))
+
+
+def near(session: HuggingFaceSession) -> dict[str, float]:
+    """How near: BLOOM's softmax is in float32 whatever the model's dtype, and sums of more or fewer zeros differ."""
+    limit = 1e-5 if session.model.config.model_type == "bloom" else 1e-9
+    return {"atol": limit, "rtol": limit}
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -53,7 +59,7 @@ def test_the_same_logits(family: str, rows: int) -> None:
         for session in sessions:
             session.commit(tokens, count)
         if sessions[0].hidden is not None and sessions[1].hidden is not None:
-            torch.testing.assert_close(sessions[1].hidden, sessions[0].hidden)
+            torch.testing.assert_close(sessions[1].hidden, sessions[0].hidden, **near(sessions[0]))
     for session in sessions:
         session.rewind(session.context.lengths - 2)
         session.score(nothing)
@@ -87,3 +93,16 @@ def test_tokens_that_are_run() -> None:
         session.commit(torch.full((3, guesses + 1), 7), torch.ones(3, dtype=torch.int64))
     hook.remove()
     assert shapes == [(3, 8), (3, 1), (3, 3), (3, 1)]
+
+
+def test_the_place_for_nothing_is_cleared() -> None:
+    """What runs in front of a short prompt is kept in the last place, and a NaN there got through the mask of the next
+    row of that slot."""
+    session = NarrowSession(HuggingFaceModel(tiny.build("llama")), 3, Shape(256, 5, fixed=False))
+    for row, prompt in enumerate(PROMPTS):
+        session.admit(row, prompt)
+    for keys, values in session.cache.buffers():
+        keys[1, :, -1], values[1, :, -1] = torch.nan, torch.nan
+    session.release(1)
+    session.admit(1, [60, 61, 62, 63])
+    assert all(buffer[1].isfinite().all() for pair in session.cache.buffers() for buffer in pair)

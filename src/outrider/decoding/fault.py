@@ -35,6 +35,7 @@ def _forbidding(sampling: Sampling) -> str:
     names = [type(processor).__name__ for processor in sampling.processors]
     named = {
         "logit_bias": -math.inf in sampling.logit_bias.values(),
+        "min_tokens": sampling.min_tokens > 0,
         "repetition_penalty": sampling.repetition_penalty != 1,
         f"logits_processor ({', '.join(names)})": bool(names),
     }

@@ -76,8 +76,7 @@ def transformers_generate(
             drafter,
             choose(coupling, greedy=not sampled),
             sampling_of(logits_processor or (), sampled, input_ids, rows, target.vocab_size),
-            # A script's seed gives the same text again: where the text depends on gamma, no clock may decide it.
-            chosen(gamma, target.auto if not sampled or coupling == "gumbel" else Auto(clock=False)),
+            chosen(gamma, target.auto if _may_time(target, exact, sampled, coupling) else Auto(clock=False)),
             width,
             slots=len(input_ids),
             exact=exact,
@@ -116,6 +115,16 @@ def _check_call(synced_gpus: bool | None, assistant_tokenizer: Any, coupling: st
             "synced_gpus=: they have no effect",
             stacklevel=4,
         )
+
+
+def _may_time(target: LentModel, exact: bool, sampled: bool, coupling: str) -> bool:
+    """Whether a clock may choose gamma: not where the text depends on it, so that a call gives the same text again.
+
+    A coupling other than Gumbel's draws other tokens for another gamma. And gamma is the width of a run: where that is
+    not constant it decides the last bits of logits, which in half precision are many ties.
+    """
+    same_bits = exact or target.dtype in (torch.float32, torch.float64)
+    return same_bits and (not sampled or coupling == "gumbel")
 
 
 def _batch(ids: Tensor, given: dict[str, Any], inputs: Tensor | None) -> Batch:

@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outrider.decoding.lanes import Lanes
@@ -35,7 +37,7 @@ class LentModel(HuggingFaceModel):
         self.identity = _identity(model)
         self.width_costs = NOMINAL if self.device.type == "cpu" else None
         self.auto = Auto()  # knows what steps cost
-        self.lanes = Lanes(graphs=self.device.type == "cuda")
+        self.lanes = Lanes(graphs=_recordable(model, self.device))
         self.drafters = built_in()  # always the same ones: what was recorded for them is found again
 
     @cached_property
@@ -79,10 +81,30 @@ def lent(model: PreTrainedModel) -> Iterator[LentModel]:
 
 
 def _identity(model: PreTrainedModel) -> tuple[Any, ...]:
-    """What a wrapper remembers of a model: moved, cast or resized it is another one."""
+    """What a wrapper remembers of a model: moved, cast, resized or with weights in another place it is another one.
+
+    A recorded step reads weights at their addresses, whatever is there by then.
+    """
     layer = model.get_output_embeddings()
     shape = None if layer is None else tuple(layer.weight.shape)
-    return model.device, model.dtype, shape, id(layer), model.config._attn_implementation
+    tensors = tuple((id(t), _address(t)) for t in chain(model.parameters(), model.buffers()))
+    modules = tuple(map(id, model.modules()))
+    return model.device, model.dtype, shape, id(layer), model.config._attn_implementation, modules, tensors
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # some quantised kinds have no memory of their own
+        return 0
+
+
+def _recordable(model: PreTrainedModel, device: torch.device) -> bool:
+    """Whether steps may be replayed as CUDA graphs. An adapter is switched on and off without a change of address."""
+    adapted = getattr(model, "_hf_peft_config_loaded", False) or any(
+        type(module).__module__.split(".")[0] == "peft" for module in model.modules()
+    )
+    return device.type == "cuda" and not adapted
 
 
 class _Use:

@@ -48,10 +48,12 @@ def sampling_of(
     processors: Sequence[Any], sampled: bool, ids: Tensor, rows: Sequence[RowInputs], vocab_size: int
 ) -> Sampling:
     """The options that do what transformers' list of processors does to rows ``ids`` [B, T], padding included."""
-    rest = [p for p in processors if type(p) is not known.LogitNormalization]  # softmax follows: nothing would change
+    rest = list(processors)
     options: dict[str, Any] = {"temperature": 1.0 if sampled else 0.0}
     if rest and type(rest[0]) is known.RepetitionPenaltyLogitsProcessor and rest[0].prompt_ignore_length is None:
         options["repetition_penalty"] = float(rest.pop(0).penalty)
+    options |= _take_min_tokens(rest, ids.shape[1], vocab_size)
+    _drop_normalisation(rest)
     if sampled:
         options |= _take_filters(rest)
     if not rest:
@@ -59,6 +61,33 @@ def sampling_of(
     for processor in rest:
         _check(processor, ids, vocab_size)
     return Sampling(**options, processors=(BatchProcessor([_of_row(rest, i, row) for i, row in enumerate(rows)]),))
+
+
+_MIN_LENGTHS = (known.MinLengthLogitsProcessor, known.MinNewTokensLengthLogitsProcessor)
+
+
+def _take_min_tokens(processors: list[Any], width: int, vocab_size: int) -> dict[str, Any]:
+    """Take the first processors off as far as they forbid the same ends before a length: rows of ``width`` tokens,
+    padding included, have the same number of new tokens then."""
+    least, ends = 0, None
+    while processors and type(processors[0]) in _MIN_LENGTHS:
+        first = processors[0]
+        own = {int(token): -torch.inf for token in first.eos_token_id.tolist() if 0 <= token < vocab_size}
+        if ends not in (None, own):
+            break
+        if type(first) is known.MinLengthLogitsProcessor:
+            total = first.min_length
+        else:
+            total = first.prompt_length_to_skip + first.min_new_tokens
+        least, ends = max(least, total - width), own
+        processors.pop(0)
+    return {"min_tokens": least, "withheld": ends} if least and ends else {}
+
+
+def _drop_normalisation(processors: list[Any]) -> None:
+    """Take LogitNormalization off the end: only filters that look at differences of logits, and softmax, follow."""
+    while processors and type(processors[-1]) is known.LogitNormalization:
+        processors.pop()
 
 
 _FILTERS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
@@ -75,6 +104,7 @@ def _take_filters(processors: list[Any]) -> dict[str, Any]:
     for kind, name, value in _FILTERS:
         if processors and type(processors[-1]) is kind and _as_usual(processors[-1]):
             options[name] = value(processors.pop())
+            _drop_normalisation(processors)
     return options
 
 
@@ -122,6 +152,10 @@ def _own(processor: Any, index: int, row: RowInputs) -> Processor:
         return own  # type: ignore[no-any-return]
     if type(processor) is known.EncoderNoRepeatNGramLogitsProcessor and row.source is not None:
         return known.EncoderNoRepeatNGramLogitsProcessor(processor.ngram_size, row.source[None])  # type: ignore[no-any-return]
+    if isinstance(processor, known.RepetitionPenaltyLogitsProcessor) and processor.prompt_ignore_length:
+        own = copy.copy(processor)
+        own.prompt_ignore_length = max(0, processor.prompt_ignore_length - len(row.padding))  # it counts padding
+        return own  # type: ignore[no-any-return]
     return processor  # type: ignore[no-any-return]
 
 
@@ -157,9 +191,22 @@ def _check(processor: Any, ids: Tensor, vocab_size: int) -> None:
         )
 
 
+def trial_copy(function: Any) -> Any:
+    """A caller's processor or criterion to try out: the lists and tensors it keeps stay as they are.
+
+    Models inside it are shared. What cannot be copied in depth is copied as far as its attributes.
+    """
+    inside = vars(function).values() if hasattr(function, "__dict__") else ()
+    shared = {id(value): value for value in inside if isinstance(value, torch.nn.Module)}
+    try:
+        return copy.deepcopy(function, shared)
+    except Exception:
+        return copy.copy(function)
+
+
 def _is_function_of_its_row(processor: Any, ids: Tensor, vocab_size: int) -> bool:
     scores = torch.linspace(-4, 4, vocab_size, device=ids.device).expand(len(ids), -1)
-    trial = copy.copy(processor)  # a first call may be remembered
+    trial = trial_copy(processor)  # a first call may be remembered
 
     def shown(rows: slice) -> Tensor:
         return torch.as_tensor(trial(ids[rows].clone(), scores[rows].clone()))

@@ -36,6 +36,7 @@ WITHOUT_EFFECT = {
     "remove_invalid_values": "logits that are not finite are an error",
     "transformers_version": "says which version wrote the file",
     "_from_model_config": "says where the configuration came from",
+    "_commit_hash": "says where the configuration came from",
 }
 
 _BEAMS = "use outrider.load(...).generate(beams=...)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from transformers.generation import stopping_criteria as known
 from outrider.decoding.decoder import Request
 from outrider.decoding.stopping import Stopping
 from outrider.errors import require
-from outrider.hf.processors import RowInputs
+from outrider.hf.processors import RowInputs, trial_copy
 from outrider.noise import row_seeds
 
 
@@ -98,7 +97,7 @@ def _check(criterion: Any, ids: Tensor) -> None:
     """In a batch rows are judged one by one: refuse a criterion of the caller's that then answers differently."""
     if len(ids) == 1 or type(criterion).__module__ == known.__name__:
         return
-    trial = copy.copy(criterion)
+    trial = trial_copy(criterion)
 
     def shown(rows: slice) -> Tensor:
         return torch.as_tensor(trial(ids[rows].clone(), None)).expand(len(ids[rows]))

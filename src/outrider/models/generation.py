@@ -38,6 +38,7 @@ NO_TEXT = frozenset(
         "prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_early_exit", "assistant_lookbehind",
         "target_lookbehind", "assistant_ensemble_weight", "speculation_type", "compile_config", "disable_compile",
         "continuous_batching_config", "low_memory", "prefill_chunk_size", "transformers_version", "_from_model_config",
+        "_commit_hash",
     }
 )  # fmt: skip
 """Fields that change no text here: caches, padding, what is returned, transformers' own speculation."""

@@ -32,6 +32,9 @@ class NarrowSession(HuggingFaceSession):
         self._wanted = 1  # last tokens of each row whose logits the run at hand is for
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        # Where tokens in front of a short prompt are run: masked as well, but a NaN would not be.
+        for buffer in (b for pair in self.cache.buffers() for b in pair):
+            buffer[row, :, self.shape.capacity - 1].zero_()
         begun = bool((self.cached * self.context.active).max() > 0)
         if row in self._used or begun or self.states is not None or self.model.encoder_decoder:
             self._used.add(row)
