@@ -238,7 +238,7 @@ def _bias(logits: Tensor, bias: LogitBias) -> Tensor:
 
 
 def _withhold(logits: Tensor, withheld: LogitBias, least: int, context: Context) -> Tensor:
-    """Change the logits of withheld tokens where a position has fewer than ``least`` new tokens before it; nothing is asked."""
+    """Change the logits of withheld tokens where a position has fewer than ``least`` new tokens before it."""
     written = context.positions(logits.shape[1]) - context.prompt_lengths[:, None]  # [B, K]
     index, values = withheld.on(logits.dtype, logits.device)
     own = logits.index_select(-1, index)  # [B, K, N]
