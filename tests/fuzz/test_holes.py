@@ -15,7 +15,7 @@ from strategies import worlds
 from test_captured import BIASED, check_captured
 from test_stack import check_independent, check_stops
 from torch import Tensor
-from worlds import Ends, Model, Named, Planned, Toy, Two, World
+from worlds import Ends, Model, Named, Planned, Strict, Toy, Two, World
 
 from outrider import LLM, options, sampling
 from outrider.decoding.decoder import Decoder
@@ -80,8 +80,16 @@ def test_a_q_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
         proposed = (draft.proposed & known).to(torch.int64).cumprod(-1).bool()
         return replace(draft, tokens=draft.tokens.clamp(0, vocab_size - 1), proposed=proposed)
 
+    def taken_from(draft: Draft, p: Tensor, n: Tensor) -> Tensor:
+        q = torch.zeros_like(p)[:, None].repeat(1, draft.tokens.shape[1] + 1, 1)
+        if draft.probs is not None:
+            q[:, :-1] = draft.probs.masked_fill(~draft.proposed[..., None], 0)
+        return real(draft, p, n) if draft.probs is None else (p - coupling.take(q, n)).clamp(min=0)
+
+    real = Draft.taken_from
     monkeypatch.setattr(Draft, "usable", usable)
-    found(check_law, worlds(kinds=("named", "model"), couplings=("maximal", "block")), "probability zero|not the law")
+    monkeypatch.setattr(Draft, "taken_from", taken_from)  # today's would take nothing for NaN
+    found(check_law, worlds(kinds=("named", "model"), couplings=("maximal",)), "probability zero|not the law")
 
 
 def test_prompts_that_share_their_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +171,13 @@ def test_a_constraint_that_is_asked_where_it_has_no_answer(fault: str, monkeypat
         monkeypatch.setattr(Decoder, "ending", lambda decoder, requests: decoder)
     else:
         monkeypatch.setattr(Sampling, "only", lambda sampling, rows: sampling)
+
+    def focused(world: World) -> World:
+        rule = Strict((1,), (2,))  # token 0 stands for nothing drawn
+        return replace(world, sampling=Sampling(1.0, processors=(rule,)), ends=Ends(4, rule.ends), prompt=(1, 1))
+
     with pytest.raises(ProcessorError, match="asked behind"):
-        hunt(check_texts, worlds(new=(4,), kinds=("model", "cascade", "named")))
+        hunt(check_texts, worlds(beside=(0,), kinds=("model", "cascade")).map(focused))
 
 
 # --- wrong rules --------------------------------------------------------------------------------------
