@@ -62,9 +62,9 @@ class Sampling:
     frequency_penalty: float = 0.0  # over the output, as in the OpenAI API
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    processors: tuple[Processor | ByRow, ...] = ()
     min_tokens: int = 0  # new tokens before which none of ``ends`` may come
     ends: Mapping[int, float] = field(default_factory=dict)  # token: what is added to its logit until then
-    processors: tuple[Processor | ByRow, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("logit_bias", "ends"):
