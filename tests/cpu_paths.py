@@ -3,7 +3,8 @@
     python tests/cpu_paths.py [--jobs 2] [pytest's own options]
 
 The libraries' own settings hold them back, in a process for each CPU: see ``outrider/cpu.py``. What the CPU at hand
-chooses by itself is the ordinary run of all tests. Choices alone are tested for all CPUs anywhere: see test_cpu_facts.py.
+chooses by itself is the ordinary run of all tests. Choices alone are tested for all CPUs
+anywhere: see test_cpu_facts.py.
 """
 
 from __future__ import annotations

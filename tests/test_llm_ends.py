@@ -75,12 +75,12 @@ def test_outputs_say_what_ended_them(llm: outrider.LLM, beams: int) -> None:
 @pytest.mark.parametrize(
     ("bad", "match"),
     [
-        ([], "prompt 2 of the list, '': the prompt is empty"),
+        ([], r"prompts\[2\], '': the prompt is empty"),
         (
             "the cat " * 40,
-            r"prompt 2 of the list, 'the cat the cat .*'\.\.\.: the prompt has \d+ tokens, the model's limit",
+            r"prompts\[2\], 'the cat the cat .*'\.\.\.: the prompt has \d+ tokens, the model's limit",
         ),
-        ([5, 99999], r"prompt 2 of the list, .*: prompt token \[99999\] is outside the vocabulary"),
+        ([5, 99999], r"prompts\[2\], .*: prompt token \[99999\] is outside the vocabulary"),
     ],
 )
 def test_a_bad_prompt_of_a_list_is_named(llm: outrider.LLM, bad: Any, match: str, beams: int) -> None:

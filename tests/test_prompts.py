@@ -54,9 +54,9 @@ LISTS: dict[str, tuple[list[Any], str]] = {
     "empty": (["the", "", "so"], r"prompts\[1\]: the prompt is empty"),
     "no text": (["the", "so", 5.0], r"prompts\[2\]: a prompt is a text or token ids, got 5.0"),
     "a surrogate": (["the", "so\udc80"], r"prompts\[1\]: the prompt has a lone surrogate, '\\udc80', at character 2"),
-    "too long": (["the", [5] * 128], r"prompts\[1\]: the prompt has 128 tokens, the model's limit is 128"),
-    "no token": (["the", [5, 5000]], r"prompts\[1\]: prompt token \[5000\] is outside"),
-    "no ids": (["the", []], r"prompts\[1\]: the prompt is empty"),
+    "too long": (["the", [5] * 128], r"prompts\[1\], .*: the prompt has 128 tokens, the model's limit is 128"),
+    "no token": (["the", [5, 5000]], r"prompts\[1\], .*: prompt token \[5000\] is outside"),
+    "no ids": (["the", []], r"prompts\[1\], '': the prompt is empty"),
 }
 
 

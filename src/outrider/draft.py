@@ -128,7 +128,8 @@ class Draft:
     def taken_from(self, p: Tensor, n: Tensor) -> Tensor:
         """max(0, p - q) for p [B, V] and q at index n [B] of each row; p itself where nothing was proposed there.
 
-        A q of zero makes full acceptance, early stop and ragged drafts one formula.
+        A q of zero makes full acceptance, early stop and ragged drafts one formula. A q that is NaN or negative
+        counts as zero: whatever a drafter reports, a token with p = 0 is never drawn from the rest.
         """
         rows, guesses = self.tokens.shape
         if guesses == 0:
@@ -138,20 +139,20 @@ class Draft:
         if self.probs is None:
             return p.scatter_add(1, self.tokens.gather(1, index), -real[:, None].to(p.dtype)).clamp_(min=0)
         q = self.probs[torch.arange(rows, device=n.device), index[:, 0]].to(p.dtype)
-        q = q.masked_fill_(~real[:, None], 0)  # no product with zero: NaN would stay NaN
+        q = q.masked_fill_(~(real[:, None] & (q > 0)), 0)  # nor is NaN or less than nothing taken, beside the guess
         if self.support is None:
             return (p - q).clamp_(min=0)
         return p.index_copy(1, self.support, (p.index_select(1, self.support) - q).clamp_(min=0))
 
     def padded(self, like: Tensor) -> Tensor:
-        """q at every index and a row of zeros behind it -> [B, G+1, V] as ``like``; zero where nothing was proposed."""
+        """q at every index and a row of zeros behind it -> [B, G+1, V] as ``like``; zero where there is none."""
         guesses = self.tokens.shape[1]
         q = torch.zeros_like(like)
         if self.probs is None:
             q[:, :guesses].scatter_(-1, self.tokens[..., None], 1.0)
         else:
             q[:, :guesses] = cast(Tensor, self.dense(like.shape[-1]).probs)
-        return q.masked_fill_(~torch.nn.functional.pad(self.proposed, (0, 1))[..., None], 0)
+        return q.masked_fill_(~(torch.nn.functional.pad(self.proposed, (0, 1))[..., None] & (q > 0)), 0)
 
     def overlap(self, p: Tensor | Choices) -> Tensor:
         """sum over x of min(p_i(x), q_i(x)), Theorem 3.5's beta, for each guess -> [B, G]."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -126,7 +128,6 @@ class LLM:
     def _search(self, prompts: list[list[int]], options: Options) -> Iterator[Output]:
         """Beam search, one prompt after another."""
         requests = self._requests(prompts, options)
-        self.decoder(options).shapes(requests)  # a bad prompt is named before work is done for the others
         for request, prompt in zip(requests, prompts, strict=True):
             trace = Trace(self.drafter.name, "beam", **self._engine)
             beams = beam_search(self.decoder(options, len(request.prompt)), request, options, trace)
@@ -141,10 +142,11 @@ class LLM:
         )
         trace = self._trace(parsed)
         shown = [0] * len(prompts)
-        for event in self._events(prompts, parsed, trace):
-            new = event.row.printable(self.decode, shown[event.index])
-            shown[event.index] += len(new)
-            yield Chunk.of_event(event, new, len(prompts[event.index]), trace)
+        with closing(self._events(prompts, parsed, trace)) as events:  # at once, where the caller leaves early
+            for event in events:
+                new = event.row.printable(self.decode, shown[event.index])
+                shown[event.index] += len(new)
+                yield Chunk.of_event(event, new, len(prompts[event.index]), trace)
 
     def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Output:
         """Answer a conversation [{"role": ..., "content": ...}, ...] by the tokenizer's chat template."""
@@ -172,13 +174,14 @@ class LLM:
 
     def decoder(self, options: Options, prompt_length: int = 1) -> Decoder:
         """The decoder a call with these options runs on."""
-        defaults = self._defaults
-        total = prompt_length + options.max_new_tokens
+        defaults, asked = self._defaults, options.repetition_penalty
+        penalty = defaults.repetition_penalty if asked is None else asked
+        penalty, rules = defaults.rules(penalty, prompt_length, prompt_length + options.max_new_tokens)
         return Decoder(
             self.target.model,
             self._drafter(options),
             _verifier(options),
-            options.sampling(defaults.repetition_penalty, defaults.constraints(prompt_length, total)),
+            replace(options.sampling(constraints=rules), repetition_penalty=penalty),
             self._gamma(options),
             self.width,
             self.slots,
@@ -225,10 +228,9 @@ class LLM:
         """What statistics say of the target's engine."""
         return {"engine": self.target.model.engine_name, "dtype": self.target.model.computes_in}
 
-    def _events(self, prompts: list[list[int]], options: Options, trace: Trace) -> Iterator[Event]:
+    def _events(self, prompts: list[list[int]], options: Options, trace: Trace) -> Generator[Event]:
         """Requests in groups that share every rule; one group unless the model's own rules count positions."""
         requests = self._requests(prompts, options)
-        self.decoder(options).shapes(requests)  # a bad prompt is named before work is done for the others
         groups: dict[int, list[int]] = {}
         counts_positions = bool(self._defaults.constraints(1, 2))
         for index, request in enumerate(requests):
@@ -252,23 +254,25 @@ class LLM:
             stopping = Stopping(
                 max_new_tokens=min(options.max_new_tokens, room),
                 eos=self._ends(options) | self._special_stops(options),
-                stop=options.stop_strings or self._defaults.stop,
+                stop=self._stops(options),
                 criteria=tuple(options.stopping_criteria),
                 decode=self.decode,
             )
             requests.append(Request(tuple(first), stopping, seed, tuple(prompt) if model.encoder_decoder else None))
-        decoder = self.decoder(options)
-        for index, request in enumerate(requests):
-            with named(index, len(requests)):
-                decoder.shape(request)  # refuses what the model cannot continue
+        self.decoder(options).shapes(requests)  # a bad prompt is named before work is done for the others
         return requests
 
     def _special_stops(self, options: Options) -> frozenset[int]:
         """Stop strings that are special tokens: decoded text does not show them, so their ids are watched for."""
-        if not options.stop_strings:
+        stops = self._stops(options)
+        if not stops:
             return frozenset()
         special = dict(zip(self.tokenizer.all_special_tokens, self.tokenizer.all_special_ids, strict=True))
-        return frozenset(special[stop] for stop in options.stop_strings if stop in special)
+        return frozenset(special[stop] for stop in stops if stop in special)
+
+    def _stops(self, options: Options) -> tuple[str, ...]:
+        """The call's stop strings, or those of the model's generation config."""
+        return options.stop_strings or self._defaults.stop
 
     def _ends(self, options: Options) -> frozenset[int]:
         if options.eos is None:

@@ -53,13 +53,36 @@ def released(weight: Tensor) -> nn.Parameter:
 
 
 def packed(weight: Tensor, rows: int) -> Tensor:
-    """A weight [out, in] laid out for products with about ``rows`` rows; as it is where that is no faster."""
+    """A weight [out, in] laid out for products with about ``rows`` rows; as it is where that is no faster.
+
+    As it is, too, where the bits of a row would depend on its place among the others: a token stands in another place
+    with guesses before it than without.
+    """
     if not worth_packing(rows):
         return weight
     try:
-        return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)  # type: ignore[no-any-return]
+        laid_out: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+        return laid_out if rows == 1 or _any_place(laid_out, weight, rows) else weight
     except (RuntimeError, NotImplementedError, AttributeError):
         return weight
+
+
+_found: dict[tuple[int, int, torch.dtype, int], bool] = {}
+"""What ``_any_place`` found out, by size, dtype and rows of a product: kernels are chosen by these."""
+
+
+def _any_place(laid_out: Tensor, weight: Tensor, rows: int) -> bool:
+    """Whether a row of a product has the same bits in every place. With AVX2 some have not, in float32."""
+    out, inputs = weight.shape
+    key = out, inputs, weight.dtype, rows
+    if key not in _found:
+        _found[key] = all(_shifted_alike(laid_out, inputs, count, weight.dtype) for count in (rows, 4 * rows))
+    return _found[key]
+
+
+def _shifted_alike(weight: Tensor, inputs: int, count: int, dtype: torch.dtype) -> bool:
+    x = torch.randn((count, inputs), generator=torch.Generator().manual_seed(0)).to(dtype)
+    return torch.equal(product(x.roll(1, 0), weight, None).roll(-1, 0), product(x, weight, None))
 
 
 def worth_packing(rows: int) -> bool:

@@ -7,8 +7,8 @@ second path (Leviathan et al. 2023, section 2.2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -63,11 +63,12 @@ class Sampling:
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     processors: tuple[Processor | ByRow, ...] = ()
-    min_tokens: int = 0  # new tokens before which none of ``ends`` may come
-    ends: Mapping[int, float] = field(default_factory=dict)  # token: what is added to its logit until then
+    ends: frozenset[int] = frozenset()  # end tokens: no processor is asked behind one that was written or guessed
+    min_tokens: int = 0  # new tokens before which none of ``withheld`` may come
+    withheld: Mapping[int, float] = field(default_factory=dict)  # token: what is added to its logit until then
 
     def __post_init__(self) -> None:
-        for name in ("logit_bias", "ends"):
+        for name in ("logit_bias", "withheld"):
             given = getattr(self, name)
             if not isinstance(given, LogitBias):  # one that is stays: what was made of these options shares it
                 object.__setattr__(self, name, LogitBias(given))
@@ -118,6 +119,35 @@ class Sampling:
     @property
     def penalised(self) -> bool:
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
+
+    def behind(self, q: Tensor) -> Sampling:
+        """The options behind tokens drawn from q [B, V]: where q was no distribution, processors are not asked."""
+        return self.only(q.amax(-1) > 0) if self.processors else self  # NaN is not above zero
+
+    def only(self, rows: Tensor) -> Sampling:
+        """The same options with processors for some rows [B] only."""
+        if not self.processors or bool(rows.all()):
+            return self
+        return replace(self, processors=tuple(_OfRows(p, rows.tolist()) for p in self.processors))
+
+
+@dataclass(frozen=True)
+class _OfRows:
+    """A processor that leaves the scores of other rows as they are."""
+
+    processor: Processor | ByRow
+    rows: Sequence[bool]
+
+    def of_row(self, row: int) -> Processor:
+        return of_row(self.processor, row) if self.rows[row] else _unchanged
+
+
+def of_row(processor: Processor | ByRow, row: int) -> Processor:
+    return processor.of_row(row) if isinstance(processor, ByRow) else processor
+
+
+def _unchanged(ids: Tensor, scores: Tensor) -> Tensor:
+    return scores
 
 
 def standardise(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:
@@ -171,10 +201,10 @@ def _adjust(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) 
         assert isinstance(sampling.logit_bias, LogitBias)
         logits = _bias(logits, sampling.logit_bias)
     if sampling.min_tokens:
-        assert isinstance(sampling.ends, LogitBias)
-        logits = _withhold(logits, sampling.ends, sampling.min_tokens, context)
+        assert isinstance(sampling.withheld, LogitBias)
+        logits = _withhold(logits, sampling.withheld, sampling.min_tokens, context)
     if sampling.processors:
-        logits = _process(logits, sampling.processors, context, tail)
+        logits = _process(logits, sampling, context, tail)
     return logits
 
 
@@ -207,27 +237,31 @@ def _bias(logits: Tensor, bias: LogitBias) -> Tensor:
     return logits.index_add(-1, index, values.expand(*logits.shape[:-1], -1))
 
 
-def _withhold(logits: Tensor, ends: LogitBias, least: int, context: Context) -> Tensor:
-    """Change the ends' logits where a position has fewer than ``least`` new tokens before it; nothing is asked."""
+def _withhold(logits: Tensor, withheld: LogitBias, least: int, context: Context) -> Tensor:
+    """Change the logits of withheld tokens where a position has fewer than ``least`` new tokens before it."""
     written = context.positions(logits.shape[1]) - context.prompt_lengths[:, None]  # [B, K]
-    index, values = ends.on(logits.dtype, logits.device)
+    index, values = withheld.on(logits.dtype, logits.device)
     own = logits.index_select(-1, index)  # [B, K, N]
     return logits.index_copy(-1, index, torch.where((written < least)[..., None], own + values, own))
 
 
-def _process(logits: Tensor, processors: tuple[Processor | ByRow, ...], context: Context, tail: Tensor) -> Tensor:
+def _process(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:
     """Row by row and position by position, since a processor may do anything with the prefix it is shown.
 
-    Nothing is asked about rows that have ended, nor behind a guess that was just forbidden: it will not be kept, and
-    a constraint need not have an answer for a text it does not allow.
+    Nothing is asked about rows that have ended, nor behind an end token among the guesses: nothing there counts. Nor
+    behind a guess that was just forbidden: it will not be kept, and a constraint need not have an answer for a text
+    it does not allow.
     """
     result = logits.clone()
-    for row, (length, active) in enumerate(zip(context.lengths.tolist(), context.active.tolist(), strict=True)):
+    rows = zip(context.prompt_lengths.tolist(), context.lengths.tolist(), context.active.tolist(), strict=True)
+    for row, (prompt, length, active) in enumerate(rows):
         if not active:
             continue
-        own = [p.of_row(row) if isinstance(p, ByRow) else p for p in processors]
+        own = [of_row(processor, row) for processor in sampling.processors]
         ids = torch.cat([context.tokens[row, :length], tail[row]])
-        for k in range(logits.shape[1]):
+        written = ids[prompt:].tolist() if sampling.ends else []  # the prompt's own end tokens end nothing
+        end = min((prompt + written.index(t) for t in sampling.ends if t in written), default=len(ids))
+        for k in range(min(logits.shape[1], end - length + 1)):
             if k and result[row, k - 1, ids[length + k - 1]] == -torch.inf:
                 break
             scores = logits[row : row + 1, k]

@@ -112,6 +112,19 @@ def test_what_is_streamed_is_the_text(name: str, data: st.DataObject) -> None:
     assert shown == row.text(decode)
 
 
+def test_reading_again_without_new_tokens_changes_nothing() -> None:
+    """Every stream chunk without new text settled again, until the window's places were copies of one."""
+    decode, _ = DECODERS["byte-level"]
+    growing, tokens = GrowingText(decode), list(range(40, 60))
+    for end in range(1, 21):
+        growing.read(tokens[:end])
+    before = (list(growing._places), list(growing.pieces), growing._start)
+    for _ in range(9):
+        assert growing.read(tokens) == growing.length
+    assert before == (list(growing._places), list(growing.pieces), growing._start)
+    assert len(set(growing._places)) == len(growing._places)
+
+
 def test_a_token_is_decoded_a_few_times_however_long_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """4,000 tokens with a stop string and a stream decoded 16 million; now a small number for each."""
     decode, _ = DECODERS["byte-level"]

@@ -81,6 +81,26 @@ def test_a_q_that_is_no_distribution_is_no_guess(name: str, coupling: Verifier) 
     assert not any(record.drafted for record in trace.records)
 
 
+@pytest.mark.parametrize("coupling", COUPLINGS[:3], ids=lambda v: v.name)
+@pytest.mark.parametrize("support", [None, torch.tensor([0, 3, 4])], ids=["all", "some"])
+@pytest.mark.parametrize("bad", [torch.nan, -1.0])
+def test_a_q_that_is_wrong_beside_the_guess_gives_no_forbidden_token(
+    bad: float, support: torch.Tensor | None, coupling: Verifier
+) -> None:
+    """Of a drafter's own q: NaN or less than zero for token 0, which p forbids, made 0 the correction of guess 3."""
+
+    def draft(rows: int, gamma: int) -> Draft:
+        tokens = torch.full((rows, gamma), 3)
+        q = torch.tensor([bad, 0.5, 0.5] if support is not None else [bad, 0, 0, 0.5, 0.5, 0, 0, 0])
+        return Draft(tokens, q.expand(rows, gamma, -1), tokens > 0, support=support)
+
+    forbidden = Sampling(1.0, logit_bias={0: -torch.inf, 3: -torch.inf})
+    requests = [Request(PROMPT, Stopping(1), seed=seed) for seed in range(60)]
+    texts, trace = run(TARGET, Saying(draft), requests, 2, forbidden, coupling)
+    assert all(record.drafted for record in trace.records)
+    assert not {token for text in texts for token in text} & {0, 3}
+
+
 @pytest.mark.parametrize("coupling", COUPLINGS[:2], ids=lambda v: v.name)
 @pytest.mark.parametrize("once", [True, False])
 def test_a_cascade_cuts_what_its_lower_drafter_cannot_mean(once: bool, coupling: Verifier) -> None:

@@ -79,6 +79,19 @@ class Grammar(Rule):
 
 
 @dataclass(frozen=True)
+class Strict(Rule):
+    """Some tokens and the end tokens are allowed. It has no answer behind any other text, nor behind its end."""
+
+    allowed: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    def scores(self, ids: Sequence[int], scores: list[float]) -> list[float]:
+        if ids[-1] not in self.allowed:
+            raise KeyError(f"asked behind {list(ids)}")
+        return [s if x in self.allowed + self.ends else -math.inf for x, s in enumerate(scores)]
+
+
+@dataclass(frozen=True)
 class Lift(Rule):
     """Adds a number that depends on the token before, the position and the token."""
 

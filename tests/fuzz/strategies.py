@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ from worlds import (
     Planned,
     Sampling,
     Spec,
+    Strict,
     Toy,
     Two,
     World,
@@ -52,6 +54,12 @@ def samplings(draw: DrawFn, vocab: int) -> Sampling:
         logit_bias=draw(st.one_of(st.just({}), bias)),
         processors=tuple(draw(st.lists(rules, max_size=1))) if draw(few(0, 0, 1)) else (),
     )
+
+
+@st.composite
+def stricts(draw: DrawFn, vocab: int) -> Strict:
+    end, *others = draw(st.permutations(range(vocab)))
+    return Strict(tuple(others[: draw(st.integers(1, vocab - 1))]), (end,))
 
 
 def supports(vocab: int) -> SearchStrategy[tuple[int, ...]]:
@@ -122,19 +130,26 @@ def worlds(
     vocab = draw(st.sampled_from((4, 3, 5, 6)))
     tokens = st.integers(0, vocab - 1)
     prompts = st.lists(tokens, min_size=1, max_size=6).map(tuple)
-    toy = Toy(vocab, draw(few(1, 2)), draw(SEEDS), draw(few(1.0, 2.5)), draw(st.sampled_from(((), (), (1,)))))
+    toy = Toy(
+        vocab, draw(few(1, 2)), draw(SEEDS), draw(few(1.0, 2.5)), draw(few((), (), (1,))), draw(few((), (), (), (2,)))
+    )  # fmt: skip
+    sampling = draw(samplings(vocab))
     ends = Ends(
         draw(few(*new)),
         draw(st.sampled_from(((), (), (0,), (2,)))),
         draw(st.sampled_from(((), (), ("a",), ("bc",), ("cc", "ab")))),
     )
+    if draw(few(False, False, False, True)):
+        rule = draw(stricts(vocab))
+        sampling, ends = replace(sampling, processors=(rule,)), replace(ends, eos=rule.ends)
+        prompts = st.lists(st.sampled_from(rule.allowed), min_size=1, max_size=6).map(tuple)
     coupling = draw(st.sampled_from(couplings))
     width = draw(st.sampled_from((3, 5, 4, 2)))
     policies = st.builds(Planned, st.sampled_from(("auto", "gradient", "turns")), few(0.1, 0.0, 0.6, -1.0))
     count = draw(st.sampled_from(beside))
     others = st.builds(Alone, prompts, SEEDS, few(1, *new))
     return World(
-        toy, draw(samplings(vocab)), ends, draw(prompts), draw(drafters(vocab, kinds)), coupling,
+        toy, sampling, ends, draw(prompts), draw(drafters(vocab, kinds)), coupling,
         draw(few(1.0, 1.0, 1.0, 0.5)) if coupling == "maximal" else 1.0,
         draw(st.one_of(st.integers(1, width - 1), policies)), width, draw(few(2, 1, 4)),
         tuple(draw(st.lists(others, min_size=count, max_size=count))),

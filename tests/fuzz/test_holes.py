@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from checks import Found, check_law, check_neighbours
+from checks import Found, check_law, check_neighbours, check_texts
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 from strategies import worlds
@@ -18,14 +18,16 @@ from torch import Tensor
 from worlds import Ends, Model, Named, Planned, Toy, Two, World
 
 from outrider import LLM, options, sampling
+from outrider.decoding.decoder import Decoder
 from outrider.decoding.guard import Guarded
 from outrider.drafters.mixture import _MixtureSession
 from outrider.drafters.model import _ModelSession
+from outrider.errors import ProcessorError
 from outrider.noise import Noise
 from outrider.options import Options
 from outrider.sampling import LogitBias, Sampling
 from outrider.types import Draft
-from outrider.verification import coupling
+from outrider.verification import block, coupling
 
 RULES = worlds(kinds=("model", "named"), couplings=("maximal",))
 MODELS = worlds(kinds=("model",), couplings=("maximal", "block"))
@@ -138,6 +140,31 @@ def test_a_stop_string_that_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(LLM, "_special_stops", special_stops)
     with pytest.raises(AssertionError, match="ended"):
         check_stops(Toy(6, 1, 0, 0.5), Named("ngram"), ["\n\n"], "<unk>")
+
+
+# --- and faults of a later review ---------------------------------------------------------------------
+
+
+def test_a_p_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block verification never kept a guess with NaN behind it, though the text ended there and nobody saw it."""
+    monkeypatch.setattr(block, "_numbers", lambda p: p)
+
+    def focused(world: World) -> World:
+        ends = replace(world.ends, new=1, stop=())
+        return replace(world, toy=replace(world.toy, broken=(2,)), sampling=Sampling(1.0), ends=ends)
+
+    found(check_law, worlds(kinds=("model", "hostile"), couplings=("block",)).map(focused), "not the law")
+
+
+@pytest.mark.parametrize("fault", ["behind the end", "behind nothing drawn"])
+def test_a_constraint_that_is_asked_where_it_has_no_answer(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was asked behind end tokens among the guesses, and behind what was "drawn" from a q that is no number."""
+    if fault == "behind the end":
+        monkeypatch.setattr(Decoder, "ending", lambda decoder, requests: decoder)
+    else:
+        monkeypatch.setattr(Sampling, "only", lambda sampling, rows: sampling)
+    with pytest.raises(ProcessorError, match="asked behind"):
+        hunt(check_texts, worlds(new=(4,), kinds=("model", "cascade", "named")))
 
 
 # --- wrong rules --------------------------------------------------------------------------------------

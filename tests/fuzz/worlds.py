@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
+from math import inf, nan
 
 import torch
 from hostile import Hostile
-from reference import Ends, Grammar, Lift, NoRepeat, Reference, text_of
+from reference import Ends, Grammar, Lift, NoRepeat, Reference, Strict, text_of
 
 from outrider.decoding.decoder import Decoder, Request
 from outrider.decoding.planner import Auto, Gradient, Planner, Policy, Setting
@@ -25,7 +25,7 @@ from outrider.verification.choose import choose
 
 __all__ = [
     "Alone", "Ends", "Grammar", "Hostile", "Lift", "Model", "Named", "NoRepeat", "Over", "Own", "Planned", "Sampling",
-    "Toy", "Two", "World", "inf",
+    "Strict", "Toy", "Two", "World", "inf",
 ]  # fmt: skip
 
 
@@ -38,11 +38,14 @@ class Toy:
     seed: int = 0
     sharpness: float = 1.0
     dead: tuple[int, ...] = ()  # tokens it never gives: padding rows of a vocabulary
+    broken: tuple[int, ...] = ()  # tokens behind which its logits are not numbers
 
     def build(self) -> ToyModel:
         model = ToyModel(self.vocab, self.order, self.seed, self.sharpness)
         for token in self.dead:
             model.table[:, token] = -inf
+        for token in self.broken:
+            model.table[token :: self.vocab] = nan
         return model
 
 

@@ -114,12 +114,12 @@ def test_lengths_become_an_option() -> None:
         tf.TopKLogitsWarper(9),
     ]
     found = sampling_of(rules, True, IDS, alone(IDS), tiny.VOCAB)
-    assert (found.min_tokens, set(found.ends), found.processors, found.top_k) == (3, {3, 4}, (), 9)
+    assert (found.min_tokens, set(found.withheld), found.processors, found.top_k) == (3, {3, 4}, (), 9)
     assert found.adjusts
     assert not sampling_of(rules[1:2], True, torch.cat([IDS, IDS], 1), alone(IDS), tiny.VOCAB).min_tokens
     other = [rules[2], tf.MinLengthLogitsProcessor(8, [5])]
     found = sampling_of(other, True, IDS, alone(IDS), tiny.VOCAB)
-    assert set(found.ends) == {3, 4} and found.processors
+    assert set(found.withheld) == {3, 4} and found.processors
 
 
 def test_no_end_before_its_length() -> None:

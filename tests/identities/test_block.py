@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from outrider.noise import Noise
-from outrider.types import Draft
+from outrider.types import Draft, Verdict
 from outrider.verification.block import block_coupling, prefix_weights
 
 
@@ -32,6 +32,23 @@ def test_law_of_three_guesses(seed: int) -> None:
     """Catches what two guesses cannot show: a weight that forgets the guess before the last."""
     world = random_world(3, seed)
     torch.testing.assert_close(emitted_law(world), target_law(world), atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_law_before_a_p_that_is_no_number(seed: int) -> None:
+    """NaN behind a guess (nothing is allowed behind an end token) kept the guess from ever being accepted.
+
+    What is emitted there is discarded, so any law will do there; the tokens before it must follow theirs.
+    """
+    known = random_world(3, seed)
+    even = torch.full((SIZE,), 1 / SIZE, dtype=torch.float64)
+    world = World(3, {x: even if 2 in x else p for x, p in known.p.items()}, known.q)
+
+    def broken(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
+        behind = torch.nn.functional.pad((draft.tokens == 2).cumsum(1) > 0, (1, 0))
+        return block_coupling.rule(p.masked_fill(behind[..., None], torch.nan), draft, noise, at)
+
+    torch.testing.assert_close(emitted_law(world, broken), target_law(world), atol=1e-8, rtol=0)
 
 
 def point(world: World) -> World:

@@ -67,6 +67,29 @@ def test_the_text_is_transformers_own(folder: Path, field: str, draft: str) -> N
         assert llm.generate(PROMPT, max_new_tokens=30, stop="no such text").tokens == plain
 
 
+@pytest.mark.parametrize("draft", ["none", "copy"])
+@pytest.mark.parametrize("asked", [None, 1.3])
+def test_a_sequence_bias_comes_before_the_penalty(folder: Path, asked: float | None, draft: str) -> None:
+    """The penalty divides what is above zero and multiplies what is below: behind the bias or before it, it differs."""
+    asking(folder, {"repetition_penalty": 1.8})
+    plain = by_transformers(folder)
+    rules = {"sequence_bias": [[[token], 4.0] for token in sorted(set(plain))[:6]], "no_repeat_ngram_size": 3}
+    asking(folder, {**rules, "repetition_penalty": asked or 1.8})
+    expected = by_transformers(folder)
+    asking(folder, {**rules, "repetition_penalty": 1.8})
+    llm = outrider.load(str(folder), draft, engine="torch")
+    assert llm.generate(PROMPT, max_new_tokens=30, repetition_penalty=asked).tokens == expected
+
+
+def test_a_special_token_among_the_models_stop_strings(folder: Path) -> None:
+    """Decoded text does not show it. Its id was watched for where the call named it, not where the model did."""
+    asking(folder, {"eos_token_id": None, "sequence_bias": [[[2], 50.0]], "stop_strings": ["</s>", "never"]})
+    llm = outrider.load(str(folder), "none", engine="torch")
+    assert llm.tokenizer.convert_ids_to_tokens(2) == "</s>" and 2 in llm.tokenizer.all_special_ids
+    output = llm.generate(PROMPT, max_new_tokens=5)
+    assert (output.tokens, output.finish_reason) == ([2], "eos")
+
+
 def test_what_is_not_honoured_is_named(folder: Path) -> None:
     """One warning for all fields that would change the text; none for those that ask for nothing."""
     asking(folder, {"encoder_repetition_penalty": 1.3, "encoder_no_repeat_ngram_size": 2, "guidance_scale": 1.0})

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 import cpus
 import library
 import tiny
-from outrider import cpu
+from outrider import cpu, packing
 from outrider.cpu import CpuFacts
 from outrider.models import loading
 from outrider.models.engines import Kernels
@@ -112,3 +113,21 @@ def test_one_row_is_not_packed_on_arm(facts: CpuFacts, one_row: bool) -> None:
         assert worth_packing(1) is one_row and worth_packing(9)
     with cpu.using(replace(facts, packs=False)):
         assert not worth_packing(1) and not worth_packing(9)
+
+
+def test_weights_are_not_packed_where_a_rows_place_decides_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AVX2 oneDNN's float32 products differ from place to place: plain and speculative logits did, too."""
+    right = packing.product
+
+    def by_place(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        found = right(x, weight, bias)
+        if weight.is_mkldnn:
+            found[6:] += 1e-6  # the rows that are left over behind a tile of six
+        return found
+
+    weight = torch.randn(32, 48)
+    monkeypatch.setattr(packing, "_found", {})
+    assert packing.packed(weight, 9).is_mkldnn == worth_packing(9)
+    monkeypatch.setattr(packing, "_found", {})
+    monkeypatch.setattr(packing, "product", by_place)
+    assert not packing.packed(weight, 9).is_mkldnn

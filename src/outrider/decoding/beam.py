@@ -97,7 +97,7 @@ class _Search:
     """One request on one target session and one draft session with a row for every path of the tree."""
 
     def __init__(self, plan: BeamDecoder, request: Request, trace: Trace, index: int) -> None:
-        decoder = plan.decoder
+        decoder = plan.decoder.ending([request])
         self.stopping = decoder.stopping(request)
         shape = _close_fitting(decoder.shape(request), request, self.stopping)
         self.trace, self.index, self.request = trace, index, request

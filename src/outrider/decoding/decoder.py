@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -88,7 +89,7 @@ class Decoder:
         outside = [token for token in self.sampling.logit_bias if not 0 <= token < size]
         require(not outside, f"logit_bias names token {outside}, the vocabulary has {size} tokens")
 
-    def stream(self, requests: Sequence[Request], trace: Trace, names: Sequence[int] | None = None) -> Iterator[Event]:
+    def stream(self, requests: Sequence[Request], trace: Trace, names: Sequence[int] | None = None) -> Generator[Event]:
         """Events in the order they happen. A row depends on its own request and the shapes, never on others.
 
         A row whose logits are not numbers ends there with ``row.error``, and the others go on; NumericalError if
@@ -99,14 +100,16 @@ class Decoder:
         groups: dict[Shape, list[int]] = {}
         for index, shape in enumerate(self.shapes(requests, names)):
             groups.setdefault(shape, []).append(index)
-        slots = self.slots or min(len(requests), 8)
+        slots, decoder = self.slots or min(len(requests), 8), self.ending(requests)
         failed: dict[int, str] = {}
         for shape, members in groups.items():
             with self.lanes.lane((self.target, self.drafter), slots, shape) as stepper:
-                for event in _Batch(self, stepper, trace).run([(names[i], requests[i]) for i in members]):
-                    yield event
-                    if event.row.error is not None:
-                        failed[event.index] = event.row.error
+                batch = _Batch(decoder, stepper, trace).run([(names[i], requests[i]) for i in members])
+                with closing(batch):  # before its sessions serve another batch
+                    for event in batch:
+                        yield event
+                        if event.row.error is not None:
+                            failed[event.index] = event.row.error
         if failed and len(failed) == len(requests):  # nothing is left to go on with
             raise NumericalError(next(iter(failed.values())))
 
@@ -119,7 +122,7 @@ class Decoder:
             except PromptError as error:
                 if len(names) == 1 and name == 0:
                     raise
-                raise PromptError(f"prompt {name} of the list, {request.opening}: {error}") from None
+                raise PromptError(f"prompts[{name}], {request.opening}: {error}") from None
         return found
 
     def shape(self, request: Request) -> Shape:
@@ -156,6 +159,13 @@ class Decoder:
         limit, rules = self.target.max_length, request.stopping
         room = rules.max_new_tokens if limit is None else limit - len(request.prompt)
         return replace(rules, max_new_tokens=min(rules.max_new_tokens, room))
+
+    def ending(self, requests: Sequence[Request]) -> Decoder:
+        """The same, with sampling options that name the end tokens all requests have: processors need them."""
+        if not self.sampling.processors or not requests:
+            return self
+        ends = frozenset.intersection(*(request.stopping.eos for request in requests))
+        return replace(self, sampling=replace(self.sampling, ends=ends))
 
     def _check_source(self, source: Source | None) -> None:
         if source is None:
@@ -197,14 +207,14 @@ class _Batch:
         self.began = self.drafted = 0.0  # when it began, and the seconds spent on drafts before it
         self.recorded = 0  # steps recorded before it
 
-    def run(self, requests: Sequence[tuple[int, Request]]) -> Iterator[Event]:
+    def run(self, requests: Sequence[tuple[int, Request]]) -> Generator[Event]:
         try:
             yield from self._run(deque(requests))
         finally:  # also when the caller stops listening, or is interrupted
             self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
             self.trace.levels = add_levels(self.trace.levels, self.drafter.levels)
 
-    def _run(self, waiting: deque[tuple[int, Request]]) -> Iterator[Event]:
+    def _run(self, waiting: deque[tuple[int, Request]]) -> Generator[Event]:
         begun: Ticket | None = None  # a step that is already under way
         while waiting or any(self.rows):
             for slot, row in enumerate(self.rows):

@@ -26,6 +26,7 @@ class GrowingText:
 
     def __init__(self, decode: Decode) -> None:
         self.decode = decode
+        self._seen = 0  # tokens read so far
         self._begin()
 
     def _begin(self) -> None:
@@ -39,6 +40,9 @@ class GrowingText:
     def read(self, tokens: Sequence[int]) -> int:
         """Tokens may have been added -> the place from which on the text may be new."""
         before = self.length
+        if len(tokens) == self._seen:
+            return before
+        self._seen = len(tokens)
         window = self.decode(tokens[self._start :])
         if not window.startswith(self._known):
             self._begin()

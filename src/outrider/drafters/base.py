@@ -119,4 +119,5 @@ class TableSession(ContextSession):
             tokens = torch.cat([tokens, noise.winner("token", at[:, k : k + 1], q[:, None])], 1)
             probs.append(q)
             proposed.append(going)
+            sampling = sampling.behind(q)
         return Draft(tokens, torch.stack(probs, 1), torch.stack(proposed, 1))

@@ -101,6 +101,7 @@ class _CascadeSession:
             asked = 0 if self.drafter.once and number > 0 else self.drafter.guesses
             step = speculative_step(self.middle, self.lower, verify, sampling, noise, asked, watch)
             self._count(step, wanting)
+            sampling = sampling.only(step.healthy >= step.count)  # the last token of others was drawn from nothing
             if isinstance(step.p, Tensor) and not sampling.greedy:  # greedy guesses are point masses
                 probs = step.p.new_zeros((context.rows, gamma + 1, step.p.shape[-1])) if probs is None else probs
                 _put(probs, step.p, offset)

@@ -74,6 +74,7 @@ class _HeadSession(ContextSession):
             probs.append(q)
             proposed.append(reach.going)
             reach.took(q, logits, sampling)
+            sampling = sampling if q is None else sampling.behind(q)
             if reach.over:
                 break
         known = [q for q in probs if q is not None]

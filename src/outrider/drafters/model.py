@@ -138,6 +138,7 @@ class _ModelSession:
             probs.append(q)
             proposed.append(reach.going)
             reach.took(q, logits[:, 0], sampling)
+            sampling = sampling.behind(q)
             if k + 1 == gamma or reach.over:
                 break
             logits = self.session.extend(x)[:, -1:]

@@ -81,7 +81,7 @@ def _take_min_tokens(processors: list[Any], width: int, vocab_size: int) -> dict
             total = first.prompt_length_to_skip + first.min_new_tokens
         least, ends = max(least, total - width), own
         processors.pop(0)
-    return {"min_tokens": least, "ends": ends} if least and ends else {}
+    return {"min_tokens": least, "withheld": ends} if least and ends else {}
 
 
 def _drop_normalisation(processors: list[Any]) -> None:

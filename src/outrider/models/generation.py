@@ -60,6 +60,19 @@ class Defaults:
     repetition_penalty: float
     constraints: Callable[[int, int], list[Any]]  # (prompt length, total length) -> processors
     stop: tuple[str, ...] = ()  # where a call names no stop strings of its own
+    biased: bool = False  # the first of the constraints is a sequence bias
+
+    def rules(self, penalty: float, prompt: int, total: int) -> tuple[float, list[Any]]:
+        """The repetition penalty and the processors behind it.
+
+        A sequence bias comes before the penalty, as in transformers: there the penalty is one of the processors.
+        """
+        rules = self.constraints(prompt, total)
+        if not self.biased or penalty == 1:
+            return penalty, rules
+        import transformers as tf
+
+        return 1.0, [rules[0], tf.RepetitionPenaltyLogitsProcessor(penalty), *rules[1:]]
 
 
 def defaults(model: HuggingFaceModel, eos: int | list[int] | None = None) -> Defaults:
@@ -103,7 +116,8 @@ def defaults(model: HuggingFaceModel, eos: int | list[int] | None = None) -> Def
     penalty = config.repetition_penalty or 1.0
     stops = config.stop_strings or ()
     stops = (stops,) if isinstance(stops, str) else tuple(stops)
-    return Defaults(frozenset(ends), start if model.encoder_decoder else None, penalty, constraints, stops)
+    first = start if model.encoder_decoder else None
+    return Defaults(frozenset(ends), first, penalty, constraints, stops, bool(config.sequence_bias))
 
 
 def _warn(config: Any) -> None:

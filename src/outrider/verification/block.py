@@ -22,6 +22,7 @@ def _block(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
     behind it. Where nothing is proposed behind it q is zero, and h_i is w_i: the end of a draft, of a ragged one
     too, needs no case of its own.
     """
+    p = _numbers(p)
     guesses = draft.tokens.shape[1]
     w = prefix_weights(p, draft)  # [B, G+1], float64
     rest = (w[..., None].to(p.dtype) * p - draft.padded(like=p)).clamp(min=0)  # [B, G+1, V]
@@ -32,6 +33,16 @@ def _block(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
     place = torch.arange(guesses + 1, device=p.device)
     n = (torch.nn.functional.pad(allowed, (1, 0)) * place).amax(-1)  # the longest one, not the first refusal
     return Verdict(n, draw_rest(take(rest, n), take(p, n), noise, take(at, n)))
+
+
+def _numbers(p: Tensor) -> Tensor:
+    """p [B, G+1, V] with an even distribution wherever it is none.
+
+    A row ends at such a place and what is drawn there is discarded, but p behind a guess has a say in whether the
+    guess is kept: any distribution there leaves the tokens before it their law, and NaN does not.
+    """
+    most = p.amax(-1)  # NaN where p has one
+    return p.masked_fill((most - most != 0)[..., None], 1 / p.shape[-1])
 
 
 def prefix_weights(p: Tensor, draft: Draft) -> Tensor:
