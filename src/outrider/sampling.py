@@ -62,10 +62,10 @@ class Sampling:
     frequency_penalty: float = 0.0  # over the output, as in the OpenAI API
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    min_tokens: int = 0  # new tokens before which none of ``withheld`` may come
-    withheld: Mapping[int, float] = field(default_factory=dict)  # token: what is added to its logit until then
     processors: tuple[Processor | ByRow, ...] = ()
     ends: frozenset[int] = frozenset()  # end tokens: no processor is asked behind one that was written or guessed
+    min_tokens: int = 0  # new tokens before which none of ``withheld`` may come
+    withheld: Mapping[int, float] = field(default_factory=dict)  # token: what is added to its logit until then
 
     def __post_init__(self) -> None:
         for name in ("logit_bias", "withheld"):

@@ -53,6 +53,7 @@ RULES = {
     "filtered": Rule(maximal_coupling, Sampling(0.8, top_k=40, top_p=0.9, min_p=0.01)),
     "block": Rule(block_coupling, Sampling(1.0)),
     "lenient": Rule(lenient(0.5), Sampling(1.0)),
+    "ends late": Rule(gumbel_coupling, Sampling(1.0, min_tokens=6, withheld={4: -torch.inf, 5: -torch.inf})),
     "penalised": Rule(
         gumbel_coupling, Sampling(0.7, repetition_penalty=1.2, frequency_penalty=0.5, logit_bias={5: 2.0})
     ),
