@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,3 +66,31 @@ def test_what_is_no_prompt_and_no_slot() -> None:
         llm.generate(b"abc")
     with pytest.raises(BadOption, match="slots must be at least 1"):
         outrider.load("gpt-small", slots=0)
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_a_closed_stdout() -> None:
+    """`>&-` was a traceback: Python has no sys.stdout then."""
+    done = run_python(
+        "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-m', 'outrider', '--version'])"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interrupt_while_the_command_is_imported() -> None:
+    """Ctrl-C in the first half second was a traceback."""
+    done = run_python(
+        "import builtins, sys\n"
+        "real = builtins.__import__\n"
+        "def slow(name, *given, **options):\n"
+        "    if name == 'outrider.cli.main':\n"
+        "        raise KeyboardInterrupt\n"
+        "    return real(name, *given, **options)\n"
+        "from outrider.__main__ import main\n"
+        "builtins.__import__ = slow\n"
+        "main()"
+    )
+    assert (done.returncode, done.stderr) == (130, "")

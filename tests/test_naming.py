@@ -75,6 +75,7 @@ def test_objects() -> None:
         ("copy>>>x", "is not a chain"),
         ("ngram>copy", "cannot check guesses"),
         ("copy>{}/head", "cannot run by itself"),
+        ("cpoy", "did you mean 'copy'"),  # it was looked for on the hub, and no drafter was named
     ],
 )
 def test_refusals(folders: Path, draft: str, says: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ def drafter_named(draft: str | Drafter | None, beside: Beside) -> Drafter:
     require(not draft.endswith(".py"), f"draft {draft!r} is a file of Python: name the class in it, as {draft}:Class")
     if (Path(draft) / CONFIG).is_file():
         return _trained(Path(draft), beside.target)
+    near = difflib.get_close_matches(draft, known, n=1)
+    if near and "/" not in draft and not Path(draft).exists():
+        raise BadOption(f"draft {draft!r} is not known; did you mean {near[0]!r}? Built in: {', '.join(known)}")
     return _model(draft, beside)[0]
 
 

@@ -11,6 +11,7 @@ from helpers import run
 from outrider.decoding.decoder import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, Nothing
+from outrider.errors import BadOption
 from outrider.models.toy import ToyModel
 from outrider.sampling import Sampling
 from outrider.trace import Trace, summarise
@@ -108,6 +109,20 @@ def test_criteria_see_prompt_and_text_token_by_token() -> None:
     texts, _ = generate(Stopping(30, criteria=(until_ten,)))
     assert texts == PLAIN[: 10 - len(PROMPT)]
     assert seen == list(range(3, 11))
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"), [(None, "None"), ("x", "'x'"), (5, "5"), (torch.tensor([True, False]), r"torch.bool \[2\]")]
+)
+def test_criteria_that_do_not_say_whether_to_end(found: object, shown: str) -> None:
+    """A forgotten ``return`` was an error of torch's, and an answer for two rows was never an end."""
+
+    def undecided(ids: torch.Tensor, scores: object) -> object:
+        return found
+
+    row = Stopping(30, criteria=(undecided,)).start(PROMPT)
+    with pytest.raises(BadOption, match=f"stopping_criteria undecided returned {shown}; it must return"):
+        row.push(PLAIN)
 
 
 def test_reasons() -> None:

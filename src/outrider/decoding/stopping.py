@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outrider.decoding.text import UNFINISHED, Decode, GrowingText
+from outrider.errors import BadOption
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Row:
             return "stop"
         if rules.criteria:
             ids = torch.tensor([self.prompt + self.tokens])
-            if any(bool(torch.as_tensor(rule(ids, None)).all()) for rule in rules.criteria):
+            if any(_ends(rule, ids) for rule in rules.criteria):
                 return "criteria"
         return "length" if len(self.tokens) >= rules.max_new_tokens else None
 
@@ -103,3 +105,15 @@ class Row:
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that could become ``stop``."""
     return next((k for k in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:k])), 0)
+
+
+def _ends(criterion: Callable[..., Any], ids: Tensor) -> bool:
+    """Whether a criterion ends the text ids [1, T]: a bool, or a tensor of one. Anything else is refused by name."""
+    found = criterion(ids, None)
+    if isinstance(found, bool):
+        return found
+    if isinstance(found, Tensor) and found.dtype == torch.bool and found.numel() == 1:
+        return bool(found)
+    name = getattr(criterion, "__name__", type(criterion).__name__)
+    what = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else repr(found)
+    raise BadOption(f"stopping_criteria {name} returned {what}; it must return True, False or a bool tensor of one row")
