@@ -84,6 +84,28 @@ def test_onednn_may_be_held_back(a_xeon: None, highest: str, fast: bool) -> None
 
 
 @pytest.mark.parametrize(
+    ("given", "missing", "expected"),
+    [
+        ({}, "", None),  # AVX-512 needs nothing
+        ({}, "avx512f", "AVX2,STRICT"),
+        ({"MKL_ENABLE_INSTRUCTIONS": "AVX2"}, "", "AVX2,STRICT"),
+        ({"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}, "", None),
+        ({"MKL_CBWR": "COMPATIBLE"}, "avx512f", "COMPATIBLE"),  # the user's own
+        ({}, "avx2 avx512f", None),
+    ],
+)
+def test_mkl_is_told_to_be_batch_invariant(
+    a_xeon: None, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], missing: str, expected: str | None
+) -> None:
+    """With AVX2 MKL gives a row other bits in another place of a batch, unless it is told not to."""
+    about = [" ".join(word for word in line.split() if word not in missing.split()) for line in cpu._description()]
+    monkeypatch.setattr(cpu, "_description", lambda: about)
+    environment = dict(given)
+    cpu.make_mkl_batch_invariant(environment)
+    assert environment.get("MKL_CBWR") == expected
+
+
+@pytest.mark.parametrize(
     ("settings", "left"),
     [
         ({}, {"fma", "avx512vl", "avx512_vnni"}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from outrider.cpu import make_mkl_batch_invariant
 from outrider.starting import uncollected
 from outrider.threads import wait_considerately
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 wait_considerately()  # here, because the OpenMP runtime reads it when torch is imported
+make_mkl_batch_invariant()  # here, because MKL reads it when it is first used
 
 # Names are imported when first used: `import outrider` loads neither torch nor transformers.
 _HOMES = {

@@ -13,7 +13,7 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -119,6 +119,20 @@ def read(environment: Mapping[str, str] = os.environ) -> CpuFacts:
         kleidiai=torch.backends.kleidiai.is_available(),  # type: ignore[no-untyped-call]
         identity=_digest([platform.machine(), platform.processor(), *about, *set_by_user]),
     )
+
+
+def make_mkl_batch_invariant(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Ask MKL for products whose rows have the same bits in every place of a batch, where it would not by itself.
+
+    That is with AVX2: rows left over behind a tile are added up in another order. With AVX-512 they are not. MKL reads
+    the setting at its first product, so this is for the start of a process; a user's own setting stays.
+    """
+    if platform.machine() not in ("x86_64", "AMD64") or "MKL_CBWR" in environment:
+        return
+    features = _features(_description())
+    held_back = environment.get("MKL_ENABLE_INSTRUCTIONS", "").upper() == "AVX2"
+    if "avx2" in features and (held_back or "avx512f" not in features):
+        environment["MKL_CBWR"] = "AVX2,STRICT"
 
 
 SETTINGS = (

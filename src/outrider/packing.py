@@ -6,6 +6,7 @@ arithmetic. Packed once, nine rows cost little more than one: what makes fixed w
 
 from __future__ import annotations
 
+import warnings
 from types import MethodType
 from typing import Any
 
@@ -62,16 +63,16 @@ def packed(weight: Tensor, rows: int) -> Tensor:
         return weight
     try:
         laid_out: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
-        return laid_out if rows == 1 or _any_place(laid_out, weight, rows) else weight
+        return laid_out if rows == 1 or _batch_invariant(laid_out, weight, rows) else weight
     except (RuntimeError, NotImplementedError, AttributeError):
         return weight
 
 
 _found: dict[tuple[int, int, torch.dtype, int], bool] = {}
-"""What ``_any_place`` found out, by size, dtype and rows of a product: kernels are chosen by these."""
+"""What ``_batch_invariant`` found out, by size, dtype and rows of a product: kernels are chosen by these."""
 
 
-def _any_place(laid_out: Tensor, weight: Tensor, rows: int) -> bool:
+def _batch_invariant(laid_out: Tensor, weight: Tensor, rows: int) -> bool:
     """Whether a row of a product has the same bits in every place. With AVX2 some have not, in float32."""
     out, inputs = weight.shape
     key = out, inputs, weight.dtype, rows
@@ -83,6 +84,17 @@ def _any_place(laid_out: Tensor, weight: Tensor, rows: int) -> bool:
 def _shifted_alike(weight: Tensor, inputs: int, count: int, dtype: torch.dtype) -> bool:
     x = torch.randn((count, inputs), generator=torch.Generator().manual_seed(0)).to(dtype)
     return torch.equal(product(x.roll(1, 0), weight, None).roll(-1, 0), product(x, weight, None))
+
+
+def warn_of_other_bits(rows: int, dtype: torch.dtype) -> None:
+    """Say so where this process's ordinary products, which attention is made of as well, are not batch-invariant."""
+    if rows > 1 and not all(_shifted_alike(torch.ones(64, 64, dtype=dtype), 64, count, dtype) for count in (rows, 36)):
+        warnings.warn(
+            "torch's matrix products give a token other bits in another place of a run on this CPU, so that text with "
+            "and without guesses may differ where two tokens are all but equal. Import outrider before anything "
+            "computes with torch, or set MKL_CBWR=AVX2,STRICT in the environment",
+            stacklevel=4,
+        )
 
 
 def worth_packing(rows: int) -> bool:

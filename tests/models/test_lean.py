@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,15 +120,22 @@ def test_weights_are_not_packed_where_a_rows_place_decides_its_bits(monkeypatch:
     """With AVX2 oneDNN's float32 products differ from place to place: plain and speculative logits did, too."""
     right = packing.product
 
+    def row_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.cat([right(row[None], weight, bias) for row in x])
+
     def by_place(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        found = right(x, weight, bias)
-        if weight.is_mkldnn:
-            found[6:] += 1e-6  # the rows that are left over behind a tile of six
+        found = row_by_row(x, weight, bias)
+        found[6:] += 1e-6  # the rows that are left over behind a tile of six
         return found
 
     weight = torch.randn(32, 48)
-    monkeypatch.setattr(packing, "_found", {})
-    assert packing.packed(weight, 9).is_mkldnn == worth_packing(9)
-    monkeypatch.setattr(packing, "_found", {})
-    monkeypatch.setattr(packing, "product", by_place)
-    assert not packing.packed(weight, 9).is_mkldnn
+    for product, expected in ((row_by_row, worth_packing(9)), (by_place, False)):
+        monkeypatch.setattr(packing, "_found", {})
+        monkeypatch.setattr(packing, "product", product)
+        assert packing.packed(weight, 9).is_mkldnn == expected
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            packing.warn_of_other_bits(9, torch.float32)
+        assert bool(told) == (product is by_place)
+
+

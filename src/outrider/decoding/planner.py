@@ -147,6 +147,9 @@ class Auto:
         return _Adaptive(setting, self._clocks.setdefault(key, Clock(setting.declared, setting.limit)))
 
 
+_WORTHWHILE = 1.05
+"""The least expected speed-up that guesses are made for: estimates are off by as much."""
+
 _PATIENCE = 4
 """Runs in a row for which a drafter that may decline is asked in vain before it is asked less often."""
 
@@ -174,6 +177,7 @@ class _Adaptive:
             return 0
         rates = self.ladder.rates(*self._outlook(self.rows[row]))
         best = max(self.choices, key=rates.__getitem__)
+        best = best if rates[best] >= _WORTHWHILE * rates[0] else 0
         self.rates[row] = rates[best]
         if self.declines and self.vain[row] < _PATIENCE:
             return self.setting.limit

@@ -24,7 +24,7 @@ from outrider.models.engines import Kernels, chosen_engine, numba_computes_in_ha
 from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.making import CacheRefused
 from outrider.models.weights import weight_files
-from outrider.packing import pack
+from outrider.packing import pack, warn_of_other_bits
 from outrider.places import cache_dir
 from outrider.threads import limit_threads
 
@@ -74,6 +74,8 @@ def load(
     except Exception as error:
         raise _explained(place, error) from error
     wrapped = HuggingFaceModel(_moved(name, model, where).requires_grad_(False))
+    if where.type == "cpu":
+        warn_of_other_bits(kernels.rows, model.dtype)
     narrow = model.dtype == torch.bfloat16 and cpu.facts().fast_at_bfloat16
     if where.type == "cpu" and (model.dtype == torch.float32 or narrow):  # what the packed kernels were measured for
         from outrider.models.lean import make_lean
