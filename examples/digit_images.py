@@ -33,14 +33,14 @@ from outrider import (
     Trace,
     summarise,
 )
-from outrider.decoding.decoder import Request
+from outrider.core.noise import Noise
+from outrider.core.protocols import Session, Shape, Verifier
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.decoding.loop import Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters.base import ContextSession
-from outrider.models.huggingface import HuggingFaceModel
-from outrider.noise import Noise
-from outrider.types import Session, Shape, Verifier
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.matching import gumbel_coupling
+from outrider.models.transformers.model import HuggingFaceModel
 
 SIDE, GREYS, CLASSES = 8, 17, 10
 PIXELS = SIDE * SIDE

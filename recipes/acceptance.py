@@ -21,13 +21,13 @@ from torch import Tensor
 
 import outrider
 from outrider.bench.prompts import read
-from outrider.noise import Noise
-from outrider.sampling import Sampling, standardise
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Verdict
+from outrider.core.sampling import Sampling, standardise
+from outrider.core.verification import choose
+from outrider.core.verification.block import prefix_weights
+from outrider.core.verification.maximal import maximal_coupling
 from outrider.trace import merge, summarise
-from outrider.types import Draft, Verdict
-from outrider.verification import choose
-from outrider.verification.block import prefix_weights
-from outrider.verification.coupling import maximal_coupling
 
 LENIENCES = (1.0, 0.5, 0.3, 0.1)
 FACTORS = (0.0, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5)

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from outrider.drafters.ngram import NgramTable
 from outrider.errors import OutriderError, require
-from outrider.models.loading import choose_device
+from outrider.models.hub.loading import choose_device
 from outrider.training.objectives import OBJECTIVES
 
 SHIPPED = ("target", "draft", "unigram.safetensors", "bigram.safetensors", "results.json", "README.md")

@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def _directory(name: str) -> str:
-    from outrider.models.hub import resolve
+    from outrider.models.hub.names import resolve
 
     return str(resolve(name))
 

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 
 import outrider
-from outrider.algorithm import Step, _healthy, splice
-from outrider.decoding.readback import Ticket
+from outrider.core.algorithm import Step, _healthy, splice
+from outrider.core.noise import Noise, Silence
+from outrider.core.protocols import Shape
+from outrider.core.sampling import Sampling, standardise
+from outrider.core.verification.choose import choose
+from outrider.decoding.step_result import Ticket
 from outrider.drafters import Mixture
 from outrider.drafters.heads import HeadDrafter
-from outrider.noise import Noise, Silence
-from outrider.sampling import Sampling, standardise
-from outrider.types import Shape
-from outrider.verification.choose import choose
 
 PROMPT = (
     "Explain how rain forms, and why some clouds give none, in a few sentences a child can follow. Then list three "

@@ -28,9 +28,9 @@ from pretrain import Pairs, Ragged, Written, cross_entropy, from_teacher
 from transformers import AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration
 
 from outrider.errors import require
-from outrider.models.small import Size
 from outrider.training.data import open_text
 from outrider.training.objectives import OBJECTIVES
+from outrider.training.student_models import Size
 
 PAD, END = "<pad>", "</s>"
 PADDING, STOP = 0, 1  # their ids; as with every T5, padding also begins the output

@@ -20,9 +20,9 @@ import torch
 from width_cost import run_ms, started
 
 from outrider.bench.machine import read_bandwidth
-from outrider.models import loading
-from outrider.models.engines import Kernels
-from outrider.models.sizes import Sizes
+from outrider.models.engine.choice import Kernels
+from outrider.models.engine.sizes import Sizes
+from outrider.models.hub import loading
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1 + 4 / 64}
 """Of a weight, with its share of a scale."""

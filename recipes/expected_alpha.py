@@ -23,12 +23,12 @@ from torch import Tensor
 from outrider.bench.measure import Interval, bootstrap, total_ratio
 from outrider.bench.prompts import read
 from outrider.drafters.heads import HeadDrafter
-from outrider.models import loading
-from outrider.models.teacher import Teacher
-from outrider.models.writing import write
+from outrider.models.hub import loading
 from outrider.training.answers import messages
 from outrider.training.data import Corpus, Pair, from_answers
 from outrider.training.students import Guesses, HeadStudent, Vocabulary
+from outrider.training.teacher import Teacher
+from outrider.training.writing import write
 
 
 def student_of(folder: Path, target: loading.Loaded, gamma: int) -> HeadStudent:

@@ -31,9 +31,9 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from outrider.errors import require
-from outrider.models.small import Size
 from outrider.training.data import documents
 from outrider.training.objectives import OBJECTIVES
+from outrider.training.student_models import Size
 
 END = "<|endoftext|>"
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import outrider
 from outrider.bench.prompts import read
-from outrider.types import Shape
+from outrider.core.protocols import Shape
 
 WINDOW = 512
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 
-from outrider.models import loading
-from outrider.models.engines import Kernels
-from outrider.types import Session, Shape
+from outrider.core.protocols import Session, Shape
+from outrider.models.engine.choice import Kernels
+from outrider.models.hub import loading
 
 SLOTS = (1, 4, 8, 16)
 

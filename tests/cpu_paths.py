@@ -2,9 +2,9 @@
 
     python tests/cpu_paths.py [--jobs 2] [pytest's own options]
 
-The libraries' own settings hold them back, in a process for each CPU: see ``outrider/cpu.py``. What the CPU at hand
-chooses by itself is the ordinary run of all tests. Choices alone are tested for all CPUs
-anywhere: see test_cpu_facts.py.
+The libraries' own settings hold them back, in a process for each CPU: see ``outrider/runtime/cpu.py``. What the CPU
+at hand chooses by itself is the ordinary run of all tests. Choices alone are tested for all CPUs anywhere: see
+test_cpu_facts.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider import cpu
-from outrider.cpu import CpuFacts
+from outrider.runtime import cpu
+from outrider.runtime.cpu import CpuFacts
 
 TESTS = Path(__file__).parent
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from outrider import cpu
+from outrider.runtime import cpu
 
 
 def _no_gpu() -> bool:

@@ -7,7 +7,7 @@ import pytest
 import outrider
 from outrider.drafters import ModelDrafter, Ngram, NgramTable, built_in
 from outrider.errors import ModelNotFound
-from outrider.models import hub
+from outrider.models.hub import names
 
 NAME = "smollm2-135m"
 CONVERSATION = [{"role": "user", "content": "Repeat this twice: the quick brown fox jumps over the lazy dog."}]
@@ -16,7 +16,7 @@ CONVERSATION = [{"role": "user", "content": "Repeat this twice: the quick brown 
 @pytest.fixture(scope="module")
 def plain() -> outrider.LLM:
     try:
-        hub.resolve(NAME, pull=False)
+        names.resolve(NAME, pull=False)
     except ModelNotFound as error:
         pytest.skip(str(error))
     return outrider.load(NAME, draft=None)

@@ -12,7 +12,7 @@ import transformers as tf
 import outrider
 import tiny
 from outrider.errors import BadOption
-from outrider.models.huggingface import HuggingFaceModel
+from outrider.models.transformers.model import HuggingFaceModel
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 11]]
 

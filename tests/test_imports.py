@@ -14,12 +14,12 @@ from transformers import AutoConfig, AutoTokenizer
 import cpus
 import outrider
 import tiny_gguf
-from outrider import cpu
-from outrider.cpu import CpuFacts
 from outrider.errors import ModelNotFound
-from outrider.models import hub, loading, plain
-from outrider.models.manifest import MANIFEST
-from outrider.starting import uncollected
+from outrider.models.hub import loading, names, plain_settings
+from outrider.models.hub.manifest import MANIFEST
+from outrider.runtime import cpu
+from outrider.runtime.cpu import CpuFacts
+from outrider.runtime.gc_pause import uncollected
 
 HEAVY = {
     "import outrider": ("torch", "transformers", "numpy", "rich", "typer"),
@@ -35,7 +35,7 @@ HEAVY = {
 def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model that was converted here."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    return hub.pull(str(tiny_gguf.write_gguf(tmp_path / "tiny.gguf")))
+    return names.pull(str(tiny_gguf.write_gguf(tmp_path / "tiny.gguf")))
 
 
 def imported(code: str, names: tuple[str, ...]) -> list[str]:
@@ -67,7 +67,7 @@ def test_the_default_model_decodes_without_transformers() -> None:
     """With the engine and the draft that are its own."""
     pytest.importorskip("numba")
     try:
-        hub.resolve("smollm2-135m", pull=False)
+        names.resolve("smollm2-135m", pull=False)
     except ModelNotFound as error:
         pytest.skip(str(error))
     code = "import outrider; llm = outrider.load('smollm2-135m', device='cpu'); llm.generate('hello', max_new_tokens=4)"
@@ -78,9 +78,9 @@ def test_a_description_without_transformers_is_the_same(converted: Path) -> None
     """Catches a setting that only transformers' class for it knows, and a directory of somebody else's read so."""
     quick, _ = loading.description(converted)
     full = AutoConfig.from_pretrained(converted)
-    assert isinstance(quick, plain.Settings)
+    assert isinstance(quick, plain_settings.Settings)
     asked = {"model_type", "is_encoder_decoder", "dtype", "layer_types", "sliding_window", "eos_token_id"}
-    for name in asked | plain.LLAMA:
+    for name in asked | plain_settings.LLAMA:
         assert getattr(quick, name, None) == getattr(full, name, None), name
     assert quick.get_text_config(decoder=True).hidden_size == full.hidden_size
     (converted / MANIFEST).unlink()
@@ -94,7 +94,7 @@ def test_a_tokenizer_without_transformers_is_the_same(converted: Path) -> None:
     """Catches special tokens that are split, digits that are not, spaces that are cleaned away."""
     _, quick = loading.description(converted)
     full = AutoTokenizer.from_pretrained(converted)
-    assert isinstance(quick, plain.PlainTokenizer) and not isinstance(full, plain.PlainTokenizer)
+    assert isinstance(quick, plain_settings.PlainTokenizer) and not isinstance(full, plain_settings.PlainTokenizer)
     for text in TEXTS:
         for special in (True, False):
             ids = quick.encode(text, add_special_tokens=special)

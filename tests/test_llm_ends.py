@@ -10,12 +10,12 @@ import pytest
 
 import library
 import outrider
-from outrider.decoding.guard import Guarded
-from outrider.decoding.lanes import Lanes
+from outrider.decoding.safe_drafter import Guarded
+from outrider.decoding.session_pool import Lanes
 from outrider.decoding.stopping import Row
 from outrider.drafters import Copying
 from outrider.errors import PromptError
-from outrider.models.huggingface import HuggingFaceSession
+from outrider.models.transformers.model import HuggingFaceSession
 from outrider.output import Collected
 from outrider.trace import strict_json
 

@@ -16,9 +16,9 @@ from outrider.certificate import Plan
 from outrider.certificate.law import laws
 from outrider.cli.main import app
 from outrider.cli.render import stats_table
+from outrider.core.verification.choose import VERIFIERS, choose
 from outrider.errors import BadOption
 from outrider.trace import Trace, merge, summarise
-from outrider.verification.choose import VERIFIERS, choose
 
 PROMPT = "the quick brown fox"
 

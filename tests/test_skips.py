@@ -12,7 +12,7 @@ import pytest
 
 import cpus
 from expected_skips import expected
-from outrider import cpu
+from outrider.runtime import cpu
 
 HERE = Path(__file__).parent
 

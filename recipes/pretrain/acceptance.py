@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outrider.core.protocols import Session, Shape
 from outrider.drafters import ngram
 from outrider.drafters.ngram import Ngram, NgramTable
 from outrider.errors import require
-from outrider.types import Session, Shape
 from pretrain.text import IGNORED, Batch
 
 FOLLOWERS = 32

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider import timer
 from outrider.errors import require
+from outrider.runtime import timer
 from pretrain.folder import say
 from pretrain.text import Batch, Data
 

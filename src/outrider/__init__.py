@@ -5,13 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from outrider.cpu import make_mkl_batch_invariant
-from outrider.starting import uncollected
-from outrider.threads import wait_considerately
+from outrider.runtime.cpu import make_mkl_batch_invariant
+from outrider.runtime.gc_pause import uncollected
+from outrider.runtime.threads import wait_considerately
 
 if TYPE_CHECKING:
-    from outrider.decoding.decoder import Decoder
-    from outrider.decoding.planner import Auto, Fixed, Gradient
+    from outrider.core.protocols import Draft, Drafter, DraftSession
+    from outrider.core.sampling import Sampling
+    from outrider.decoding.loop import Decoder
     from outrider.drafters import (
         Cascade,
         Copying,
@@ -28,10 +29,9 @@ if TYPE_CHECKING:
     from outrider.hf import transformers_generate
     from outrider.llm import LLM, load
     from outrider.output import Chunk, Output
-    from outrider.sampling import Sampling
+    from outrider.planning.policies import Auto, Fixed, Gradient
     from outrider.speculation import Speculated, speculate
     from outrider.trace import Stats, Trace, summarise
-    from outrider.types import Draft, Drafter, DraftSession
 
 __version__ = "0.1.0"
 
@@ -45,16 +45,16 @@ _HOMES = {
     "Output": "output",
     "Chunk": "output",
     "transformers_generate": "hf",
-    "Decoder": "decoding.decoder",
-    "Auto": "decoding.planner",
-    "Fixed": "decoding.planner",
-    "Gradient": "decoding.planner",
-    "Sampling": "sampling",
+    "Decoder": "decoding.loop",
+    "Auto": "planning.policies",
+    "Fixed": "planning.policies",
+    "Gradient": "planning.policies",
+    "Sampling": "core.sampling",
     "Speculated": "speculation",
     "speculate": "speculation",
-    "Draft": "types",
-    "Drafter": "types",
-    "DraftSession": "types",
+    "Draft": "core.protocols",
+    "Drafter": "core.protocols",
+    "DraftSession": "core.protocols",
     "Cascade": "drafters",
     "Copying": "drafters",
     "Fallback": "drafters",

@@ -10,23 +10,23 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from outrider.decoding.beam import beam_search
-from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
-from outrider.decoding.lanes import Lanes
-from outrider.decoding.planner import Auto, Policy, chosen
+from outrider.beam.search import beam_search
+from outrider.core.protocols import Drafter, Verifier
+from outrider.core.verification.choose import choose
+from outrider.decoding.loop import WIDTH, Decoder, Event, Request
+from outrider.decoding.session_pool import Lanes
 from outrider.decoding.stopping import Row, Stopping
 from outrider.drafters import Standardised
+from outrider.drafters.by_name import Beside, drafter_named
 from outrider.errors import BadOption, NumericalError, require
-from outrider.models import generation, loading
-from outrider.models.engines import Kernels
-from outrider.naming import Beside, drafter_named
+from outrider.models.engine.choice import Kernels
+from outrider.models.hub import generation_config, loading
 from outrider.options import Options
 from outrider.output import Chunk, Output
+from outrider.planning.policies import Auto, Policy, chosen
 from outrider.prompts import named, render, several, token_ids
-from outrider.starting import uncollected
+from outrider.runtime.gc_pause import uncollected
 from outrider.trace import Trace
-from outrider.types import Drafter, Verifier
-from outrider.verification.choose import choose
 
 Prompt = str | Sequence[int]
 
@@ -205,8 +205,8 @@ class LLM:
         return self._defaults.decoder_start
 
     @cached_property
-    def _defaults(self) -> generation.Defaults:
-        return generation.defaults(self.target.model)
+    def _defaults(self) -> generation_config.Defaults:
+        return generation_config.defaults(self.target.model)
 
     def _drafter(self, options: Options) -> Drafter:
         """One object for the same options, however often asked for: sessions kept for it are found again."""

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from outrider.core.noise import row_seeds
+from outrider.core.sampling import Sampling
 from outrider.errors import BadOption, require, require_unicode
-from outrider.noise import row_seeds
-from outrider.sampling import Sampling
 
 COUPLINGS = ("maximal", "gumbel", "block")
 GAMMAS = ("auto", "gradient")
@@ -44,7 +44,7 @@ class Options:
     length_penalty: float = 1.0  # beam scores are divided by length ** length_penalty
     early_stopping: bool | str = False  # True, False or "never", as in transformers
     num_return: int = 1  # hypotheses to return
-    draft_beams: int | None = None  # the drafter's beams and the rows of a target run; None: see decoding/beam.py
+    draft_beams: int | None = None  # the drafter's beams and the rows of a target run; None: see beam/search.py
     logits_processor: Sequence[Any] = ()  # a transformers LogitsProcessorList
     stopping_criteria: Sequence[Any] = ()  # a transformers StoppingCriteriaList
 

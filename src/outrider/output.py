@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from outrider.decoding.beam import Beam
-from outrider.decoding.decoder import Event
+from outrider.beam.search import Beam
+from outrider.decoding.loop import Event
 from outrider.decoding.stopping import Row
 from outrider.trace import Stats, Trace, finite, summarise
 

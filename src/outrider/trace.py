@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from outrider import timer
+from outrider.runtime import timer
 
 PHASES = ("draft", "target", "accept", "host")
 

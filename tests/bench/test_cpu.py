@@ -21,7 +21,7 @@ from outrider.bench.cpu import Bench, Plan
 from outrider.bench.peers import Peer, PeerFailed, Seat
 from outrider.cli.main import app
 from outrider.errors import BadOption
-from outrider.models.checkpoint import look
+from outrider.models.hub.checkpoint import look
 
 TASKS = {"first": ["the end", "then and there"], "second": ["a b c a b c a b"]}
 

@@ -13,7 +13,7 @@ from outrider.bench.cpu import Plan, draft_place, seats
 from outrider.bench.start import STAGES, start
 from outrider.cli.main import app
 from outrider.errors import BadOption, OutriderError
-from outrider.models.checkpoint import look
+from outrider.models.hub.checkpoint import look
 
 TASKS = {"first": ["the end", "then and there"], "second": ["a b c a b c a b"]}
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import library
-from outrider import timer
 from outrider.bench.cpu_rows import Cell, Results, rows
 from outrider.bench.machine import Neighbours, cpu_name, read_bandwidth
 from outrider.bench.prompts import CONVERSATIONS, read
-from outrider.models.checkpoint import look
+from outrider.models.hub.checkpoint import look
+from outrider.runtime import timer
 
 
 @pytest.fixture(scope="module")

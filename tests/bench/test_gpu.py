@@ -17,17 +17,17 @@ from outrider.bench import gpu_run, pair
 from outrider.bench.gpu import Setting
 from outrider.bench.gpu_run import Plan, run
 from outrider.bench.gpu_table import Line, failed, lines
+from outrider.bench.inflate import Larger, inflate
 from outrider.bench.timing import Report
 from outrider.cli.main import app
+from outrider.core.protocols import Shape
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.heads import HeadDrafter
 from outrider.drafters.ready_head import ReadyHead
 from outrider.errors import BadOption, DeviceError, ModelNotFound
-from outrider.models.huggingface import HuggingFaceModel
-from outrider.models.inflate import Larger, inflate
-from outrider.models.loading import load
+from outrider.models.hub.loading import load
+from outrider.models.transformers.model import HuggingFaceModel
 from outrider.trace import Record, Trace
-from outrider.types import Shape
 
 TINY = ["bench", "gpu", "--size", "tiny", "--device", "cpu"]
 

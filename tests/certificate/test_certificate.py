@@ -19,10 +19,10 @@ from outrider.certificate.identity import Rows, compare
 from outrider.certificate.invariance import invariance
 from outrider.certificate.law import LawResult
 from outrider.cli.main import app
+from outrider.core.protocols import Verifier
+from outrider.core.verification.choose import VERIFIERS
 from outrider.errors import BadOption
-from outrider.models.huggingface import HuggingFaceSession
-from outrider.types import Verifier
-from outrider.verification.choose import VERIFIERS
+from outrider.models.transformers.model import HuggingFaceSession
 
 PROMPTS = ("the thin the thin", "a bc a bc a")
 PLAN = Plan(prompts=PROMPTS, max_new_tokens=10, gammas=(1, 4), samples=20_000, engine_samples=200)

@@ -6,6 +6,8 @@ import pytest
 
 import tiny
 from helpers import case, wrapped
+from outrider.core.protocols import Drafter
+from outrider.core.verification.choose import VERIFIERS
 from outrider.drafters import (
     Cascade,
     Copying,
@@ -20,8 +22,6 @@ from outrider.drafters import (
 )
 from outrider.models.toy import ToyModel
 from outrider.testing import check_drafter, check_session, check_verifier
-from outrider.types import Drafter
-from outrider.verification.choose import VERIFIERS
 
 
 def drafters() -> dict[str, Drafter]:

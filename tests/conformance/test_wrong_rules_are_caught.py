@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Session, Shape, Verdict, Verifier
+from outrider.core.sampling import Sampling, draw, standardise
+from outrider.core.verification.maximal import maximal_coupling
 from outrider.drafters.base import ContextSession
-from outrider.noise import Noise
-from outrider.sampling import Sampling, draw, standardise
 from outrider.testing import check_drafter, check_verifier
-from outrider.types import Draft, Session, Shape, Verdict, Verifier
-from outrider.verification.coupling import maximal_coupling
 
 
 class OneTable(ContextSession):

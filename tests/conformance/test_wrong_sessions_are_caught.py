@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from helpers import wrapped
-from outrider.models.huggingface import HuggingFaceSession
 from outrider.models.toy import ToyModel, ToySession
+from outrider.models.transformers.model import HuggingFaceSession
 from outrider.testing import check_session
 
 

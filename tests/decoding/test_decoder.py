@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from helpers import case, run, wrapped
-from outrider.decoding.clock import Timing
-from outrider.decoding.decoder import Decoder, Request, bucket
-from outrider.decoding.planner import Setting
+from outrider.core.protocols import Shape
+from outrider.core.sampling import Sampling
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.decoding.loop import Decoder, Request, bucket
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, ModelDrafter, Nothing, Uniform
 from outrider.errors import BadOption, NumericalError, PromptError
 from outrider.models.toy import ToyModel, ToySession
-from outrider.sampling import Sampling
+from outrider.planning.policies import Setting
+from outrider.planning.step_clock import Timing
 from outrider.trace import Trace, summarise
-from outrider.types import Shape
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.matching import gumbel_coupling
 
 TARGET = ToyModel(10, seed=2)
 

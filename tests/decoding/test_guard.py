@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from helpers import run
-from outrider.decoding.decoder import Decoder, Request
+from outrider.core.protocols import Draft, Shape
+from outrider.core.sampling import Sampling
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, Nothing
 from outrider.models.toy import ToyModel
-from outrider.sampling import Sampling
 from outrider.trace import Trace, summarise
-from outrider.types import Draft, Shape
-from outrider.verification.coupling import maximal_coupling
 
 TARGET = ToyModel(10, seed=2)
 REQUESTS = [Request((1, 2, 3)[: i + 1], Stopping(12 + i), seed=i) for i in range(3)]

@@ -15,21 +15,21 @@ import torch
 import library
 import outrider
 from helpers import case, wrapped
-from outrider.decoding import lanes as lanes_module
-from outrider.decoding import readback
-from outrider.decoding.decoder import Decoder, Request
-from outrider.decoding.lanes import Lanes
-from outrider.decoding.planner import Auto
-from outrider.decoding.readback import Ticket
-from outrider.decoding.stepper import Stepper
+from outrider.core.protocols import Drafter, Shape
+from outrider.core.sampling import Sampling
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.decoding import session_pool as lanes_module
+from outrider.decoding import step_result
+from outrider.decoding.loop import Decoder, Request
+from outrider.decoding.session_pool import Lanes
+from outrider.decoding.step_result import Ticket
+from outrider.decoding.step_runner import Stepper
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, ModelDrafter
 from outrider.errors import BadOption, DeviceError, NumericalError
-from outrider.sampling import Sampling
+from outrider.planning.policies import Auto
 from outrider.trace import Trace
-from outrider.types import Drafter, Shape
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.matching import gumbel_coupling
 
 RULES = {"greedy": (gumbel_coupling, Sampling()), "maximal": (maximal_coupling, Sampling(1.0))}
 
@@ -251,7 +251,7 @@ def test_a_gpu_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
     ticket = Ticket(torch.zeros(1, 4))
     ticket._event = Never()  # type: ignore[assignment]
-    monkeypatch.setattr(readback, "PATIENCE", 0.02)
+    monkeypatch.setattr(step_result, "PATIENCE", 0.02)
     with pytest.raises(DeviceError, match="nvidia-smi"):
         ticket.read()
     assert len(asked) > 1
@@ -277,7 +277,7 @@ def test_waiting_for_a_gpu_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
             time.now += 1e-6
             return time.now > 1.0
 
-    monkeypatch.setattr(readback, "time", time)
+    monkeypatch.setattr(step_result, "time", time)
     ticket = Ticket(torch.zeros(1, 4))
     ticket._event = Later()  # type: ignore[assignment]
     assert ticket.read().rows == [[0.0] * 4]

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from helpers import run
-from outrider.decoding.decoder import Decoder, Request
+from outrider.core.protocols import Drafter
+from outrider.core.sampling import Sampling
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, Nothing
 from outrider.errors import BadOption
 from outrider.models.toy import ToyModel
-from outrider.sampling import Sampling
 from outrider.trace import Trace, summarise
-from outrider.types import Drafter
-from outrider.verification.matching import gumbel_coupling
 
 TARGET = ToyModel(26, order=2, seed=4, sharpness=3.0)
 SELF = ModelDrafter(TARGET)  # everything is accepted, so every end falls inside a draft

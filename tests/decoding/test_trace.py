@@ -10,18 +10,18 @@ import pytest
 from torch import Tensor
 
 from helpers import run
+from outrider.beam.search import beam_search
 from outrider.cli.render import stats_table
-from outrider.decoding.beam import beam_search
-from outrider.decoding.decoder import Decoder, Request
+from outrider.core.protocols import Shape
+from outrider.core.sampling import Sampling
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, Nothing
 from outrider.models.toy import ToyModel, ToySession
 from outrider.options import Options
-from outrider.sampling import Sampling
 from outrider.trace import Ending, Record, Stopwatch, Trace, merge, summarise, wilson
-from outrider.types import Shape
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.matching import gumbel_coupling
 
 
 def by_hand() -> Trace:

@@ -12,18 +12,18 @@ pytest.importorskip("numba")
 
 import numpy as np
 
-from outrider import noise
+from outrider.core import noise
+from outrider.core.noise import Noise, counter_of
 from outrider.drafters import compiled_row
 from outrider.drafters.compiled_row import CompiledRow, CompiledWeights, Draw, table_of
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.one_row import OneRow, Weights
-from outrider.noise import Noise, counter_of
 
 if not compiled_row.available():
     pytest.skip("this CPU has no products of bytes", allow_module_level=True)
 
-from outrider.jit import bytes, race
-from outrider.jit.tiles import compiled
+from outrider.kernels.numba import int8_products, race
+from outrider.kernels.numba.tiles import compiled
 
 pytestmark = pytest.mark.cpu_paths
 
@@ -36,10 +36,12 @@ SHAPES = {
 
 @compiled
 def _times(weights: int, x: Any, inputs: int, panels: int) -> Any:
-    given = np.empty((x.shape[0], (inputs + bytes.BLOCK - 1) // bytes.BLOCK * bytes.GIVEN), np.uint8)
-    bytes.shorten(x, given)
+    given = np.empty(
+        (x.shape[0], (inputs + int8_products.BLOCK - 1) // int8_products.BLOCK * int8_products.GIVEN), np.uint8
+    )
+    int8_products.shorten(x, given)
     out = np.empty((x.shape[0], 16 * panels), np.float32)
-    bytes.product(weights, given, inputs, out.ctypes.data, out.shape[1], panels)
+    int8_products.product(weights, given, inputs, out.ctypes.data, out.shape[1], panels)
     return out
 
 
@@ -48,7 +50,7 @@ def test_products_are_right_and_no_row_sees_another(shape: tuple[int, int]) -> N
     """Catches a tile that mixes rows or columns up, and one whose sums depend on how many rows it has."""
     torch.manual_seed(0)
     weight, x = torch.randn(shape), torch.randn(11, shape[1])
-    packed = bytes.packed(weight)
+    packed = int8_products.packed(weight)
     whole = _times(packed.ctypes.data, x.numpy(), shape[1], len(packed))
     exact = (x @ weight.T).numpy()
     assert np.abs(whole[:, : shape[0]] - exact).max() < 0.02 * np.abs(exact).max()
@@ -61,7 +63,7 @@ def test_a_row_of_zeros_and_one_large_number_are_kept_apart() -> None:
     """Catches a division by nothing, and a scale shared by a whole row: an outlier would round all others away."""
     x = torch.zeros((2, 128))
     x[1, 3], x[1, 70] = 1000.0, 0.01
-    packed = bytes.packed(torch.ones((1, 128)))
+    packed = int8_products.packed(torch.ones((1, 128)))
     found = _times(packed.ctypes.data, x.numpy(), 128, 1)[:, 0]
     assert found[0] == 0 and abs(found[1] - 1000.01) < 0.005
 

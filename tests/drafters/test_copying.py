@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import run
-from outrider.decoding.decoder import Request
+from outrider.core.noise import Silence
+from outrider.core.protocols import Shape
+from outrider.core.sampling import Sampling
+from outrider.decoding.loop import Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, Nothing
 from outrider.errors import BadOption
 from outrider.models.toy import ToyModel
-from outrider.noise import Silence
-from outrider.sampling import Sampling
 from outrider.trace import summarise
-from outrider.types import Shape
 
 TARGET = ToyModel(30, seed=1, sharpness=3.0)
 

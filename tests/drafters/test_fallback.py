@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.decoding.planner import Setting
+from outrider.core.noise import Noise
+from outrider.core.protocols import Capped, Drafter, Priced, Shape, Spending
+from outrider.core.sampling import Sampling
 from outrider.drafters import Cascade, Copying, Fallback, Mixture, ModelDrafter, Standardised, Uniform
+from outrider.drafters.prices import Ladder, Prices
 from outrider.models.toy import ToyModel
-from outrider.noise import Noise
-from outrider.prices import Ladder, Prices
-from outrider.sampling import Sampling
-from outrider.types import Capped, Drafter, Priced, Shape, Spending
+from outrider.planning.policies import Setting
 
 MODEL = ToyModel(12, seed=3)
 REPEATS, NEW = [1, 2, 3, 4, 1, 2, 3], [1, 2, 3, 4, 5, 6]

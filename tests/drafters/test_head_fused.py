@@ -16,13 +16,14 @@ import cpus
 import plain_kernels
 import tiny
 from helpers import wrapped
-from outrider import cpu, kernels
+from outrider.core.noise import Noise
+from outrider.core.protocols import Shape
+from outrider.core.sampling import Sampling
 from outrider.drafters import head_fused
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.heads import HeadDrafter
-from outrider.noise import Noise
-from outrider.sampling import Sampling
-from outrider.types import Shape
+from outrider.kernels.triton import available
+from outrider.runtime import cpu
 
 pytestmark = pytest.mark.cpu_paths
 
@@ -39,12 +40,12 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = SimpleNamespace(**{n: getattr(plain_kernels, n) for n in plain_kernels.ROWS})
     head = SimpleNamespace(**{n: getattr(plain_kernels, n) for n in plain_kernels.HEAD})
     product = SimpleNamespace(**{n: getattr(plain_kernels, n) for n in plain_kernels.PRODUCT})
-    monkeypatch.setitem(sys.modules, "outrider.kernels.rows", rows)
-    monkeypatch.setitem(sys.modules, "outrider.kernels.head", head)
-    monkeypatch.setitem(sys.modules, "outrider.kernels.product", product)
-    proven = kernels.proven
-    monkeypatch.setattr(head_fused, "kernels", SimpleNamespace(run_on=lambda device: True, proven=proven))
-    monkeypatch.setattr(kernels, "_proven", {})
+    monkeypatch.setitem(sys.modules, "outrider.kernels.triton.rows", rows)
+    monkeypatch.setitem(sys.modules, "outrider.kernels.triton.head", head)
+    monkeypatch.setitem(sys.modules, "outrider.kernels.triton.product", product)
+    proven = available.proven
+    monkeypatch.setattr(head_fused, "available", SimpleNamespace(run_on=lambda device: True, proven=proven))
+    monkeypatch.setattr(available, "_proven", {})
 
 
 def drafter(heads: tuple[int, int], window: int, layers: tuple[int, ...] = (1, -1)) -> HeadDrafter:
@@ -109,7 +110,7 @@ def test_kernels_that_do_not_work_here_are_not_used(
             raise RuntimeError("no such instruction")
         return right(*arguments) + 1
 
-    monkeypatch.setattr(sys.modules["outrider.kernels.head"], "look_back", wrong)
+    monkeypatch.setattr(sys.modules["outrider.kernels.triton.head"], "look_back", wrong)
     said = "no such instruction" if fault == "raises" else "differ"
     with pytest.warns(UserWarning, match=f"kernels for heads in torch.float32 are not used on cpu: .*{said}"):
         found = guesses(drafter((4, 2), 512))

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from helpers import run
-from outrider.decoding.decoder import Request
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Shape
+from outrider.core.sampling import Sampling
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.decoding.loop import Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, Fallback, Mixture, ModelDrafter, Ngram, Standardised, Uniform
+from outrider.drafters.prices import Ladder, Prices
 from outrider.errors import BadOption
 from outrider.models.toy import ToyModel
-from outrider.noise import Noise
-from outrider.prices import Ladder, Prices
-from outrider.sampling import Sampling
-from outrider.types import Draft, Shape
-from outrider.verification.coupling import maximal_coupling
 
 MODEL = ToyModel(12, seed=3, sharpness=2.0)
 LONG = [5, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 6, 7, 8, 9]  # ends with nine tokens seen before

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from helpers import case, run, wrapped
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, DraftSession, Shape
+from outrider.core.sampling import Sampling
 from outrider.drafters import Fallback, ModelDrafter, Uniform
-from outrider.noise import Noise
-from outrider.sampling import Sampling
-from outrider.types import Draft, DraftSession, Shape
 
 PROMPTS = ([5, 6, 7, 8, 9], [20], [33, 34])
 

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Shape
+from outrider.core.sampling import Sampling
 from outrider.drafters import Ngram, NgramTable
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound
 from outrider.models.toy import ToyModel
-from outrider.noise import Noise
-from outrider.sampling import Sampling
-from outrider.types import Draft, Shape
 
 SIZE = 8
 CORPUS = [[1, 2, 3, 1, 2, 4, 1, 2, 3], [5, 6]]

@@ -9,15 +9,15 @@ import torch
 
 import cpus
 import tiny
-from outrider import cpu
-from outrider.decoding.planner import Setting
+from outrider.core.noise import Noise
+from outrider.core.protocols import Shape, declared_cost
+from outrider.core.sampling import Sampling
 from outrider.drafters import Copying, Mixture, compiled_row
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.heads import HeadDrafter
-from outrider.models.huggingface import HuggingFaceModel
-from outrider.noise import Noise
-from outrider.sampling import Sampling
-from outrider.types import Shape, declared_cost
+from outrider.models.transformers.model import HuggingFaceModel
+from outrider.planning.policies import Setting
+from outrider.runtime import cpu
 
 pytestmark = pytest.mark.cpu_paths
 

@@ -13,18 +13,18 @@ import transformers as tf
 
 import tiny
 from helpers import run_only_if_asked, wrapped
-from outrider.decoding import beam
-from outrider.decoding.beam import BeamDecoder
-from outrider.decoding.decoder import Decoder, Request
+from outrider.beam import rules as beam_rules
+from outrider.beam import search as beam_search
+from outrider.beam.rules import Hypothesis
+from outrider.beam.search import BeamDecoder
+from outrider.core.protocols import Drafter, LanguageModel
+from outrider.core.sampling import Sampling
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, Nothing, Uniform
 from outrider.models.toy import ToyModel
-from outrider.sampling import Sampling
 from outrider.trace import Trace, summarise
-from outrider.types import Drafter, LanguageModel
-from outrider.verification import beam as verification
-from outrider.verification.beam import Hypothesis
-from outrider.verification.matching import gumbel_coupling
 
 FAMILIES = ("llama", "gpt2", "t5", "bart")
 WIDTHS = (2, 4, 8)
@@ -181,11 +181,11 @@ def test_accepting_without_the_check_is_caught(monkeypatch: pytest.MonkeyPatch) 
         steps = 0
         while not state.done and (known := [h for h in state.running if h.tokens in scored.place]):
             length = len(known[0].tokens) + 1
-            state = verification._next(state, rules, verification._candidates(known, length, rules, scored)[0])
+            state = beam_rules._next(state, rules, beam_rules._candidates(known, length, rules, scored)[0])
             steps += 1
         return state, steps
 
-    monkeypatch.setattr(beam, "replay", unchecked)
+    monkeypatch.setattr(beam_search, "replay", unchecked)
     assert toy_differences(range(12)) > 0
 
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 import tiny
 from helpers import case, run
+from outrider.core.protocols import Shape
 from outrider.drafters import Nothing
-from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.session import BufferedSession
-from outrider.types import Shape
+from outrider.models.transformers.model import HuggingFaceModel
 
 pytestmark = pytest.mark.cpu_paths
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from helpers import Case, case, run, wrapped
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Drafter, DraftSession, Shape
+from outrider.core.sampling import Sampling
+from outrider.core.verification.maximal import maximal_coupling
 from outrider.drafters import Cascade, Copying, ModelDrafter, Ngram, Nothing
-from outrider.noise import Noise
-from outrider.sampling import Sampling
 from outrider.trace import Trace, summarise
-from outrider.types import Draft, Drafter, DraftSession, Shape
-from outrider.verification.coupling import maximal_coupling
 
 WARM = Sampling(1.0)
 

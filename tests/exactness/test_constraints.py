@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from helpers import run, wrapped
-from outrider.decoding.beam import BeamDecoder
-from outrider.decoding.decoder import Decoder, Request
+from outrider.beam.search import BeamDecoder
+from outrider.core.protocols import Drafter, LanguageModel, Verifier
+from outrider.core.sampling import Sampling
+from outrider.core.verification.block import block_coupling
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Cascade, Copying, Fallback, Mixture, ModelDrafter, Ngram, Nothing, Uniform
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.heads import HeadDrafter
 from outrider.models.toy import ToyModel
-from outrider.sampling import Sampling
 from outrider.trace import Trace
-from outrider.types import Drafter, LanguageModel, Verifier
-from outrider.verification.block import block_coupling
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.matching import gumbel_coupling
 
 TARGET = ToyModel(8, seed=1)
 PROMPT = (2, 3, 6, 2, 3)  # with an end token: a prompt's own end nothing

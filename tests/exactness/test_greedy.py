@@ -8,9 +8,9 @@ import pytest
 
 import tiny
 from helpers import DRAFTERS, case, run
-from outrider.decoding.decoder import Request
+from outrider.core.sampling import Sampling
+from outrider.decoding.loop import Request
 from outrider.decoding.stopping import Stopping
-from outrider.sampling import Sampling
 from outrider.trace import summarise
 
 GAMMAS = (0, 1, 4, 7)

@@ -10,14 +10,14 @@ import torch
 from transformers import LogitsProcessor
 
 from helpers import DRAFTERS, NEW_TOKENS, Case, case, run
-from outrider.algorithm import autoregressive_step
-from outrider.decoding.decoder import Request
+from outrider.core.algorithm import autoregressive_step
+from outrider.core.noise import Noise
+from outrider.core.protocols import Shape
+from outrider.core.sampling import Sampling
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.decoding.loop import Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Nothing
-from outrider.noise import Noise
-from outrider.sampling import Sampling
-from outrider.types import Shape
-from outrider.verification.coupling import maximal_coupling
 
 WARM = Sampling(temperature=1.0)
 

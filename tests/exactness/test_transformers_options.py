@@ -10,9 +10,9 @@ import transformers as tf
 
 import tiny
 from helpers import NEW_TOKENS, case, greedy, run, wrapped
-from outrider.decoding.decoder import Request
+from outrider.core.sampling import Sampling
+from outrider.decoding.loop import Request
 from outrider.decoding.stopping import Stopping
-from outrider.sampling import Sampling
 
 OPTIONS: dict[str, tuple[dict[str, Any], Sampling]] = {
     "repetition_penalty": ({"repetition_penalty": 1.4}, Sampling(repetition_penalty=1.4)),
@@ -59,7 +59,7 @@ def test_wrapping_leaves_the_network_usable(family: str) -> None:
 def test_a_draft_may_have_padding_rows_in_its_vocabulary() -> None:
     """Catches a vocabulary taken for granted: drafts with more or fewer (padding) rows than the target."""
     from outrider.drafters import ModelDrafter
-    from outrider.models.huggingface import HuggingFaceModel
+    from outrider.models.transformers.model import HuggingFaceModel
 
     wanted = case("llama")
     for size in (tiny.VOCAB + 32, tiny.VOCAB - 32):

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from helpers import run
-from outrider.decoding.decoder import Request
+from outrider.core.protocols import Draft, Drafter, Shape, Verifier
+from outrider.core.sampling import Sampling, standardise
+from outrider.core.verification.block import block_coupling
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.lenient import lenient
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.decoding.loop import Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Cascade, Copying, Fallback, Mixture, ModelDrafter, Ngram, Nothing, Uniform
 from outrider.models.toy import ToyModel
-from outrider.sampling import Sampling, standardise
-from outrider.types import Draft, Drafter, Shape, Verifier
-from outrider.verification.block import block_coupling
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.lenient import lenient
-from outrider.verification.matching import gumbel_coupling
 
 TARGET = ToyModel(8, seed=1)
 PROMPT = (3, 5, 3, 5, 3)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from outrider.models.huggingface import HuggingFaceModel
+from outrider.models.transformers.model import HuggingFaceModel
 from outrider.testing import check_drafter
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digit_images.py"

@@ -11,7 +11,7 @@ import torch
 from reference import Outcome
 from worlds import World
 
-from outrider.decoding.decoder import Request
+from outrider.decoding.loop import Request
 from outrider.errors import NumericalError
 from outrider.testing.law import SameLaw, same_law
 from outrider.trace import Trace

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.core.noise import Noise, counter_of
+from outrider.core.protocols import Draft, DraftSession, Session, Shape
+from outrider.core.sampling import Sampling
 from outrider.drafters.base import ContextSession
-from outrider.noise import Noise, counter_of
-from outrider.sampling import Sampling
-from outrider.types import Draft, DraftSession, Session, Shape
 
 BROKEN = {"zero": 0.0, "nan": float("nan"), "inf": float("inf")}
 

@@ -1,6 +1,6 @@
 """What a row must give, worked out slowly: every text with its exact probability, in plain Python floats.
 
-Nothing here is shared with ``outrider.sampling``: only the table of the toy model is read, as data. Options are
+Nothing here is shared with ``outrider.core.sampling``: only the table of the toy model is read, as data. Options are
 applied as documented: repetition penalty, frequency and presence penalty, bias, processors, temperature, top-k, top-p,
 min-p.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.sampling import Sampling
+from outrider.core.sampling import Sampling
 
 LETTERS = "abcdefghijklmnop"
 Outcome = tuple[tuple[int, ...], str]

@@ -25,12 +25,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from worlds import Ends, Model, Named, Sampling, Toy, World, inf
 
-from outrider import nucleus
-from outrider.decoding import stepper
-from outrider.decoding.decoder import Decoder, Request
-from outrider.decoding.lanes import Lanes
+from outrider.core import top_p
+from outrider.decoding import step_runner
+from outrider.decoding.capture.graphs import Recorder
+from outrider.decoding.loop import Decoder, Request
+from outrider.decoding.session_pool import Lanes
 from outrider.errors import NumericalError
-from outrider.models.graphs import Recorder
 from outrider.trace import Trace
 
 
@@ -99,8 +99,8 @@ def check_captured(world: World) -> None:
     replayed = replace(decoder, lanes=Lanes(graphs=True))
     Watched.gone = Watched.replays = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stepper, "Recorder", Watched)
-        patch.setattr(nucleus, "asks", False)  # as on a GPU
+        patch.setattr(step_runner, "Recorder", Watched)
+        patch.setattr(top_p, "asks", False)  # as on a GPU
         for _ in range(3):
             own = replace(world.sampling, logit_bias=dict(world.sampling.logit_bias))
             again = _texts(replace(replayed, sampling=own), requests)

@@ -17,17 +17,18 @@ from test_stack import check_independent, check_stops
 from torch import Tensor
 from worlds import Ends, Model, Named, Planned, Strict, Toy, Two, World
 
-from outrider import LLM, options, sampling
-from outrider.decoding.decoder import Decoder
-from outrider.decoding.guard import Guarded
+from outrider import LLM, options
+from outrider.core import sampling
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft
+from outrider.core.sampling import LogitBias, Sampling
+from outrider.core.verification import block, maximal
+from outrider.decoding.loop import Decoder
+from outrider.decoding.safe_drafter import Guarded
 from outrider.drafters.mixture import _MixtureSession
 from outrider.drafters.model import _ModelSession
 from outrider.errors import ProcessorError
-from outrider.noise import Noise
 from outrider.options import Options
-from outrider.sampling import LogitBias, Sampling
-from outrider.types import Draft
-from outrider.verification import block, coupling
 
 RULES = worlds(kinds=("model", "named"), couplings=("maximal",))
 MODELS = worlds(kinds=("model",), couplings=("maximal", "block"))
@@ -84,7 +85,7 @@ def test_a_q_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
         q = torch.zeros_like(p)[:, None].repeat(1, draft.tokens.shape[1] + 1, 1)
         if draft.probs is not None:
             q[:, :-1] = draft.probs.masked_fill(~draft.proposed[..., None], 0)
-        return real(draft, p, n) if draft.probs is None else (p - coupling.take(q, n)).clamp(min=0)
+        return real(draft, p, n) if draft.probs is None else (p - maximal.take(q, n)).clamp(min=0)
 
     real = Draft.taken_from
     monkeypatch.setattr(Draft, "usable", usable)
@@ -196,9 +197,9 @@ def test_acceptance_by_the_same_numbers_in_every_run(monkeypatch: pytest.MonkeyP
         guesses = draft.tokens.shape[1]
         r = noise.uniform("accept", at[:, :guesses] - at[:, :1])
         p_of_x = p[:, :guesses].gather(-1, draft.tokens[..., None])[..., 0]
-        return coupling.accepted_prefix(draft.proposed & (r * draft.of_tokens() <= p_of_x))
+        return maximal.accepted_prefix(draft.proposed & (r * draft.of_tokens() <= p_of_x))
 
-    monkeypatch.setattr(coupling, "kept", kept)
+    monkeypatch.setattr(maximal, "kept", kept)
     found(check_law, RULES, "not the law")
 
 

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from worlds import Model, Named, Spec, Toy, build
 
 import outrider
-from outrider.models.loading import Loaded
+from outrider.core.sampling import Sampling
+from outrider.models.hub.loading import Loaded
 from outrider.models.toy import ToyModel
-from outrider.sampling import Sampling
 from outrider.testing.law import same_law
 
 FALSE_FAIL = 1e-12

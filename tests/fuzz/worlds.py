@@ -14,14 +14,14 @@ import torch
 from hostile import Hostile
 from reference import Ends, Grammar, Lift, NoRepeat, Reference, Strict, text_of
 
-from outrider.decoding.decoder import Decoder, Request
-from outrider.decoding.planner import Auto, Gradient, Planner, Policy, Setting
+from outrider.core.protocols import Drafter, Verifier
+from outrider.core.sampling import Sampling
+from outrider.core.verification.choose import choose
+from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Cascade, Copying, Fallback, Mixture, ModelDrafter, Ngram, Nothing, Standardised, Uniform
 from outrider.models.toy import ToyModel
-from outrider.sampling import Sampling
-from outrider.types import Drafter, Verifier
-from outrider.verification.choose import choose
+from outrider.planning.policies import Auto, Gradient, Planner, Policy, Setting
 
 __all__ = [
     "Alone", "Ends", "Grammar", "Hostile", "Lift", "Model", "Named", "NoRepeat", "Over", "Own", "Planned", "Sampling",

@@ -15,14 +15,14 @@ import torch
 import transformers as tf
 
 from helpers import run
-from outrider.decoding.decoder import Request
+from outrider.core.noise import Noise, row_seeds
+from outrider.core.sampling import Sampling
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.decoding.loop import Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, ModelDrafter, Nothing, Uniform
-from outrider.models.huggingface import HuggingFaceModel
 from outrider.models.toy import ToyModel
-from outrider.noise import Noise, row_seeds
-from outrider.sampling import Sampling
-from outrider.verification.coupling import maximal_coupling
+from outrider.models.transformers.model import HuggingFaceModel
 
 GREEDY = [44, 42, 32, 62, 19, 29, 55, 41, 49, 15, 2, 42, 15, 9, 59, 59, 31, 56, 49, 9, 34, 62, 59, 9]
 GUMBEL = {

@@ -27,7 +27,7 @@ def compiled(kernel: Any, values: dict[str, str], constants: dict[str, Any], war
 
 @pytest.mark.parametrize("kind", ["*bf16", "*fp16", "*fp32"])
 def test_a_heads_kernels(kind: str) -> None:
-    from outrider.kernels import head
+    from outrider.kernels.triton import head
 
     tensors = dict.fromkeys(("qkv", "queries", "keys", "values"), kind) | {"speed": "*fp32", "positions": "*i64"}
     shape = {"T": 1, "HQ": 9, "HK": 3, "HALF": 32, "BLOCK": 32, "CHOSEN": True}
@@ -42,7 +42,7 @@ def test_a_heads_kernels(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["*bf16", "*fp16", "*fp32"])
 def test_products_of_a_few_rows(kind: str) -> None:
-    from outrider.kernels import product
+    from outrider.kernels.triton import product
 
     shape = {"SIZE": 576, "N": 8, "COLUMNS": 256}
     tensors = dict.fromkeys(("x", "weight", "gain", "plus", "out"), kind) | {"eps": "fp32", "outputs": "i32"}
@@ -57,7 +57,7 @@ def test_products_of_a_few_rows(kind: str) -> None:
 
 
 def test_noise() -> None:
-    from outrider.kernels import race
+    from outrider.kernels.triton import race
 
     tensors = {"seeds": "*i64", "at": "*i64", "out": "*i64", "name": "i64"}
     assert compiled(race._keys, tensors, {"K": 3}, 1)
@@ -66,12 +66,13 @@ def test_noise() -> None:
 
 
 def test_top_p() -> None:
-    from outrider.kernels import nucleus
+    from outrider.core.top_p import UNIT
+    from outrider.kernels.triton import top_p
 
     lines = {"logits": "*fp32", "peaks": "*fp32", "found": "*i64", "size": "i32"}
     block = {"BLOCK": 2048}
-    assert compiled(nucleus._sums, lines | {"sums": "*i64"}, block | {"BIT": 22, "UNIT": nucleus.UNIT}, 4)
-    assert compiled(nucleus._pick, {"sums": "*i64", "found": "*i64", "needs": "*i64"}, {}, 8)
-    assert compiled(nucleus._ties, lines | {"ties": "*i32"}, block, 4)
+    assert compiled(top_p._sums, lines | {"sums": "*i64"}, block | {"BIT": 22, "UNIT": UNIT}, 4)
+    assert compiled(top_p._pick, {"sums": "*i64", "found": "*i64", "needs": "*i64"}, {}, 8)
+    assert compiled(top_p._ties, lines | {"ties": "*i32"}, block, 4)
     tensors = lines | {"needs": "*i64", "ties": "*i32", "out": "*fp32"}
-    assert compiled(nucleus._cut, tensors, block | {"UNIT": nucleus.UNIT, "BLOCKS": 64}, 4)
+    assert compiled(top_p._cut, tensors, block | {"UNIT": UNIT, "BLOCKS": 64}, 4)

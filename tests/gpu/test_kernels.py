@@ -6,16 +6,16 @@ import pytest
 import torch
 
 import plain_kernels
-from outrider import kernels
-from outrider import nucleus as nucleus_module
+from outrider.core import top_p as nucleus_module
+from outrider.core.noise import Noise, counter_of
+from outrider.core.top_p import nucleus
 from outrider.drafters import head_fused
-from outrider.noise import Noise, counter_of
-from outrider.nucleus import nucleus
+from outrider.kernels.triton import available
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not kernels.run_on(DEVICE), reason="no GPU, and no Triton under TRITON_INTERPRET=1"),
+    pytest.mark.skipif(not available.run_on(DEVICE), reason="no GPU, and no Triton under TRITON_INTERPRET=1"),
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -41,7 +41,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [64, 576, 4096])
 def test_norms(size: int, dtype: torch.dtype) -> None:
-    from outrider.kernels import rows
+    from outrider.kernels.triton import rows
 
     x, delta, gain = randn(2, 3, size, dtype=dtype), randn(2, 3, size, dtype=dtype), randn(size, dtype=dtype)
     assert_close(rows.rms_norm(x, gain, 1e-5), plain_kernels.rms_norm(x, gain, 1e-5))
@@ -53,7 +53,7 @@ def test_norms(size: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gated_activation(dtype: torch.dtype) -> None:
-    from outrider.kernels.rows import silu_gate
+    from outrider.kernels.triton.rows import silu_gate
 
     x = randn(2, 3, 2 * 1536, dtype=dtype)
     assert_close(silu_gate(x), plain_kernels.silu_gate(x))
@@ -62,7 +62,7 @@ def test_gated_activation(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("q_heads", "heads", "size"), [(8, 2, 64), (4, 4, 128), (9, 3, 64)])
 def test_rotary_positions_and_the_buffers(q_heads: int, heads: int, size: int, dtype: torch.dtype) -> None:
-    from outrider.kernels.rows import rotate_and_store
+    from outrider.kernels.triton.rows import rotate_and_store
 
     rows, width, capacity = 2, 4, 32
     qkv = randn(rows, width, (q_heads + 2 * heads) * size, dtype=dtype)
@@ -80,7 +80,7 @@ def test_rotary_positions_and_the_buffers(q_heads: int, heads: int, size: int, d
 @pytest.mark.parametrize(("q_heads", "heads", "size", "width"), [(8, 2, 64, 5), (4, 4, 128, 1), (9, 3, 64, 9)])
 def test_attention(q_heads: int, heads: int, size: int, width: int, window: int | None, dtype: torch.dtype) -> None:
     """Rows at very different lengths, across pieces of keys."""
-    from outrider.kernels.attention import attend
+    from outrider.kernels.triton.attention import attend
 
     capacity = 512
     keys, values = randn(2, 3, heads, capacity, size, dtype=dtype)
@@ -93,7 +93,7 @@ def test_attention(q_heads: int, heads: int, size: int, width: int, window: int 
 
 def test_attention_does_not_depend_on_neighbours_or_capacity() -> None:
     """Bit for bit: what a query gets follows from its own row and position."""
-    from outrider.kernels.attention import attend
+    from outrider.kernels.triton.attention import attend
 
     keys, values = randn(2, 2, 2, 1024, 64)
     queries = randn(2, 5, 4, 64)
@@ -109,7 +109,7 @@ def test_attention_does_not_depend_on_neighbours_or_capacity() -> None:
 @pytest.mark.parametrize(("size", "outputs"), [(64, 30), (576, 1920), (1920, 576), (576, 5000)])
 def test_products_of_a_few_rows(size: int, outputs: int, rows: int, dtype: torch.dtype) -> None:
     """With everything before and after them; twenty rows go another way."""
-    from outrider.kernels.product import product
+    from outrider.kernels.triton.product import product
 
     x, gain = randn(rows, 1, size, dtype=dtype), randn(size, dtype=dtype)
     weight = randn(2 * outputs, size, dtype=dtype) / size**0.5
@@ -124,7 +124,7 @@ def test_products_of_a_few_rows(size: int, outputs: int, rows: int, dtype: torch
 @pytest.mark.parametrize("size", [64, 576])
 def test_two_norms_joined(size: int, rows: int, dtype: torch.dtype) -> None:
     """Also of tensors that lie apart, as the states of layers do, and of rows of a table inside a wider one."""
-    from outrider.kernels.product import join
+    from outrider.kernels.triton.product import join
 
     states, gains = randn(rows, 1, 3, size, dtype=dtype), randn(2, size, dtype=dtype)
     weight = randn(size, 2 * size, dtype=dtype) / size**0.5
@@ -142,7 +142,7 @@ def test_two_norms_joined(size: int, rows: int, dtype: torch.dtype) -> None:
 def test_a_heads_keys_and_queries(
     heads: int, shared: int, size: int, alike: bool, chosen: bool, dtype: torch.dtype
 ) -> None:
-    from outrider.kernels.head import turn_and_store
+    from outrider.kernels.triton.head import turn_and_store
 
     qkv = randn(2, 5, (heads + 2 * shared) * size, dtype=dtype)
     speed = 10_000.0 ** -(torch.arange(size // 2, device=DEVICE) / (size // 2))
@@ -159,7 +159,7 @@ def test_a_heads_keys_and_queries(
 @pytest.mark.parametrize("guesses", [0, 1, 17])
 def test_a_head_looks_back(heads: int, shared: int, size: int, guesses: int, dtype: torch.dtype) -> None:
     """Rows at very different lengths, within the window and beyond it."""
-    from outrider.kernels.head import look_back
+    from outrider.kernels.triton.head import look_back
 
     keys, values = randn(2, 3, shared, 512, size, dtype=dtype)
     query = randn(3, 1, heads, size, dtype=dtype)
@@ -171,7 +171,7 @@ def test_a_head_looks_back(heads: int, shared: int, size: int, guesses: int, dty
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", [1, 100, 16384])
 def test_the_likeliest_token(count: int, dtype: torch.dtype) -> None:
-    from outrider.kernels.head import likeliest
+    from outrider.kernels.triton.head import likeliest
 
     logits, tokens = randn(3, count, dtype=dtype), torch.arange(count, device=DEVICE) * 3
     assert torch.equal(likeliest(logits, tokens), plain_kernels.likeliest(logits, tokens))
@@ -185,7 +185,7 @@ def test_top_p(size: int, top_p: float, monkeypatch: pytest.MonkeyPatch) -> None
     logits[1, ::3] = -torch.inf
     logits[3, ::2] *= -1  # zeros of both signs
     found = nucleus(logits[:, None], top_p)[:, 0]
-    monkeypatch.setattr(kernels, "wanted", False)
+    monkeypatch.setattr(available, "wanted", False)
     expected = nucleus(logits[:, None], top_p)[:, 0]
     differing = ((found == -torch.inf) != (expected == -torch.inf)).sum(-1)
     # The exponential function is rounded differently, which a sum may or may not show: by one token, if at all.
@@ -216,7 +216,7 @@ def test_top_p_proves_itself() -> None:
 def test_noise_has_the_bits_it_has_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds, at = torch.tensor([0, 7, -(2**60)]), torch.tensor([[1, 2], [511, 512], [100_000, 3]])
     here = Noise(seeds.to(DEVICE)).race("token", at.to(DEVICE), 5000).cpu()
-    monkeypatch.setattr(kernels, "wanted", False)
+    monkeypatch.setattr(available, "wanted", False)
     assert torch.equal(here, Noise(seeds).race("token", at, 5000))
     assert torch.equal(here, Noise(seeds.to(DEVICE)).race("token", at.to(DEVICE), 5000).cpu()), "without the kernel"
 
@@ -232,6 +232,6 @@ def test_a_race_is_won_by_whom_it_is_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -
         given = at.to(device), weights.to(device)
         found.append([noise.winner("token", *given), noise.winner("token", *given, counter_of(some).to(device))])
         found[-1].append(noise.uniform("accept", given[0]))
-        monkeypatch.setattr(kernels, "wanted", False)
+        monkeypatch.setattr(available, "wanted", False)
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours.cpu(), theirs)

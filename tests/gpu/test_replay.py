@@ -14,19 +14,19 @@ from outrider.bench import identity
 from outrider.bench.gpu import Setting
 from outrider.bench.gpu_run import Plan, run
 from outrider.bench.gpu_table import failed
-from outrider.decoding.decoder import Decoder
-from outrider.decoding.lanes import Lanes
-from outrider.decoding.stepper import Rule, Stepper
+from outrider.bench.shapes import SIZES, build
+from outrider.core.protocols import Drafter, Shape
+from outrider.core.sampling import Sampling
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.decoding.loop import Decoder
+from outrider.decoding.session_pool import Lanes
+from outrider.decoding.step_runner import Rule, Stepper
 from outrider.drafters import Copying, Mixture, ModelDrafter, Ngram, NgramTable, Standardised, Uniform
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.heads import HeadDrafter
-from outrider.models.huggingface import HuggingFaceModel
-from outrider.models.shapes import SIZES, build
-from outrider.sampling import Sampling
+from outrider.models.transformers.model import HuggingFaceModel
 from outrider.trace import Trace
-from outrider.types import Drafter, Shape
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.matching import gumbel_coupling
 
 pytestmark = [
     pytest.mark.gpu,

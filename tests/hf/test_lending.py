@@ -13,7 +13,7 @@ from door import batch, call
 import tiny
 from outrider.errors import OutriderError
 from outrider.hf.lent import _recordable, lent
-from outrider.models.huggingface import HuggingFaceModel
+from outrider.models.transformers.model import HuggingFaceModel
 
 
 def state(model: torch.nn.Module) -> list[Any]:
@@ -141,10 +141,10 @@ def test_no_clock_where_the_width_decides_the_bits(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, exact: bool, timed: bool
 ) -> None:
     """In bfloat16 the clock chose gamma, gamma the width and the width the bits: equal calls gave two texts."""
-    from outrider.decoding import planner
+    from outrider.planning import policies
 
     used = []
-    start = planner.Auto.start
-    monkeypatch.setattr(planner.Auto, "start", lambda self, setting: used.append(self.clock) or start(self, setting))
+    start = policies.Auto.start
+    monkeypatch.setattr(policies.Auto, "start", lambda self, setting: used.append(self.clock) or start(self, setting))
     call(tiny.build("llama").to(dtype), batch("llama"), max_new_tokens=3, exact=exact)
     assert used and set(used) == {timed}

@@ -10,9 +10,9 @@ import torch
 import transformers as tf
 
 import tiny
-from outrider.context import Context
+from outrider.core.context import Context
+from outrider.core.sampling import standardise
 from outrider.hf.processors import BatchProcessor, RowInputs, sampling_of
-from outrider.sampling import standardise
 
 IDS = torch.tensor([[5, 6, 7, 5, 6, 7], [9, 10, 11, 12, 11, 12]])
 

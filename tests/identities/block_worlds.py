@@ -12,9 +12,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.noise import Noise
-from outrider.types import Draft, Verdict
-from outrider.verification.block import block_coupling
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Verdict
+from outrider.core.verification.block import block_coupling
 
 SIZE = 3
 Prefix = tuple[int, ...]

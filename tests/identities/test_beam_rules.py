@@ -9,8 +9,8 @@ from itertools import product
 import pytest
 import torch
 
-from outrider.verification import beam
-from outrider.verification.beam import Hypothesis, Rules, Scored, Search, Tokens, advance, replay
+from outrider.beam import rules as beam_rules
+from outrider.beam.rules import Hypothesis, Rules, Scored, Search, Tokens, advance, replay
 
 VOCAB, LENGTH = 4, 3
 NODES = [tuple(node) for depth in range(LENGTH) for node in product(range(VOCAB), repeat=depth)]
@@ -103,12 +103,12 @@ def _with(**changed: object) -> Advance:
         missing = [h.score for h in search.running if h.tokens not in scored.place]
         if not known:
             return None
-        candidates, complete = beam._candidates(known, len(search.running[0].tokens) + 1, asked, scored)
+        candidates, complete = beam_rules._candidates(known, len(search.running[0].tokens) + 1, asked, scored)
         lead = candidates[0 if "first" in changed else -1].score
         enough = lead >= max(missing, default=-1e30) if "ties" in changed else lead > max(missing, default=-1e30)
         if missing and "unchecked" not in changed and not (complete and enough):
             return None
-        return beam._next(search, asked, candidates)
+        return beam_rules._next(search, asked, candidates)
 
     return step
 

@@ -8,9 +8,9 @@ from block_worlds import SIZE, World, emitted_law, expected, prefixes, random_wo
 from hypothesis import given, settings
 from torch import Tensor
 
-from outrider.noise import Noise
-from outrider.types import Draft, Verdict
-from outrider.verification.block import block_coupling, prefix_weights
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Verdict
+from outrider.core.verification.block import block_coupling, prefix_weights
 
 
 @settings(max_examples=25, deadline=None)

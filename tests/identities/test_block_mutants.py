@@ -7,10 +7,10 @@ import torch
 from block_worlds import emitted_law, random_world, target_law
 from torch import Tensor
 
-from outrider.noise import Noise
-from outrider.types import Draft, Verdict
-from outrider.verification.block import prefix_weights
-from outrider.verification.coupling import draw_rest, take
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Verdict
+from outrider.core.verification.block import prefix_weights
+from outrider.core.verification.maximal import draw_rest, take
 
 
 class Parts:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.noise import Noise
-from outrider.sampling import draw
-from outrider.types import Draft, Verdict
-from outrider.verification.coupling import accepted_prefix, maximal_coupling
-from outrider.verification.matching import gumbel_coupling
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Verdict
+from outrider.core.sampling import draw
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import accepted_prefix, maximal_coupling
 
 SIZE = 5
 

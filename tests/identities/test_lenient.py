@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from test_coupling import SIZE, Chosen, distribution, every_guess
 from torch import Tensor
 
+from outrider.core.noise import Noise, Silence
+from outrider.core.protocols import Draft, Verdict, Verifier
+from outrider.core.sampling import Sampling, draw
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.lenient import lenient, lenient_greedy
+from outrider.core.verification.maximal import corrected, kept, maximal_coupling
 from outrider.drafters import ModelDrafter
 from outrider.errors import BadOption
 from outrider.models.toy import ToyModel
-from outrider.noise import Noise, Silence
-from outrider.sampling import Sampling, draw
 from outrider.testing import check_verifier, sample
-from outrider.types import Draft, Verdict, Verifier
-from outrider.verification.coupling import corrected, kept, maximal_coupling
-from outrider.verification.lenient import lenient, lenient_greedy
-from outrider.verification.matching import gumbel_coupling
 
 LENIENCES = st.sampled_from([1.0, 0.9, 0.5, 0.3, 0.1, 0.01])
 

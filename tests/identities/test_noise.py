@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.noise import Noise, Silence, _exponential, _open_uniform, counter_of
-from outrider.sampling import draw
+from outrider.core.noise import Noise, Silence, _exponential, _open_uniform, counter_of
+from outrider.core.protocols import Draft
+from outrider.core.sampling import draw
+from outrider.core.verification.block import block_coupling
+from outrider.core.verification.maximal import maximal_coupling
 from outrider.testing import assert_same_law
-from outrider.types import Draft
-from outrider.verification.block import block_coupling
-from outrider.verification.coupling import maximal_coupling
 
 BINS = 32
 

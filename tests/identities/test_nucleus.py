@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider import nucleus as module
-from outrider.nucleus import nucleus
+from outrider.core import top_p as module
+from outrider.core.top_p import nucleus
 
 CHANCES = st.floats(1e-6, 1 - 1e-6)
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.core.sampling import Sampling
 from outrider.errors import BadOption, OutriderError
 from outrider.options import Options
-from outrider.sampling import Sampling
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -0.1}, r"temperature must be at least 0, got -0.1"),

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.context import Context
-from outrider.noise import Noise
-from outrider.sampling import Sampling, draw, standardise
+from outrider.core.context import Context
+from outrider.core.noise import Noise
+from outrider.core.sampling import Sampling, draw, standardise
 
 SIZE = 12
 PROMPTS = ([1, 2, 3, 2, 1], [7])

@@ -5,23 +5,23 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
+import plain_kernels
 import pytest
+import tiny
 import torch
 from torch import Tensor, nn
 
-import plain_kernels
-import tiny
-from outrider import kernels
-from outrider.decoding.decoder import Decoder, Request
+from outrider.core.protocols import Drafter, Shape
+from outrider.core.sampling import Sampling
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, Nothing
 from outrider.errors import BadOption
-from outrider.models.eight_bits import quantise
-from outrider.models.huggingface import HuggingFaceModel
-from outrider.sampling import Sampling
+from outrider.kernels.triton import available
+from outrider.models.transformers.int8_gpu import quantise
+from outrider.models.transformers.model import HuggingFaceModel
 from outrider.trace import Trace
-from outrider.types import Drafter, Shape
-from outrider.verification.matching import gumbel_coupling
 
 
 def logits(model: HuggingFaceModel) -> Tensor:
@@ -44,10 +44,12 @@ def test_a_quantised_model(family: str, fused: bool, monkeypatch: pytest.MonkeyP
     expected, before = logits(model), sum(p.numel() for p in model.model.parameters())
     if fused:
         rows = SimpleNamespace(**{n: getattr(plain_kernels, n) for n in plain_kernels.ROWS})
-        monkeypatch.setitem(sys.modules, "outrider.kernels.rows", rows)
-        monkeypatch.setitem(sys.modules, "outrider.kernels.attention", SimpleNamespace(attend=plain_kernels.attend))
+        monkeypatch.setitem(sys.modules, "outrider.kernels.triton.rows", rows)
+        monkeypatch.setitem(
+            sys.modules, "outrider.kernels.triton.attention", SimpleNamespace(attend=plain_kernels.attend)
+        )
         with monkeypatch.context() as patch:
-            patch.setattr(kernels, "run_on", lambda device: True)
+            patch.setattr(available, "run_on", lambda device: True)
             model.fuse()
     linear = [m for m in model.model.modules() if type(m) is nn.Linear]
     assert quantise(model) == len(linear) - 1

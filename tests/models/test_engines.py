@@ -20,21 +20,21 @@ from torch import Tensor
 
 import tiny
 from helpers import case, run
-from outrider import cpu
+from outrider.core.protocols import Shape
 from outrider.drafters import Nothing
-from outrider.models.huggingface import HuggingFaceModel
+from outrider.models.transformers.model import HuggingFaceModel
+from outrider.runtime import cpu
 from outrider.testing import check_session
-from outrider.types import Shape
 
 pytest.importorskip("numba")
 
 from exactness.test_bits import Recording
 from models.test_lean import TEXT, scored
-from outrider.jit.crew import Crew
-from outrider.models import jit_engine
-from outrider.models.any_width import bits_do_not_depend_on_width
-from outrider.models.engine_model import EngineModel, EngineSession, Outline
-from outrider.models.prepared import prepare
+from outrider.kernels.numba.thread_team import Crew
+from outrider.models.batch_invariance import bits_do_not_depend_on_width
+from outrider.models.engine import numba_engine
+from outrider.models.engine.model import EngineModel, EngineSession, Outline
+from outrider.models.engine.prepared import prepare
 
 pytestmark = pytest.mark.cpu_paths
 
@@ -103,9 +103,9 @@ def run_by(engine: str, model: Any, folder: Path, int8: bool = False) -> EngineM
     deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     config = tf.AutoConfig.from_pretrained(folder)
     outline = Outline(config, tf.GenerationConfig.from_model_config(config))
-    kind: Any = jit_engine.Engine
+    kind: Any = numba_engine.Engine
     if engine == "onnxruntime":
-        from outrider.models.onnx_engine import Engine as kind
+        from outrider.models.engine.onnx_engine import Engine as kind
     return EngineModel(outline, prepare(folder, config, engine, int8), kind)
 
 

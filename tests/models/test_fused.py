@@ -10,16 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import plain_kernels
 import pytest
+import tiny
 import torch
 from torch import Tensor
 
-import plain_kernels
-import tiny
-from outrider import kernels
-from outrider.models import small, trimmed
-from outrider.models.huggingface import HuggingFaceModel
-from outrider.types import Shape
+from outrider.core.protocols import Shape
+from outrider.kernels.triton import available
+from outrider.models.transformers import trimmed
+from outrider.models.transformers.model import HuggingFaceModel
+from outrider.training import student_models
 
 FUSED = ["llama", "mistral", "qwen2"]
 SHAPE = Shape(capacity=64, width=4, chunk=8)
@@ -29,12 +30,12 @@ SHAPE = Shape(capacity=64, width=4, chunk=8)
 def fused(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Fuse a model as on a GPU."""
     rows = SimpleNamespace(**{n: getattr(plain_kernels, n) for n in plain_kernels.ROWS})
-    monkeypatch.setitem(sys.modules, "outrider.kernels.rows", rows)
-    monkeypatch.setitem(sys.modules, "outrider.kernels.attention", SimpleNamespace(attend=plain_kernels.attend))
+    monkeypatch.setitem(sys.modules, "outrider.kernels.triton.rows", rows)
+    monkeypatch.setitem(sys.modules, "outrider.kernels.triton.attention", SimpleNamespace(attend=plain_kernels.attend))
 
     def fuse(model: HuggingFaceModel) -> bool:
         with monkeypatch.context() as patch:
-            patch.setattr(kernels, "run_on", lambda device: True)
+            patch.setattr(available, "run_on", lambda device: True)
             return model.fuse()
 
     return fuse
@@ -111,11 +112,11 @@ def test_a_trimmed_draft_is_fused_on_a_gpu(tmp_path: Path) -> None:
     """It speaks few tokens and costs little, so that its launches are most of its time."""
     target = HuggingFaceModel(tiny.build("llama"))
     tokens = torch.arange(3, 60)
-    draft = small.build(small.Size.parse("16x32x1x2"), tokens, target)
+    draft = student_models.build(student_models.Size.parse("16x32x1x2"), tokens, target)
     trimmed.save(draft, tokens, tmp_path, {})
     plain = trimmed.load(tmp_path, target)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "run_on", lambda device: True)
+        patch.setattr(available, "run_on", lambda device: True)
         model = trimmed.load(tmp_path, target)
     assert model.inner.fused and not plain.inner.fused
 

@@ -12,14 +12,19 @@ import transformers as tf
 
 import library
 import outrider
-from outrider.models import generation
+from outrider.models.hub import generation_config
 
 PROMPT = "the quick brown fox"
 
 
 def test_every_field_is_decided() -> None:
     """A field that a new transformers brings is not dropped silently: somebody has to decide about it here."""
-    kinds = [generation.HONOURED, generation.BY_CALL, generation.NO_TEXT, frozenset(generation.NOT_HONOURED)]
+    kinds = [
+        generation_config.HONOURED,
+        generation_config.BY_CALL,
+        generation_config.NO_TEXT,
+        frozenset(generation_config.NOT_HONOURED),
+    ]
     decided = frozenset().union(*kinds)
     assert sum(map(len, kinds)) == len(decided), "a field is of one kind"
     assert not frozenset(vars(tf.GenerationConfig())) - decided

@@ -17,23 +17,23 @@ import library
 import outrider
 import tiny
 from helpers import case, run
-from outrider import cpu
 from outrider.drafters import Nothing
 from outrider.errors import BadOption, ModelCorrupt
-from outrider.models.engines import Kernels, chosen_engine, numba_computes_in_half
-from outrider.models.huggingface import HuggingFaceModel
+from outrider.models.engine.choice import Kernels, chosen_engine, numba_computes_in_half
+from outrider.models.transformers.model import HuggingFaceModel
+from outrider.runtime import cpu
 
 pytest.importorskip("numba")
 
 from exactness.test_bits import Recording
 from models.test_engines import BUILT, rounded
 from models.test_lean import scored
-from outrider.jit.half import CHAIN, half_product, narrow
-from outrider.models.engine_model import EngineModel, Outline
-from outrider.models.jit_engine import Engine
-from outrider.models.jit_files import half_panels, in_half
-from outrider.models.prepared import prepare
-from outrider.models.teacher import fingerprint
+from outrider.kernels.numba.float16_products import CHAIN, half_product, narrow
+from outrider.models.engine.model import EngineModel, Outline
+from outrider.models.engine.numba_engine import Engine
+from outrider.models.engine.numba_weights import half_panels, in_half
+from outrider.models.engine.prepared import prepare
+from outrider.models.transformers.fingerprint import fingerprint
 
 pytestmark = pytest.mark.cpu_paths
 

@@ -13,15 +13,16 @@ from torch import Tensor
 import cpus
 import library
 import tiny
-from outrider import cpu, packing
-from outrider.cpu import CpuFacts
-from outrider.models import loading
-from outrider.models.engines import Kernels
-from outrider.models.families import LLAMA_LIKE
-from outrider.models.huggingface import HuggingFaceModel
-from outrider.models.lean import make_lean
-from outrider.packing import pack, worth_packing
-from outrider.types import Shape
+from outrider.core.protocols import Shape
+from outrider.kernels import packed_linear
+from outrider.kernels.packed_linear import pack, worth_packing
+from outrider.models.engine.choice import Kernels
+from outrider.models.hub import loading
+from outrider.models.transformers.families import LLAMA_LIKE
+from outrider.models.transformers.lean import make_lean
+from outrider.models.transformers.model import HuggingFaceModel
+from outrider.runtime import cpu
+from outrider.runtime.cpu import CpuFacts
 
 pytestmark = pytest.mark.cpu_paths
 
@@ -118,7 +119,7 @@ def test_one_row_is_not_packed_on_arm(facts: CpuFacts, one_row: bool) -> None:
 
 def test_weights_are_not_packed_where_a_rows_place_decides_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """With AVX2 oneDNN's float32 products differ from place to place: plain and speculative logits did, too."""
-    right = packing.product
+    right = packed_linear.product
 
     def row_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return torch.cat([right(row[None], weight, bias) for row in x])
@@ -130,12 +131,10 @@ def test_weights_are_not_packed_where_a_rows_place_decides_its_bits(monkeypatch:
 
     weight = torch.randn(32, 48)
     for product, expected in ((row_by_row, worth_packing(9)), (by_place, False)):
-        monkeypatch.setattr(packing, "_found", {})
-        monkeypatch.setattr(packing, "product", product)
-        assert packing.packed(weight, 9).is_mkldnn == expected
+        monkeypatch.setattr(packed_linear, "_found", {})
+        monkeypatch.setattr(packed_linear, "product", product)
+        assert packed_linear.packed(weight, 9).is_mkldnn == expected
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            packing.warn_of_other_bits(9, torch.float32)
+            packed_linear.warn_of_other_bits(9, torch.float32)
         assert bool(told) == (product is by_place)
-
-

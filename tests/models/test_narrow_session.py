@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import tiny
-from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession
-from outrider.models.narrow_session import NarrowSession
-from outrider.types import Shape
+from outrider.core.protocols import Shape
+from outrider.models.transformers.model import HuggingFaceModel, HuggingFaceSession
+from outrider.models.transformers.narrow_session import NarrowSession
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9], [33, 5, 33]]
 

@@ -12,7 +12,7 @@ import library
 import outrider
 from outrider.cli.main import app
 from outrider.errors import ModelError, ModelNotFound
-from outrider.models import hub, pairs
+from outrider.models.hub import names, pairs
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_the_name_is_the_target_with_its_draft(package: Path) -> None:
     """Catches a pair whose draft is left unused, or used in place of the target."""
     pair, plain = outrider.load("t5-ende"), outrider.load("t5-ende", draft=None)
     assert pair.drafter.name == "t5-ende draft" and plain.drafter.name == "none"
-    assert hub.resolve("t5-ende") == package / "t5-ende" / "target"
+    assert names.resolve("t5-ende") == package / "t5-ende" / "target"
     one, two = (llm.generate("the end", max_new_tokens=12) for llm in (pair, plain))
     assert one.tokens == two.tokens and one.stats.drafted > 0 and one.stats.drafter_error is None
 
@@ -65,9 +65,9 @@ def test_a_missing_pair_names_the_remedy(package: Path) -> None:
 
 
 def test_what_is_in_the_package_is_not_fetched(package: Path) -> None:
-    assert hub.pull("t5-ende") == package / "t5-ende" / "target"
+    assert names.pull("t5-ende") == package / "t5-ende" / "target"
     with pytest.raises(ModelError, match="install outrider again"):
-        hub.pull("t5-ende", force=True)
+        names.pull("t5-ende", force=True)
 
 
 def test_a_directory_of_another_kind_is_no_pair(tmp_path: Path) -> None:

@@ -16,18 +16,18 @@ from typer.testing import CliRunner
 import cpus
 import library
 import outrider
-from outrider import cpu
 from outrider.cli.main import app
-from outrider.cpu import CpuFacts
 from outrider.errors import BadOption, ModelCorrupt, ModelError
-from outrider.models.engines import Kernels, chosen_engine
+from outrider.models.engine.choice import Kernels, chosen_engine
+from outrider.runtime import cpu
+from outrider.runtime.cpu import CpuFacts
 
 pytest.importorskip("numba")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
-from outrider.models.prepared import RECORD, prepare
-from outrider.models.weight_files import WEIGHTS
+from outrider.models.engine.prepared import RECORD, prepare
+from outrider.models.engine.weight_files import WEIGHTS
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +128,7 @@ def test_a_config_that_does_not_fit_the_weights(narrow: Path) -> None:
 
 def test_auto_goes_on_to_torch(narrow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a model that cannot be loaded at all because one engine cannot have it."""
-    monkeypatch.setattr("outrider.models.engines._WORTH_FILES", 0)
+    monkeypatch.setattr("outrider.models.engine.choice._WORTH_FILES", 0)
     tensors = {name: tensor.float() for name, tensor in load_file(narrow / "model.safetensors").items()}
     tensors["model.norm.bias"] = torch.zeros(32)
     save_file(tensors, narrow / "model.safetensors", metadata={"format": "pt"})
@@ -154,7 +154,7 @@ def test_facts_that_cannot_be_kept(folder: Path, monkeypatch: pytest.MonkeyPatch
     def refused(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("outrider.models.prepared._write_record", refused)
+    monkeypatch.setattr("outrider.models.engine.prepared._write_record", refused)
     assert prepared.known("any_width", "here", lambda: True) is True
     assert prepared.known("width_costs", "here", lambda: {"2": 1.7}, otherwise={"2": 1.2}) == {"2": 1.2}
 
@@ -201,7 +201,7 @@ def test_a_dtype_that_costs_the_quick_engine(
     narrow: Path, dtype: str, facts: CpuFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asking for the dtype of the weights made a model several times slower without a word: numba was left out."""
-    monkeypatch.setattr("outrider.models.engines._WORTH_FILES", 0)
+    monkeypatch.setattr("outrider.models.engine.choice._WORTH_FILES", 0)
     with cpu.using(facts), pytest.warns(UserWarning, match=rf"only torch computes in {dtype} here, .* than numba"):
         outrider.load(str(narrow), "none", "cpu", dtype)
 
@@ -227,7 +227,7 @@ def test_what_auto_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert chosen_engine(auto, config, cpu, torch.bfloat16, large) == "torch"
     config.intermediate_size = 72
     assert chosen_engine(auto, config, cpu, torch.float32, large) == "onnxruntime"
-    monkeypatch.setattr("outrider.models.engines.find_spec", lambda name: None)
+    monkeypatch.setattr("outrider.models.engine.choice.find_spec", lambda name: None)
     assert chosen_engine(auto, config, cpu, torch.float32, large) == "torch"
     with pytest.raises(BadOption, match=r"pip install '\.\[cpu\]'"):
         chosen_engine(Kernels("auto", "int8"), config, cpu, torch.float32, large)

@@ -9,7 +9,7 @@ import torch
 import transformers as tf
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from outrider.models.rotary import frequencies
+from outrider.models.engine.rotary import frequencies
 
 KINDS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -9,8 +9,8 @@ import torch
 import transformers as tf
 
 from outrider.errors import ModelError
-from outrider.models import families, selfcheck
-from outrider.models.huggingface import HuggingFaceModel
+from outrider.models.transformers import families, selfcheck
+from outrider.models.transformers.model import HuggingFaceModel
 
 WINDOW = 24
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import tiny
+from outrider.core.protocols import Shape
 from outrider.errors import BadOption
-from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession
-from outrider.types import Shape
+from outrider.models.transformers.model import HuggingFaceModel, HuggingFaceSession
 
 TEXT = [3, 9, 4, 11, 7, 5, 8, 2, 6, 10]
 LAYERS = (1, -1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from helpers import wrapped
-from outrider.types import Shape
+from outrider.core.protocols import Shape
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])

@@ -15,7 +15,7 @@ import library
 from outrider.bench.measure import Cell, total_ratio
 from outrider.drafters.heads import HeadDrafter
 from outrider.llm import LLM
-from outrider.models import loading
+from outrider.models.hub import loading
 from outrider.training.data import from_answers
 from outrider.training.distill import Plan, distill
 from outrider.training.loop import Budget

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import tiny_gguf
-from outrider.models import gguf
+from outrider.models.hub import gguf
 
 
 def test_both_files_are_the_same_model(tmp_path: Path) -> None:

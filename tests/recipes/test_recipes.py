@@ -21,9 +21,9 @@ from torch.nn import functional as F
 
 import outrider
 from clocks import ticking
-from outrider import timer
 from outrider.drafters.ngram import Ngram, NgramTable
 from outrider.errors import BadOption, OutriderError
+from outrider.runtime import timer
 from outrider.training.objectives import OBJECTIVES
 
 CPU = torch.device("cpu")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from outrider.core.protocols import Drafter, Verifier
+from outrider.core.sampling import Sampling
 from outrider.drafters import Cascade, Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform
 from outrider.models.toy import ToyModel
-from outrider.sampling import Sampling
 from outrider.testing import SameLaw, assert_same_law, counts_of, exact_law, sample
-from outrider.types import Drafter, Verifier
 
 VOCAB = 5
 TARGET = ToyModel(VOCAB, order=2, seed=11, sharpness=1.0)

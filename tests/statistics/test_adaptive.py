@@ -14,20 +14,20 @@ import torch
 from laws import PROMPT, TARGET, VOCAB, check_law
 from torch import Tensor
 
-from outrider.decoding.clock import Timing
-from outrider.decoding.decoder import Decoder, Request
-from outrider.decoding.planner import Auto, Fixed, Gradient, Planner, Policy, Setting
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape
+from outrider.core.sampling import Sampling, standardise
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, Mixture, ModelDrafter, Ngram, NgramTable, mixture
-from outrider.noise import Noise
-from outrider.prices import Ladder, Prices
-from outrider.sampling import Sampling, standardise
+from outrider.drafters.prices import Ladder, Prices
+from outrider.planning.policies import Auto, Fixed, Gradient, Planner, Policy, Setting
+from outrider.planning.step_clock import Timing
 from outrider.testing import assert_same_law, counts_of, exact_law
 from outrider.theory import Costs
 from outrider.trace import Trace
-from outrider.types import Draft, Drafter, DraftSession, Session, Shape
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.matching import gumbel_coupling
 
 CONSTANT = Ngram(NgramTable.fit([[1, 2, 0, 1, 3, 4, 4, 2, 1, 0, 2, 2]], VOCAB, order=1))
 """Draws from the same q everywhere: a discarded guess comes again, token for token, when its position does."""

@@ -10,13 +10,13 @@ import torch
 from laws import PROMPT, RAGGED, SAMPLINGS, TARGET, check_law, drafters
 from torch import Tensor
 
-from outrider.algorithm import speculative_step
-from outrider.noise import Noise
-from outrider.sampling import Sampling
+from outrider.core.algorithm import speculative_step
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Shape, Verdict, Verifier
+from outrider.core.sampling import Sampling
+from outrider.core.verification.block import block_coupling
+from outrider.core.verification.maximal import maximal_coupling
 from outrider.trace import PHASES, Stopwatch
-from outrider.types import Draft, Shape, Verdict, Verifier
-from outrider.verification.block import block_coupling
-from outrider.verification.coupling import maximal_coupling
 
 
 @pytest.mark.parametrize("name", ["near", "far", "cool", "uniform", "copy", "table"])

@@ -9,13 +9,13 @@ import torch
 from laws import SAMPLINGS, TARGET, VOCAB, cascade, check_law
 from torch import Tensor
 
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape, Verdict, Verifier
+from outrider.core.sampling import Sampling, draw
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import maximal_coupling, take
 from outrider.drafters import cascade as module
-from outrider.noise import Noise
-from outrider.sampling import Sampling, draw
 from outrider.testing import check_drafter
-from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Verdict, Verifier
-from outrider.verification.coupling import maximal_coupling, take
-from outrider.verification.matching import gumbel_coupling
 
 
 class Changed:

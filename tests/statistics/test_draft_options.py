@@ -9,15 +9,15 @@ import torch
 from laws import SAMPLINGS, TARGET, check_law
 from torch import Tensor
 
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape, Verifier
+from outrider.core.sampling import Sampling
+from outrider.core.verification.block import block_coupling
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import maximal_coupling
 from outrider.drafters import Copying, Fallback, ModelDrafter, Ngram, Nothing, Standardised, Uniform
 from outrider.errors import BadOption
-from outrider.noise import Noise
-from outrider.sampling import Sampling
 from outrider.testing import check_drafter, sample
-from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Verifier
-from outrider.verification.block import block_coupling
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.matching import gumbel_coupling
 
 NEAR = ModelDrafter(TARGET.near(0.5), "near")
 OWN = {"colder": {"temperature": 0.5}, "greedy": {"temperature": 0.0}, "top-k": {"top_k": 2}, "top-p": {"top_p": 0.6}}

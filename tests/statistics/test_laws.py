@@ -9,16 +9,16 @@ import pytest
 import torch
 from laws import PROMPT, RAGGED, SAMPLINGS, TARGET, VOCAB, check_law, drafters
 
-from outrider.algorithm import speculative_step
-from outrider.decoding.decoder import Decoder, Request
+from outrider.core.algorithm import speculative_step
+from outrider.core.noise import Noise
+from outrider.core.protocols import Shape, Verifier
+from outrider.core.sampling import Sampling, standardise
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
-from outrider.noise import Noise
-from outrider.sampling import Sampling, standardise
 from outrider.testing import assert_same_law, counts_of, exact_law
 from outrider.trace import PHASES, Stopwatch, Trace
-from outrider.types import Shape, Verifier
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.matching import gumbel_coupling
 
 BOTH = pytest.mark.parametrize("verifier", [maximal_coupling, gumbel_coupling], ids=lambda v: v.name)
 

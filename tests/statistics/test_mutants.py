@@ -9,14 +9,14 @@ import torch
 from laws import SAMPLINGS, TARGET, VOCAB, check_law, drafters
 from torch import Tensor
 
-from outrider import algorithm
-from outrider.context import Context
+from outrider.core import algorithm
+from outrider.core.context import Context
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape, Verdict, Verifier
+from outrider.core.sampling import Sampling, draw, standardise
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import accepted_prefix, maximal_coupling, take
 from outrider.drafters import ModelDrafter
-from outrider.noise import Noise
-from outrider.sampling import Sampling, draw, standardise
-from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Verdict, Verifier
-from outrider.verification.coupling import accepted_prefix, maximal_coupling, take
-from outrider.verification.matching import gumbel_coupling
 
 
 def caught(drafter: Drafter, verifier: Verifier, sampling: Sampling = SAMPLINGS["temperature 1"], **how: int) -> None:

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import library
-from outrider.models import loading
-from outrider.models.teacher import Teacher
+from outrider.models.hub import loading
 from outrider.training import answers
 from outrider.training.answers import SelfText, self_written
 from outrider.training.data import Corpus, frequent_tokens, from_answers
@@ -19,6 +18,7 @@ from outrider.training.distill import Plan, make_student
 from outrider.training.progress import Gathering
 from outrider.training.rounds import Rounds
 from outrider.training.students import HeadStudent, ModelStudent
+from outrider.training.teacher import Teacher
 
 PLAN = SelfText(tokens=1500, new_tokens=16, batch=8, block=32)
 

@@ -16,21 +16,21 @@ from typer.testing import CliRunner
 import library
 import outrider
 from outrider.cli.main import app
+from outrider.core.noise import Noise
+from outrider.core.protocols import Shape
+from outrider.core.sampling import Sampling
 from outrider.drafters import compiled_row
 from outrider.drafters.heads import HeadDrafter
 from outrider.errors import BadOption, ModelNotFound
-from outrider.models import loading
-from outrider.models.teacher import Teacher
-from outrider.models.writing import write
-from outrider.noise import Noise
-from outrider.sampling import Sampling
+from outrider.models.hub import loading
 from outrider.testing import check_drafter
 from outrider.training.data import Corpus
 from outrider.training.distill import Plan, Quiet, distill, make_student
 from outrider.training.loop import Budget, mixed
 from outrider.training.objectives import OBJECTIVES
 from outrider.training.students import Guesses, HeadStudent, Places, Vocabulary
-from outrider.types import Shape
+from outrider.training.teacher import Teacher
+from outrider.training.writing import write
 
 PLAN = Plan(
     text_tokens=1500,

@@ -18,10 +18,12 @@ import library
 import outrider
 from outrider.drafters.heads import HeadDrafter
 from outrider.errors import BadOption, TokenizerMismatch
-from outrider.models import loading, small, trimmed
-from outrider.models.teacher import fingerprint
+from outrider.models.hub import loading
+from outrider.models.transformers import trimmed
+from outrider.models.transformers.fingerprint import fingerprint
 from outrider.testing import check_drafter
 from outrider.training import distill as module
+from outrider.training import student_models
 from outrider.training.answers import SelfText
 from outrider.training.data import PADDING, Corpus, frequent_tokens
 from outrider.training.distill import Plan, Quiet, distill
@@ -129,7 +131,7 @@ def test_heads_read_a_decoder_with_an_encoder(kind: str, t5: loading.Loaded, roo
 def test_a_slice_of_everything_is_the_target(target: loading.Loaded) -> None:
     """Catches tensors that are left random: all layers and all tokens must give the target's own logits."""
     every = torch.arange(target.model.vocab_size)
-    model = small.sliced(target.model, every, small.layer_lists("0,1", target.model)).eval()
+    model = student_models.sliced(target.model, every, student_models.layer_lists("0,1", target.model)).eval()
     ids = torch.tensor([[5, 9, 40, 2], [7, 7, 12, 30]])
     with torch.no_grad():
         ours = model(input_ids=ids, decoder_input_ids=ids).logits[..., :-1]
@@ -144,7 +146,7 @@ def test_a_slice_with_fewer_tokens_reads_the_same_source(target: loading.Loaded,
     """
     unused = set(target.tokenizer.convert_tokens_to_ids(list("!\"#$%&'()*+")))
     tokens = torch.tensor([t for t in range(target.model.vocab_size) if t not in unused])
-    model = small.sliced(target.model, tokens, small.layer_lists("0,1+0,1", target.model))
+    model = student_models.sliced(target.model, tokens, student_models.layer_lists("0,1+0,1", target.model))
     (tmp_path / "draft").mkdir()
     extra = {"fingerprint": fingerprint(target.model), "gamma": 3}
     trimmed.save(model, tokens, tmp_path / "draft", extra)
@@ -159,15 +161,15 @@ def test_a_slice_with_fewer_tokens_reads_the_same_source(target: loading.Loaded,
 @pytest.mark.parametrize("text", ["0,2", "0,0", "0+1+1", "a", "0,"])
 def test_layers_that_cannot_be_taken(text: str, t5: loading.Loaded) -> None:
     with pytest.raises(BadOption, match="layers"):
-        small.layer_lists(text, t5.model)
+        student_models.layer_lists(text, t5.model)
 
 
 def test_sizes() -> None:
-    assert small.Size.parse("256x1024x2x4") == small.Size(256, 1024, 2, 4)
-    assert small.Size.parse("128x384x2+1x4") == small.Size(128, 384, 1, 4, encoder=2)
+    assert student_models.Size.parse("256x1024x2x4") == student_models.Size(256, 1024, 2, 4)
+    assert student_models.Size.parse("128x384x2+1x4") == student_models.Size(128, 384, 1, 4, encoder=2)
     for text in ("12", "256x1024x2", "256x1024x0x4", "256+1x4x2x2", "250x4x2x4", "1x2x3+4+5x1"):
         with pytest.raises(BadOption, match="size"):
-            small.Size.parse(text)
+            student_models.Size.parse(text)
 
 
 # --- data --------------------------------------------------------------------------------------------
@@ -259,6 +261,6 @@ def test_a_target_without_hidden_states(
 def test_layers_of_two_stacks_need_two_stacks(root: Path, tmp_path: Path) -> None:
     llama = loading.load(str(library.save_llama(tmp_path / "llama")), "cpu", "float32")
     with pytest.raises(BadOption, match="encoder-decoder targets"):
-        small.build(small.Size.parse("16x32x1+1x2"), torch.arange(10), llama.model)
+        student_models.build(student_models.Size.parse("16x32x1+1x2"), torch.arange(10), llama.model)
     with pytest.raises(BadOption, match="layers"):
-        small.layer_lists("0+1", llama.model)
+        student_models.layer_lists("0+1", llama.model)

@@ -21,8 +21,7 @@ from outrider.cli import distill as command
 from outrider.cli.distill_progress import Stages, duration
 from outrider.cli.main import app
 from outrider.errors import BadOption
-from outrider.models import loading
-from outrider.models.writing import write
+from outrider.models.hub import loading
 from outrider.training import loop
 from outrider.training.answers import SelfText
 from outrider.training.data import documents
@@ -31,6 +30,7 @@ from outrider.training.loop import Budget
 from outrider.training.progress import Gathering, Written, uninterrupted
 from outrider.training.rounds import Rounds
 from outrider.training.sources import examples, from_examples
+from outrider.training.writing import write
 
 PLAN = Plan(
     text_tokens=1500, block=32, vocab=64, depth=2, generate_batch=8, budget=Budget(tokens=32 * 4 * 12, batch=4)

@@ -15,9 +15,9 @@ from outrider.bench.peers import MODULES, SEPARATE, Peer, PeerFailed, Seat, engi
 from outrider.drafters import built_in
 from outrider.drafters.heads import CONFIG
 from outrider.errors import require
-from outrider.models import hub, pairs
-from outrider.models.checkpoint import Checkpoint
-from outrider.threads import available_cores
+from outrider.models.hub import names, pairs
+from outrider.models.hub.checkpoint import Checkpoint
+from outrider.runtime.threads import available_cores
 from outrider.trace import strict_json
 
 SIZES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
@@ -67,7 +67,7 @@ def draft_place(target: str, draft: str) -> str | None:
     if draft in built_in() or ">" in draft or (Path(draft) / CONFIG).is_file():
         return None
     partner = pairs.draft_of(draft)
-    return str(hub.resolve(draft) if partner is None else partner)
+    return str(names.resolve(draft) if partner is None else partner)
 
 
 def seats(plan: Plan, checkpoint: Checkpoint) -> list[Seat]:

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from outrider import timer
+from outrider.bench.shapes import weight_bytes
 from outrider.bench.timing import Report, settle, spread, timed
-from outrider.decoding.stepper import Rule, Stepper
+from outrider.core.protocols import Drafter, Shape
+from outrider.core.sampling import Sampling
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.decoding.capture.graphs import Recorder
+from outrider.decoding.step_runner import Rule, Stepper
 from outrider.drafters import ModelDrafter, Nothing
-from outrider.models.graphs import Recorder
-from outrider.models.huggingface import HuggingFaceModel
-from outrider.models.shapes import weight_bytes
-from outrider.sampling import Sampling
-from outrider.types import Drafter, Shape
-from outrider.verification.coupling import maximal_coupling
-from outrider.verification.matching import gumbel_coupling
+from outrider.models.transformers.model import HuggingFaceModel
+from outrider.runtime import timer
 
 GREEDY = Rule(gumbel_coupling, Sampling())
 SAMPLED = Rule(maximal_coupling, Sampling(temperature=1.0))

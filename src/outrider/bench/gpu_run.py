@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from outrider import timer
 from outrider.bench import curves, gpu, identity, loop, micro
 from outrider.bench.gpu import GREEDY, Lane, Setting
+from outrider.bench.shapes import SIZES, build
 from outrider.bench.timing import Report, settle
 from outrider.drafters import ModelDrafter, Nothing
 from outrider.errors import DeviceError, ModelNotFound, require
-from outrider.models.shapes import SIZES, build
+from outrider.runtime import timer
 
 SECTIONS = ("latency", "decoder", "identity", "curves", "pair", "micro", "profile", "compile")
 

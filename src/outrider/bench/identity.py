@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider import kernels
 from outrider.bench.gpu import COUPLED, GREEDY, Setting
-from outrider.decoding.stepper import Rule, Stepper
+from outrider.core.noise import Noise
+from outrider.core.protocols import Drafter
+from outrider.decoding.step_runner import Rule, Stepper
 from outrider.drafters import ModelDrafter, Nothing
 from outrider.drafters.recorded import Recorded
-from outrider.noise import Noise
-from outrider.types import Drafter
+from outrider.kernels.triton import available
 
 RULES = {"temperature 0": GREEDY, "temperature 1": COUPLED}
 
@@ -85,11 +85,11 @@ def same_noise(setting: Setting) -> dict[str, Any]:
     """Noise made on this device against noise made on a CPU, bit by bit."""
     seeds, at = torch.tensor([0, 7, -(2**60)]), torch.tensor([[1, 2], [511, 512], [100_000, 3]])
     here = Noise(seeds.to(setting.device)).race("token", at.to(setting.device), setting.target.vocab_size).cpu()
-    wanted, kernels.wanted = kernels.wanted, False
+    wanted, available.wanted = available.wanted, False
     try:
         torched = Noise(seeds.to(setting.device)).race("token", at.to(setting.device), setting.target.vocab_size).cpu()
     finally:
-        kernels.wanted = wanted
+        available.wanted = wanted
     there = Noise(seeds).race("token", at, setting.target.vocab_size)
     return {
         "values": there.numel(),

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from outrider import timer
 from outrider.bench.gpu import GREEDY, Lane, Setting
 from outrider.bench.timing import timed
-from outrider.decoding.decoder import Decoder, Request, bucket
-from outrider.decoding.lanes import Lanes
-from outrider.decoding.planner import Auto, Policy
+from outrider.core.protocols import Drafter
+from outrider.decoding.loop import Decoder, Request, bucket
+from outrider.decoding.session_pool import Lanes
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, Nothing
+from outrider.planning.policies import Auto, Policy
+from outrider.runtime import timer
 from outrider.trace import Trace, ratio
-from outrider.types import Drafter
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from outrider import cpu, timer
+from outrider.runtime import cpu, timer
 
 READ_BYTES = 2**29  # far beyond any cache
 

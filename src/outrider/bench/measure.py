@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import Any
 
-from outrider.decoding.decoder import bucket
-from outrider.decoding.stepper import Rule
+from outrider.decoding.loop import bucket
+from outrider.decoding.step_runner import Rule
 from outrider.drafters import Nothing
 from outrider.errors import require
 from outrider.llm import LLM

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.bench.gpu import Setting
 from outrider.bench.timing import timed
-from outrider.sampling import Sampling, _filter
+from outrider.core.sampling import Sampling, _filter
 
 
 def replayed(work: Callable[[int], object], device: torch.device, count: int) -> float:
@@ -57,7 +57,7 @@ def products(setting: Setting, widths: tuple[int, ...]) -> list[dict[str, Any]]:
 
 def attention(setting: Setting, lengths: tuple[int, ...], capacity: int) -> list[dict[str, Any]]:
     """Microseconds of one layer's attention at several lengths and piece sizes, and of torch's own with a mask."""
-    from outrider.kernels import attention as kernel
+    from outrider.kernels.triton import attention as kernel
 
     c = setting.target.config
     head, heads, q_heads = c.hidden_size // c.num_attention_heads, c.num_key_value_heads, c.num_attention_heads

@@ -1,6 +1,6 @@
 """Real acceptance at a real cost: a trained target inflated to a large one's size, and the draft it was trained with.
 
-The inflated model computes the trained one's function (models/inflate.py), so alpha is genuine; its weights are as
+The inflated model computes the trained one's function (bench/inflate.py), so alpha is genuine; its weights are as
 many as a large model's, so c is as small as in the paper. What was inflated stands in the result.
 """
 
@@ -15,27 +15,27 @@ import torch
 from torch import Tensor
 
 from outrider.bench.gpu import Setting
+from outrider.bench.inflate import EIGHT_BILLION, Larger, describe, inflate
 from outrider.bench.loop import Decoded, decode
 from outrider.bench.parts import parts
 from outrider.bench.prompts import read
-from outrider.decoding.decoder import Decoder, Request, bucket
-from outrider.decoding.lanes import Lanes
-from outrider.decoding.stepper import Rule
+from outrider.bench.shapes import SIZES, build
+from outrider.core.protocols import Drafter, DraftSession, Session, Shape
+from outrider.core.sampling import Sampling
+from outrider.core.verification.choose import choose
+from outrider.decoding.loop import Decoder, Request, bucket
+from outrider.decoding.session_pool import Lanes
+from outrider.decoding.step_runner import Rule
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, Nothing
+from outrider.drafters.by_name import shipped_draft
 from outrider.drafters.heads import HeadDrafter
 from outrider.errors import BadOption
-from outrider.models.generation import defaults
-from outrider.models.huggingface import HuggingFaceModel
-from outrider.models.inflate import EIGHT_BILLION, Larger, describe, inflate
-from outrider.models.loading import load
-from outrider.models.shapes import SIZES, build
-from outrider.naming import shipped_draft
-from outrider.sampling import Sampling
+from outrider.models.hub.generation_config import defaults
+from outrider.models.hub.loading import load
+from outrider.models.transformers.model import HuggingFaceModel
 from outrider.theory import expected_tokens, optimal_gamma
 from outrider.trace import Trace, ratio, summarise
-from outrider.types import Drafter, DraftSession, Session, Shape
-from outrider.verification.choose import choose
 
 TINY = Larger(hidden=96, inner=192, layers=4, heads=12, kv_heads=3)
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from outrider.bench.gpu import Lane, Setting
 from outrider.bench.timing import timed
-from outrider.decoding.stepper import Rule
+from outrider.core.noise import Noise
+from outrider.core.protocols import Drafter
+from outrider.decoding.capture.graphs import Recorder
+from outrider.decoding.step_runner import Rule
 from outrider.drafters import Nothing
-from outrider.models.graphs import Recorder
-from outrider.noise import Noise
-from outrider.types import Drafter
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import Any
 
 import outrider
 from outrider.errors import BadOption, OutriderError, require
-from outrider.threads import ADDED
+from outrider.runtime.threads import ADDED
 
 MODULES = {"outrider": "outrider", "transformers": "transformers", "vllm": "vllm", "openvino": "openvino_genai"}
 """Engines, and what must be importable for each."""

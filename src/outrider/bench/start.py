@@ -20,11 +20,11 @@ from typing import Any
 import outrider
 from outrider.bench.timing import spread
 from outrider.errors import OutriderError, require
-from outrider.models import hub
+from outrider.models.hub import names
 
 STAGES = ("python", "torch", "imports", "loaded", "first token", "end")
 
-LIBRARIES = {"numba": "outrider.models.jit_engine", "onnxruntime": "outrider.models.onnx_engine"}
+LIBRARIES = {"numba": "outrider.models.engine.numba_engine", "onnxruntime": "outrider.models.engine.onnx_engine"}
 """What an engine imports when a model is loaded: named beforehand, it counts as a library and not as the model's."""
 
 CHILD = """
@@ -55,8 +55,8 @@ def stage(name):
     began += time.time() - now  # looking is not starting
 
 stage("python")
-import importlib, outrider, outrider.starting
-with outrider.starting.uncollected():  # as outrider.load imports it
+import importlib, outrider, outrider.runtime.gc_pause
+with outrider.runtime.gc_pause.uncollected():  # as outrider.load imports it
     import torch
 stage("torch")
 load = outrider.load
@@ -90,7 +90,7 @@ def start(
     Ctrl-C ends it: the report is then of the processes that were finished.
     """
     require(repeats >= 1, f"repeats must be at least 1, got {repeats}")
-    hub.resolve(target)  # fetched and converted, if need be, before any clock runs
+    names.resolve(target)  # fetched and converted, if need be, before any clock runs
     progress("warming up", 0.0)
     warm = _once(target, draft, dtype, tokens, "")
     engine = LIBRARIES.get(warm["engine"].split()[0], "")

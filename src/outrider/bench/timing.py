@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from outrider import timer
+from outrider.runtime import timer
 from outrider.trace import strict_json
 
 

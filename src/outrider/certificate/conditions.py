@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from outrider import cpu
+from outrider.kernels.packed_linear import packed_layers
 from outrider.llm import LLM
-from outrider.models.engine_model import EngineModel
-from outrider.packing import packed_layers
+from outrider.models.engine.model import EngineModel
+from outrider.runtime import cpu
 
 
 def conditions(llm: LLM, slots: int) -> dict[str, Any]:

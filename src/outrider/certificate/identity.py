@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.decoding.decoder import bucket
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape
+from outrider.core.sampling import Sampling
+from outrider.decoding.loop import bucket
 from outrider.drafters.base import ContextSession
 from outrider.llm import LLM
-from outrider.noise import Noise
 from outrider.output import Output
-from outrider.sampling import Sampling
-from outrider.types import Draft, Drafter, DraftSession, Session, Shape
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.core.protocols import Session, Shape
 from outrider.llm import LLM
-from outrider.types import Session, Shape
 
 Note = Callable[[str, Tensor, bool], None]
 """(what was changed, rows that stayed the same [n] bool, whether the promise rests on it)."""

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from outrider.certificate.place import Place, most_telling
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Verdict, Verifier
+from outrider.core.sampling import Sampling, draw
+from outrider.core.verification.maximal import kept, take
 from outrider.drafters import ModelDrafter
 from outrider.llm import LLM
-from outrider.noise import Noise
-from outrider.sampling import Sampling, draw
 from outrider.testing.law import chi_square_tail, same_law
 from outrider.testing.rollout import counts_of, exact_law, sample
-from outrider.types import Draft, Verdict, Verifier
-from outrider.verification.coupling import kept, take
 
 FALSE_FAIL = 1e-6
 """A right engine fails a law test once in a million certificates."""

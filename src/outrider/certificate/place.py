@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from outrider.core.protocols import Session, Shape
+from outrider.core.sampling import Sampling, standardise
 from outrider.llm import LLM
 from outrider.models.toy import ToyModel
-from outrider.sampling import Sampling, standardise
-from outrider.types import Session, Shape
 
 KEPT = 3
 """Tokens the tests choose among, so that pairs of them can be counted."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from outrider.core.verification.choose import VERIFIERS
 from outrider.errors import require
-from outrider.verification.choose import VERIFIERS
 
 PROMPTS = (
     "Repeat this list and add two more: apple, pear, plum, apple, pear, plum, apple, pear.",

@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from outrider import timer
 from outrider.certificate.conditions import conditions
 from outrider.certificate.identity import IdentityResult, Rehearsed, Rows, compare
 from outrider.certificate.invariance import InvarianceResult, invariance
 from outrider.certificate.law import UNTOLD, LawResult, laws
 from outrider.certificate.plan import Plan
+from outrider.core.protocols import Drafter
+from outrider.core.verification.choose import VERIFIERS
 from outrider.drafters import Nothing, built_in
 from outrider.errors import require
 from outrider.llm import LLM
 from outrider.output import Output
+from outrider.runtime import timer
 from outrider.trace import finite
-from outrider.types import Drafter
-from outrider.verification.choose import VERIFIERS
 
 PARTS = ("invariance", "greedy", "gumbel", "law")
 

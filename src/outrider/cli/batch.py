@@ -14,12 +14,12 @@ from typing import Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from outrider import timer
 from outrider.cli.common import check_writable, notes
 from outrider.cli.progress import loading
 from outrider.cli.prompt_file import Line
 from outrider.cli.results import results
 from outrider.errors import BadOption, NumericalError
+from outrider.runtime import timer
 
 MOST_SLOTS = 8
 WINDOW = 32

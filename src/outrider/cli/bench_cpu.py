@@ -66,8 +66,8 @@ def cpu(
     from outrider.bench.peers import by_engine, installed
     from outrider.bench.prompts import read
     from outrider.cli.measure import repeated_command
-    from outrider.models.checkpoint import look
-    from outrider.models.loading import DTYPES
+    from outrider.models.hub.checkpoint import look
+    from outrider.models.hub.loading import DTYPES
 
     common.check_writable(out, "--out")
     require(dtype == "auto" or dtype in DTYPES, f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
@@ -192,7 +192,7 @@ def start(
     from outrider.bench.cpu import SIZES
     from outrider.bench.machine import cpu_name
     from outrider.bench.start import start as measured
-    from outrider.models.checkpoint import look
+    from outrider.models.hub.checkpoint import look
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=notes, transient=True) as bar:

@@ -11,7 +11,7 @@ import typer
 from outrider.cli import common, progress
 from outrider.cli.common import notes
 from outrider.errors import OutriderError, PromptError, decode_utf8
-from outrider.starting import uncollected
+from outrider.runtime.gc_pause import uncollected
 
 HELP = """/reset   forget the conversation, but not the system message
 /stats   statistics of the last answer

@@ -143,7 +143,7 @@ def distill(
 
 def _trained(target: str, out: Path, plan: Any, how: tuple[str, str, bool], stages: Stages) -> Any:
     """The target is let go of behind it: measuring loads it again, as a user would."""
-    from outrider.models import loading
+    from outrider.models.hub import loading
     from outrider.training.distill import distill as run
 
     return run(loading.load(target, *how), out, plan, stages)

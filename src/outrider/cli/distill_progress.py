@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from outrider import timer
+from outrider.runtime import timer
 
 LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal to draw a bar on."""

@@ -11,7 +11,7 @@ import typer
 from outrider.cli import common, progress
 from outrider.cli.common import answers, notes
 from outrider.errors import require
-from outrider.starting import uncollected
+from outrider.runtime.gc_pause import uncollected
 
 
 def generate(

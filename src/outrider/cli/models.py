@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from outrider.errors import BadOption, ModelError, ModelNotFound
-from outrider.models import hub, inventory, manifest, pairs
-from outrider.models.gguf import KNOWN, MB
-from outrider.places import cache_dir
+from outrider.models.hub import inventory, manifest, names, pairs
+from outrider.models.hub.gguf import KNOWN, MB
+from outrider.runtime.cache_dir import cache_dir
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,7 +37,7 @@ _NAME = 28
 @app.command()
 def pull(name: Name, force: Force = False, as_json: Json = False) -> None:
     """Fetch a model, convert it to safetensors and print its directory."""
-    _print_path(name, hub.pull(name, force=force), as_json)
+    _print_path(name, names.pull(name, force=force), as_json)
 
 
 @app.command("list")
@@ -52,9 +52,9 @@ def list_models(check: Check = False, as_json: Json = False) -> None:
 @app.command()
 def path(name: Name, as_json: Json = False) -> None:
     """Print the directory of a model that is there; fetch nothing."""
-    found = hub.resolve(name, pull=False)
+    found = names.resolve(name, pull=False)
     if isinstance(found, str):
-        raise ModelNotFound(f"model {name!r} is not here; known: {', '.join(hub.NAMES)}, a directory or a .gguf file")
+        raise ModelNotFound(f"model {name!r} is not here; known: {', '.join(names.NAMES)}, a directory or a .gguf file")
     _print_path(name, found, as_json)
 
 
@@ -150,7 +150,7 @@ def _pair_row(name: str) -> tuple[dict[str, Any], list[ModelError]]:
     known = pairs.SHIPPED[name]
     row = {"name": name, "licence": known.licence, "source": f"in the package, made by {known.recipe}"}
     try:
-        place = Path(hub.resolve(name))
+        place = Path(names.resolve(name))
     except ModelNotFound:
         return {**row, "state": "missing", "bytes": None, "path": None}, []
     except ModelError as error:

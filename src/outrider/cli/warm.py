@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider import timer
 from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.errors import BadOption, ModelNotFound
-from outrider.models import inventory
-from outrider.models.gguf import MB
-from outrider.places import cache_dir
+from outrider.models.hub import inventory
+from outrider.models.hub.gguf import MB
+from outrider.runtime import timer
+from outrider.runtime.cache_dir import cache_dir
 
 
 def warm(
@@ -25,7 +25,7 @@ def warm(
     as_json: common.Json = False,
 ) -> None:
     """Prepare a model for its engine on this CPU: weights as it reads them, code for its draft, what runs cost."""
-    from outrider.models.engine_model import EngineModel
+    from outrider.models.engine.model import EngineModel
 
     began = timer.now()
     try:
@@ -59,7 +59,7 @@ def warm(
 def _prepared(target: str, engine: str, weights: str, dtype: str) -> Any:
     """Load a model and generate once each way: what drafts and drawn tokens need is compiled when it is first used."""
     from outrider import llm
-    from outrider.models.engine_model import EngineModel
+    from outrider.models.engine.model import EngineModel
 
     with notes.status(f"preparing {target}"):
         loaded = llm.load(target, device="cpu", dtype=dtype, engine=engine, weights=weights)

@@ -1,0 +1,1 @@
+"""The decoding loop: requests in row slots (continuous batching), one step after another, tokens out."""

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from outrider.sampling import Sampling
-from outrider.types import Session
+from outrider.core.protocols import Session
+from outrider.core.sampling import Sampling
 
 
 def fault(target: Session, row: int, length: int, sampling: Sampling) -> str:

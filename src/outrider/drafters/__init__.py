@@ -1,5 +1,6 @@
 """Drafters: everything that can guess ahead. A new one is one file and one class; see docs/adding-a-drafter.md."""
 
+from outrider.core.protocols import Drafter
 from outrider.drafters.cascade import Cascade
 from outrider.drafters.copying import Copying
 from outrider.drafters.fallback import Fallback
@@ -9,7 +10,6 @@ from outrider.drafters.ngram import Ngram, NgramTable
 from outrider.drafters.nothing import Nothing
 from outrider.drafters.standardised import Standardised
 from outrider.drafters.uniform import Uniform
-from outrider.types import Drafter
 
 __all__ = [
     "Cascade",

@@ -9,11 +9,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from outrider.context import Context
-from outrider.noise import Noise
-from outrider.prices import Prices
-from outrider.sampling import Sampling, standardise
-from outrider.types import Draft, Session, Shape, Source
+from outrider.core.context import Context
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Session, Shape, Source
+from outrider.core.sampling import Sampling, standardise
+from outrider.drafters.prices import Prices
 
 
 class ContextSession:

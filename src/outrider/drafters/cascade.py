@@ -16,15 +16,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.algorithm import Step, speculative_step
+from outrider.core.algorithm import Step, speculative_step
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape, Source, declared_cost
+from outrider.core.sampling import Sampling
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import accepted_prefix, maximal_coupling
 from outrider.drafters.model import FittedSession, ModelDrafter
 from outrider.errors import require
-from outrider.noise import Noise
-from outrider.sampling import Sampling
 from outrider.trace import PHASES, Level, Stopwatch
-from outrider.types import Draft, Drafter, DraftSession, Session, Shape, Source, declared_cost
-from outrider.verification.coupling import accepted_prefix, maximal_coupling
-from outrider.verification.matching import gumbel_coupling
 
 
 class Cascade:

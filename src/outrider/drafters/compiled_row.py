@@ -1,4 +1,4 @@
-"""A feature head that drafts for one row on a CPU, compiled (``jit/head.py``): a whole draft is one call."""
+"""A feature head that drafts for one row on a CPU, compiled (``kernels/numba/head.py``): a whole draft is one call."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider import cpu
 from outrider.drafters.head_layers import Block, Head
+from outrider.runtime import cpu
 
 _NO_KEYS, _NO_COUNTER = np.empty(0, np.int64), np.empty(0, np.int32)
 
@@ -28,7 +28,7 @@ def _compiles() -> bool:
     if find_spec("numba") is None:
         return False
     try:
-        from outrider.jit import bytes  # noqa: F401
+        from outrider.kernels.numba import int8_products  # noqa: F401
     except ImportError:  # beside another numpy than it wants, for one
         return False
     return True
@@ -52,9 +52,9 @@ class CompiledWeights:
     """The matrices of a head, and rows of the target's output layer, in eight bits, once for all sessions."""
 
     def __init__(self, head: Head, output: Tensor | Picked) -> None:
-        from outrider.jit.code_cache import compiling
-        from outrider.jit.crew import Crew
-        from outrider.jit.head_records import Weights
+        from outrider.kernels.numba.code_cache import compiling
+        from outrider.kernels.numba.head_records import Weights
+        from outrider.kernels.numba.thread_team import Crew
 
         self._kept: list[np.ndarray[Any, Any]] = []  # what the addresses point into
         config, blocks = head.config, list(cast(Iterable[Block], head.blocks))
@@ -91,7 +91,7 @@ class CompiledWeights:
         return CompiledRow(self, memory)
 
     def _keep(self, weight: Tensor | Picked) -> int:
-        from outrider.jit.bytes import packed
+        from outrider.kernels.numba.int8_products import packed
 
         self._kept.append(packed(weight))
         return int(self._kept[-1].ctypes.data)
@@ -108,7 +108,7 @@ class CompiledWeights:
 
     def _gates(self, block: Block) -> int:
         """A panel of the gate, the same panel of what it gates."""
-        from outrider.jit.tiles import PANEL
+        from outrider.kernels.numba.tiles import PANEL
 
         spare = _whole(block.gate.weight.shape[0]) - block.gate.weight.shape[0]
         parts = [torch.nn.functional.pad(layer.weight, (0, 0, 0, spare)) for layer in (block.gate, block.up)]
@@ -116,7 +116,7 @@ class CompiledWeights:
 
 
 def _whole(columns: int) -> int:
-    from outrider.jit.tiles import PANEL
+    from outrider.kernels.numba.tiles import PANEL
 
     return columns + -columns % PANEL
 
@@ -128,10 +128,10 @@ def _stacked(norms: Iterable[Any], size: int) -> np.ndarray[Any, Any]:
 
 def table_of(embedding: Any) -> Any:
     """A target's embeddings as compiled code reads them; None where it cannot."""
-    from outrider.jit.rows import Table
+    from outrider.kernels.numba.rows import Table
 
     if not isinstance(embedding, Tensor):
-        return getattr(embedding, "table", None)  # see models/panel_rows.py
+        return getattr(embedding, "table", None)  # see models/engine/panel_rows.py
     if embedding.dtype != torch.float32 or not embedding.is_contiguous():
         return None
     return Table(embedding.data_ptr(), embedding.shape[1])
@@ -151,7 +151,7 @@ class CompiledRow:
 
     def __init__(self, weights: CompiledWeights, memory: tuple[Tensor, Tensor] | None) -> None:
         """``memory``: where keys and values are kept, [Hk, C, D] each; None for a head without attention."""
-        from outrider.jit.head_records import Text
+        from outrider.kernels.numba.head_records import Text
 
         self.weights = weights
         self.reads: object = None  # whose embeddings drafts look up: a thread that comes late may still do so
@@ -194,8 +194,8 @@ class CompiledRow:
         self, token: Tensor | None, floors: Sequence[float], logits: Tensor | None,
         embedding: Any = None, tokens: Tensor | None = None, draw: Draw | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        from outrider.jit import crew, head
-        from outrider.jit.head_records import Drawing, Room
+        from outrider.kernels.numba import head, thread_team
+        from outrider.kernels.numba.head_records import Drawing, Room
 
         numbers, most, threads = self.weights.numbers, len(floors), self.weights.crew.threads
         logits = torch.empty((1, numbers.tokens)) if logits is None else logits
@@ -203,7 +203,7 @@ class CompiledRow:
         room = Room(
             np.empty((2, numbers.size), np.float32), self._between, logits.numpy(),
             np.empty((most, self._items, 5)),
-            crew.zeros(head.READING + (head.GUESSING + 2 * len(numbers.blocks)) * most),
+            thread_team.zeros(head.READING + (head.GUESSING + 2 * len(numbers.blocks)) * most),
         )  # fmt: skip
         found = torch.empty(most, dtype=torch.int64)
         probs = torch.empty((0 if draw is None else most, numbers.tokens))
@@ -222,7 +222,7 @@ class CompiledRow:
 
     def _reading(self, token: Tensor | None) -> Any:
         """What is to be read before the next guess: text, or the guess before it."""
-        from outrider.jit.head_records import Reading
+        from outrider.kernels.numba.head_records import Reading
 
         size = self.weights.numbers.size
         nothing, one = np.empty((0, size), np.float32), np.empty((1, size), np.float32)

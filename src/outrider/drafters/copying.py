@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.core.noise import Noise
+from outrider.core.numpy_ops import whole
+from outrider.core.protocols import Draft, DraftSession, Session, Shape, Source
+from outrider.core.sampling import Sampling
 from outrider.drafters.base import ContextSession
 from outrider.errors import require
-from outrider.host import whole
-from outrider.noise import Noise
-from outrider.sampling import Sampling
-from outrider.types import Draft, DraftSession, Session, Shape, Source
 
 
 @dataclass(frozen=True)

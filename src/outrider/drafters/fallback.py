@@ -8,11 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.noise import Noise
-from outrider.prices import Prices
-from outrider.sampling import Sampling
-from outrider.trace import Level
-from outrider.types import (
+from outrider.core.noise import Noise
+from outrider.core.protocols import (
     Capped,
     Draft,
     Drafter,
@@ -25,6 +22,9 @@ from outrider.types import (
     declared_cost,
     forkable,
 )
+from outrider.core.sampling import Sampling
+from outrider.drafters.prices import Prices
+from outrider.trace import Level
 
 
 class Fallback:

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider import kernels
 from outrider.drafters.head_layers import Attention, Block, Head, HeadConfig, Memory
+from outrider.kernels.triton import available
 
 
 def fuse(head: Head, device: torch.device) -> bool:
     """Fuse a head that drafts on this device -> whether that was done."""
     dtype = next(head.parameters()).dtype
-    if not kernels.run_on(device) or dtype == torch.float64:
+    if not available.run_on(device) or dtype == torch.float64:
         return False
-    if not kernels.proven(f"heads in {dtype}", device, lambda: _try(device, dtype)):
+    if not available.proven(f"heads in {dtype}", device, lambda: _try(device, dtype)):
         return False
     _set(head, device)
     return True
@@ -83,20 +83,20 @@ def _try(device: torch.device, dtype: torch.dtype) -> bool:
 
 def likeliest(logits: Tensor, tokens: Tensor) -> Tensor:
     """Of a head that is fused: the token [B] with the highest of logits [B, N], which are of ``tokens`` [N]."""
-    from outrider.kernels.head import likeliest as chosen
+    from outrider.kernels.triton.head import likeliest as chosen
 
     return chosen(logits, tokens)
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """Of a head that is fused: its output layer."""
-    from outrider.kernels import product as few
+    from outrider.kernels.triton import product as few
 
     return few.product(x, weight)
 
 
 def _read(self: Any, state: Tensor, token: Tensor, tokens: Tensor | None = None) -> Tensor:
-    from outrider.kernels.product import join
+    from outrider.kernels.triton.product import join
 
     gains = (self.state_norm.weight, self.token_norm.weight)
     return join((state, token), gains, self.state_norm.eps, self.join.weight, state, tokens)
@@ -107,7 +107,7 @@ def _read_token(self: Any, state: Tensor, embedding: Tensor, tokens: Tensor) -> 
 
 
 def _seen(self: Any, states: Tensor) -> Tensor:
-    from outrider.kernels.product import join
+    from outrider.kernels.triton.product import join
 
     norms = self.layer_norms
     gains = (norms[0].weight, norms[1].weight)
@@ -115,7 +115,7 @@ def _seen(self: Any, states: Tensor) -> Tensor:
 
 
 def _block(self: Any, x: Tensor) -> Tensor:
-    from outrider.kernels.product import product
+    from outrider.kernels.triton.product import product
 
     y = product(x, self.outrider_joined, norm=(self.norm.weight, self.norm.eps), gate=True)
     return product(y, self.down.weight, plus=x)
@@ -124,8 +124,8 @@ def _block(self: Any, x: Tensor) -> Tensor:
 def _store(
     self: Any, x: Tensor, positions: Tensor, buffers: tuple[Tensor, Tensor], rows: Tensor | None = None
 ) -> Tensor:
-    from outrider.kernels.head import turn_and_store
-    from outrider.kernels.product import product
+    from outrider.kernels.triton.head import turn_and_store
+    from outrider.kernels.triton.product import product
 
     qkv = product(x, self.outrider_joined, norm=(self.norm.weight, self.norm.eps))
     return turn_and_store(qkv, self.outrider_speed, positions, buffers, rows)
@@ -137,8 +137,8 @@ def _note(self: Any, x: Tensor, positions: Tensor, memory: Memory) -> None:
 
 def _attention(self: Any, x: Tensor, positions: Tensor, memory: Memory) -> Tensor:
     """Of one place in each row. Its keys are written where the text's would be: over them, if the guess is right."""
-    from outrider.kernels.head import look_back
-    from outrider.kernels.product import product
+    from outrider.kernels.triton.head import look_back
+    from outrider.kernels.triton.product import product
 
     query = self.store(x, positions, (memory.keys, memory.values))
     found = look_back(query, (memory.keys, memory.values), memory.guesses, positions, self.outrider_window)

@@ -19,7 +19,7 @@ class HeadConfig:
     layers: tuple[int, ...] = (-1,)  # feature: of the target, whose outputs it reads; the last is -1
     heads: tuple[int, int] = (0, 0)  # feature: attention heads for queries and for keys; none: no attention
     window: int = 512  # feature: tokens back that attention sees
-    fingerprint: str = ""  # of the target, see models/teacher.py
+    fingerprint: str = ""  # of the target, see training/teacher.py
     gamma: int = 4  # guesses it is best asked for
 
 

@@ -9,18 +9,18 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from outrider.core.noise import Noise
+from outrider.core.numpy_ops import largest
+from outrider.core.protocols import Draft, Session, Shape, Source
+from outrider.core.sampling import Sampling, standardise
 from outrider.drafters import head_fused
 from outrider.drafters.base import ContextSession, Reach
 from outrider.drafters.compiled_row import CompiledRow, Draw, table_of
 from outrider.drafters.head_layers import Head, Memory
 from outrider.drafters.one_row import OneRow
+from outrider.drafters.prices import Prices
 from outrider.drafters.ready_head import ReadyHead
-from outrider.host import largest
-from outrider.noise import Noise
-from outrider.packing import product
-from outrider.prices import Prices
-from outrider.sampling import Sampling, standardise
-from outrider.types import Draft, Session, Shape, Source
+from outrider.kernels.packed_linear import product
 
 
 class _HeadSession(ContextSession):

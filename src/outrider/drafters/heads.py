@@ -20,13 +20,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from outrider.core.protocols import DraftSession, Session, Shape
 from outrider.drafters import compiled_row
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.head_sessions import BlockwiseSession, FeatureSession
 from outrider.drafters.ready_head import ReadyHead
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
-from outrider.files import replace_whole, write_whole
-from outrider.types import DraftSession, Session, Shape
+from outrider.runtime.files import replace_whole, write_whole
 
 CONFIG = "outrider_draft.json"
 

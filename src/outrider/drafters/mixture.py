@@ -17,14 +17,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from outrider.core.noise import Noise
+from outrider.core.protocols import (
+    Draft,
+    Drafter,
+    DraftSession,
+    Priced,
+    Session,
+    Shape,
+    Source,
+    declared_cost,
+    forkable,
+)
+from outrider.core.sampling import Sampling
+from outrider.drafters.experience import FADE, PRIOR_WEIGHT
 from outrider.drafters.fallback import cap, joined, widened
+from outrider.drafters.prices import Ladder, Prices
 from outrider.errors import require
-from outrider.fading import FADE, PRIOR_WEIGHT
-from outrider.noise import Noise
-from outrider.prices import Ladder, Prices
-from outrider.sampling import Sampling
 from outrider.trace import Level
-from outrider.types import Draft, Drafter, DraftSession, Priced, Session, Shape, Source, declared_cost, forkable
 
 BUCKETS = (3, 5, 8)
 """Matches of at least this many tokens are counted together up to the next bound; shorter ones are the first kind."""
@@ -87,7 +97,7 @@ class _MixtureSession:
         self.kind = torch.zeros(rows, dtype=torch.int64, device=target.device)  # behind the last draft
         self.last = Draft.empty(rows, target.device)
         self.asked: Tensor | None = None  # [B] bool: rows that the last draft was for; None: nobody asked for one
-        # Sent to the device once: a step that sends something cannot be recorded (models/graphs.py).
+        # Sent to the device once: a step that sends something cannot be recorded (decoding/capture/graphs.py).
         self.cold, self.warm = (torch.tensor(PRIORS[t], device=target.device) for t in (0.0, 1.0))
         self.bounds = torch.tensor(BUCKETS, device=target.device)
 

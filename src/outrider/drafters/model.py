@@ -9,12 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, DraftSession, LanguageModel, Session, Shape, Source
+from outrider.core.sampling import Sampling, standardise
 from outrider.drafters.base import Reach
+from outrider.drafters.prices import Prices
 from outrider.errors import require
-from outrider.noise import Noise
-from outrider.prices import Prices
-from outrider.sampling import Sampling, standardise
-from outrider.types import Draft, DraftSession, LanguageModel, Session, Shape, Source
 
 
 class ModelDrafter:

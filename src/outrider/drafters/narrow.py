@@ -10,7 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from outrider import cpu, int8
+from outrider.kernels import int8_linear
+from outrider.runtime import cpu
 
 Product = Callable[[Tensor], Tensor]
 """x [T, in] -> x @ weight.T [T, out], float32."""
@@ -22,8 +23,8 @@ def product_with(weight: Tensor) -> Product:
     if cpu.facts().multiplies_nibbles and weight.shape[1] % 2 == 0:
         return _nibbles(weight)
     if cpu.facts().vectors in ("AVX2", "AVX512"):
-        kept = int8.quantised(weight)
-        return lambda x: int8.product(x, kept)
+        kept = int8_linear.quantised(weight)
+        return lambda x: int8_linear.product(x, kept)
     return lambda x: torch.nn.functional.linear(x, weight)
 
 

@@ -18,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from outrider.core.protocols import DraftSession, Session, Shape
 from outrider.drafters.base import TableSession
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
-from outrider.types import DraftSession, Session, Shape
 
 _FOLLOWERS = 32
 """Most frequent followers kept per context. The rest has q = 0, which costs acceptance, never exactness."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, DraftSession, Session, Shape
+from outrider.core.sampling import Sampling
 from outrider.drafters.base import ContextSession
-from outrider.noise import Noise
-from outrider.sampling import Sampling
-from outrider.types import Draft, DraftSession, Session, Shape
 
 
 class Nothing:

@@ -8,13 +8,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from outrider.core.noise import counter_of
+from outrider.core.protocols import Session
 from outrider.drafters import compiled_row, head_fused
 from outrider.drafters.compiled_row import CompiledWeights, Picked
 from outrider.drafters.head_layers import Head
 from outrider.drafters.one_row import Weights
-from outrider.noise import counter_of
-from outrider.packing import pack, packed
-from outrider.types import Session
+from outrider.kernels.packed_linear import pack, packed
 
 
 class ReadyHead:

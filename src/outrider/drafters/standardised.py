@@ -8,12 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from outrider.errors import require
-from outrider.noise import Noise
-from outrider.prices import Prices
-from outrider.sampling import Sampling
-from outrider.trace import Level
-from outrider.types import (
+from outrider.core.noise import Noise
+from outrider.core.protocols import (
     Capped,
     Draft,
     Drafter,
@@ -26,6 +22,10 @@ from outrider.types import (
     declared_cost,
     forkable,
 )
+from outrider.core.sampling import Sampling
+from outrider.drafters.prices import Prices
+from outrider.errors import require
+from outrider.trace import Level
 
 
 class Standardised:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider.core.protocols import DraftSession, Session, Shape
 from outrider.drafters.base import TableSession
-from outrider.types import DraftSession, Session, Shape
 
 
 class Uniform:

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.errors import OutriderError
-from outrider.models.engines import Kernels, chosen_engine
+from outrider.models.engine.choice import Kernels, chosen_engine
 
 _told: set[str] = set()
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from outrider.decoding.decoder import WIDTH, Decoder, Event, Request
-from outrider.decoding.lanes import Lanes
-from outrider.decoding.planner import Auto, chosen
+from outrider.core.protocols import Drafter, Shape
+from outrider.core.verification.choose import choose
+from outrider.decoding.loop import WIDTH, Decoder, Event, Request
+from outrider.decoding.session_pool import Lanes
 from outrider.errors import BadOption, NumericalError, require
 from outrider.hf.advice import advise_loading
 from outrider.hf.keywords import hand_on
@@ -24,9 +25,8 @@ from outrider.hf.processors import sampling_of
 from outrider.hf.refusals import check_config, check_inputs
 from outrider.hf.rows import Batch, joined, requests
 from outrider.options import COUPLINGS
+from outrider.planning.policies import Auto, chosen
 from outrider.trace import Trace
-from outrider.types import Drafter, Shape
-from outrider.verification.choose import choose
 
 
 def transformers_generate(

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outrider.decoding.lanes import Lanes
-from outrider.decoding.planner import Auto
+from outrider.core.protocols import Shape
+from outrider.decoding.session_pool import Lanes
 from outrider.drafters import ModelDrafter, built_in
 from outrider.errors import ModelError
-from outrider.models import families
-from outrider.models.huggingface import HuggingFaceModel, HuggingFaceSession, watch_output_layer
-from outrider.models.narrow_session import NarrowSession
+from outrider.models.transformers import families
+from outrider.models.transformers.model import HuggingFaceModel, HuggingFaceSession, watch_output_layer
+from outrider.models.transformers.narrow_session import NarrowSession
 from outrider.models.width_costs import NOMINAL
-from outrider.types import Shape
+from outrider.planning.policies import Auto
 
 _lock = threading.RLock()
 _in_use: WeakKeyDictionary[PreTrainedModel, _Use] = WeakKeyDictionary()

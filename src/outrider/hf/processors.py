@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as known
 
+from outrider.core.sampling import Processor, Sampling
 from outrider.errors import BadOption
-from outrider.sampling import Processor, Sampling
 
 _PURE = frozenset(
     {
@@ -119,7 +119,7 @@ def _as_usual(processor: Any) -> bool:
 
 
 class BatchProcessor:
-    """Processors of a batch, each row with its own: outrider.sampling asks for those of a row."""
+    """Processors of a batch, each row with its own: outrider.core.sampling asks for those of a row."""
 
     def __init__(self, rows: Sequence[Processor]) -> None:
         self.rows = list(rows)

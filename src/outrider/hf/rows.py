@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria
 from transformers.generation import stopping_criteria as known
 
-from outrider.decoding.decoder import Request
+from outrider.core.noise import row_seeds
+from outrider.decoding.loop import Request
 from outrider.decoding.stopping import Stopping
 from outrider.errors import require
 from outrider.hf.processors import RowInputs, trial_copy
-from outrider.noise import row_seeds
 
 
 @dataclass(frozen=True)

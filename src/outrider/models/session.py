@@ -14,9 +14,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from outrider.context import Context
+from outrider.core.context import Context
+from outrider.core.protocols import Shape, Source
 from outrider.errors import BadOption
-from outrider.types import Shape, Source
 
 
 class BufferedSession(ABC):

@@ -11,9 +11,9 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from outrider.context import Context
+from outrider.core.context import Context
+from outrider.core.protocols import Shape, Source
 from outrider.errors import BadOption
-from outrider.types import Shape, Source
 
 
 class ToyModel:

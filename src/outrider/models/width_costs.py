@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from outrider import timer
-from outrider.types import LanguageModel, Shape
+from outrider.core.protocols import LanguageModel, Shape
+from outrider.runtime import timer
 
 _WIDTHS = (1, 2, 3, 4, 5, 7, 9)
 _TURNS = 6

@@ -9,17 +9,17 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from outrider.decoding.decoder import Decoder, Request
+from outrider.core.noise import Noise, Silence
+from outrider.core.protocols import Draft, Drafter, Forkable, LanguageModel, Shape, Source
+from outrider.core.sampling import Sampling, draw
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Nothing
 from outrider.errors import BadOption
 from outrider.models.toy import ToyModel
-from outrider.noise import Noise, Silence
-from outrider.sampling import Sampling, draw
 from outrider.testing.law import assert_same_law
 from outrider.trace import Trace
-from outrider.types import Draft, Drafter, Forkable, LanguageModel, Shape, Source
-from outrider.verification.matching import gumbel_coupling
 
 SAMPLINGS = {
     "temperature 0": Sampling(),

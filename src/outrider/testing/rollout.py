@@ -8,11 +8,11 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from outrider.algorithm import autoregressive_step, speculative_step
-from outrider.noise import Noise, Silence
-from outrider.sampling import Sampling, standardise
+from outrider.core.algorithm import autoregressive_step, speculative_step
+from outrider.core.noise import Noise, Silence
+from outrider.core.protocols import Drafter, DraftSession, LanguageModel, Session, Shape, Verifier
+from outrider.core.sampling import Sampling, standardise
 from outrider.trace import PHASES, Stopwatch
-from outrider.types import Drafter, DraftSession, LanguageModel, Session, Shape, Verifier
 
 
 def sample(

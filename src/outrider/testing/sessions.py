@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.types import Session, Shape
+from outrider.core.protocols import Session, Shape
 
 Make = Callable[[int, Shape], Session]
 

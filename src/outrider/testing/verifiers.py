@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Drafter, Verifier
+from outrider.core.sampling import Sampling
 from outrider.drafters import Copying, ModelDrafter, Ngram, Uniform
 from outrider.models.toy import ToyModel
-from outrider.noise import Noise
-from outrider.sampling import Sampling
 from outrider.testing.law import assert_same_law
 from outrider.testing.rollout import counts_of, exact_law, sample
-from outrider.types import Draft, Drafter, Verifier
 
 PROMPTS: tuple[Sequence[int], ...] = ((1, 2, 3, 1, 2, 3, 1, 2), (3,))
 

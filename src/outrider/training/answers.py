@@ -8,12 +8,12 @@ from itertools import count
 
 import torch
 
-from outrider.models.loading import Loaded
-from outrider.models.rolling import GoingOn
-from outrider.models.writing import user_turn_opener, write
+from outrider.models.hub.loading import Loaded
 from outrider.training.data import Corpus, Pair, from_answers
 from outrider.training.progress import Gathering
 from outrider.training.rounds import Rounds, size
+from outrider.training.slot_writer import GoingOn
+from outrider.training.writing import user_turn_opener, write
 
 LONGEST_PROMPT = 1024
 

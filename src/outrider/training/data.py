@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.errors import BadOption, ModelNotFound, TokenizerMismatch, require
-from outrider.models.loading import Loaded
+from outrider.models.hub.loading import Loaded
 
 Pair = tuple[Sequence[int], Sequence[int]]
 """A prompt, and what the target answered."""

@@ -13,15 +13,16 @@ from typing import Any, Protocol
 
 import torch
 
-from outrider import timer
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.heads import HeadDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import BadOption, require
-from outrider.models import small, trimmed
-from outrider.models.huggingface import HuggingFaceModel
-from outrider.models.loading import Loaded
-from outrider.models.teacher import Teacher, fingerprint
+from outrider.models.hub.loading import Loaded
+from outrider.models.transformers import trimmed
+from outrider.models.transformers.fingerprint import fingerprint
+from outrider.models.transformers.model import HuggingFaceModel
+from outrider.runtime import timer
+from outrider.training import student_models
 from outrider.training.answers import SelfText, self_written
 from outrider.training.data import Corpus, documents, frequent_tokens, from_texts, text_size
 from outrider.training.loop import Budget, Report, train
@@ -29,6 +30,7 @@ from outrider.training.progress import Gathering, Now, Written
 from outrider.training.rounds import Rounds
 from outrider.training.sources import examples, from_examples
 from outrider.training.students import HeadStudent, ModelStudent, Student, Vocabulary
+from outrider.training.teacher import Teacher
 
 KINDS = ("model", "feature", "blockwise")
 
@@ -262,7 +264,7 @@ def _tokens(target: Loaded, plan: Plan, corpus: Corpus) -> torch.Tensor:
     if plan.start is not None and plan.vocab is None:
         return _started(target, plan).tokens
     most = 8192 if plan.vocab is None else plan.vocab or None
-    return frequent_tokens(corpus, target.model.vocab_size, most, small.special_tokens(target.model))
+    return frequent_tokens(corpus, target.model.vocab_size, most, student_models.special_tokens(target.model))
 
 
 def _looks(target: Loaded, plan: Plan) -> dict[str, Any]:
@@ -279,8 +281,8 @@ def _looks(target: Loaded, plan: Plan) -> dict[str, Any]:
 
 def _small_model(target: HuggingFaceModel, plan: Plan, tokens: torch.Tensor) -> Any:
     if plan.layers:
-        return small.sliced(target, tokens.to(target.device), small.layer_lists(plan.layers, target))
-    return small.build(small.Size.parse(plan.size or "256x1024x2x4"), tokens, target)
+        return student_models.sliced(target, tokens.to(target.device), student_models.layer_lists(plan.layers, target))
+    return student_models.build(student_models.Size.parse(plan.size or "256x1024x2x4"), tokens, target)
 
 
 def _inner(size: str | None, default: int) -> int:

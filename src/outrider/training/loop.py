@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from outrider import timer
 from outrider.errors import BadOption, require
+from outrider.runtime import timer
 from outrider.training.data import Corpus
 from outrider.training.objectives import OBJECTIVES, fused, known, objective_at
 from outrider.training.order import STRIDE, Order

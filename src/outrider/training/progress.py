@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from outrider import timer
-from outrider.models.rolling import GoingOn
+from outrider.runtime import timer
+from outrider.training.slot_writer import GoingOn
 
 Now = Callable[[], float]
 """A clock in seconds; tests pass their own."""

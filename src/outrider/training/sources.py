@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from outrider.errors import BadOption, require
-from outrider.models import generation
-from outrider.models.loading import Loaded
-from outrider.models.writing import write
+from outrider.models.hub import generation_config
+from outrider.models.hub.loading import Loaded
 from outrider.training.answers import SelfText
 from outrider.training.data import PADDING, Corpus, Pair, open_text, readable
 from outrider.training.progress import Gathering
 from outrider.training.rounds import Rounds
+from outrider.training.writing import write
 
 Example = tuple[str, str | None]
 """What the encoder reads, and what should be said about it if that is given."""
@@ -61,7 +61,7 @@ def from_examples(
         f"the data is empty: {loaded.name} is an encoder-decoder and needs source texts; name files with --data or "
         "--prompts (one source per line, or .tsv lines of source TAB target)",
     )
-    start = generation.defaults(loaded.model).decoder_start
+    start = generation_config.defaults(loaded.model).decoder_start
     require(start is not None, f"{loaded.name} names no decoder_start_token_id in its generation config")
     rows: list[tuple[Sequence[int], list[int]]] = []
     for pairs, read in _pairs(loaded, given, plan, gathering, kept or Rounds()):

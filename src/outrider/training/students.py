@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from outrider.drafters.head_layers import Head, Memory
-from outrider.models.teacher import Teacher
 from outrider.training.data import PADDING, Corpus
 from outrider.training.objectives import Objective
+from outrider.training.teacher import Teacher
 
 
 @dataclass(frozen=True)

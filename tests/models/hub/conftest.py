@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.models import gguf
-from outrider.models.checksums import sha256
+from outrider.models.hub import gguf
+from outrider.models.hub.checksums import sha256
 from tiny_gguf import NAME, write_gguf
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from outrider.cli.models import app
 from outrider.errors import BadOption, ModelCorrupt, ModelError, ModelNotFound
-from outrider.models import hub
+from outrider.models.hub import names
 from tiny_gguf import NAME
 
 
@@ -42,7 +42,7 @@ def test_command_line(cache: Path, wheel: Path, quick_convert: list[Path]) -> No
 def full_cache(cache: Path, wheel: Path, quick_convert: list[Path], tiny_gguf: Path, tmp_path: Path) -> Path:
     """The default model and a .gguf file, both prepared for an engine, another directory's files, and shared code."""
     mine = Path(shutil.copy(tiny_gguf, tmp_path / "a-model-of-mine-with-quite-a-long-name.Q4_K_M.gguf"))
-    for number, source in enumerate([hub.pull(NAME), hub.pull(str(mine)), tmp_path / "own"]):
+    for number, source in enumerate([names.pull(NAME), names.pull(str(mine)), tmp_path / "own"]):
         folder = cache / f"numba-{number:032}"
         folder.mkdir()
         (folder / "weights.bin").write_bytes(bytes(2_000_000))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import ModelCorrupt, ModelNotFound, PullFailed
-from outrider.models import checksums, gguf, hub, manifest
-from outrider.places import cache_dir
+from outrider.models.hub import checksums, gguf, manifest, names
+from outrider.runtime.cache_dir import cache_dir
 from tiny_gguf import NAME, TEMPLATE, leftovers
 
 # --- names -----------------------------------------------------------------------------------------
@@ -30,19 +30,19 @@ def test_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["gpt2", "distilgpt2", "HuggingFaceTB/SmolLM2-135M-Instruct", "org/smollm2-135m"])
 def test_hub_ids_come_back_unchanged(name: str, cache: Path) -> None:
-    assert hub.resolve(name) == name
+    assert names.resolve(name) == name
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "../nowhere", "/no/where", "~/nowhere-at-all", "a/b/c", "x.gguf"])
 def test_a_missing_path_is_named(name: str, cache: Path) -> None:
     with pytest.raises(ModelNotFound, match="no such file or directory") as caught:
-        hub.resolve(name)
+        names.resolve(name)
     assert name in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["smollm2-135", "smolm2-135m", "SmolLM2-135M", "smollm-135m", "smollm2"])
 def test_a_misspelt_name_gets_a_suggestion(name: str, cache: Path) -> None:
-    for ask in (hub.resolve, hub.pull):
+    for ask in (names.resolve, names.pull):
         with pytest.raises(ModelNotFound, match=r"did you mean smollm2-135m\?"):
             ask(name)
 
@@ -50,19 +50,19 @@ def test_a_misspelt_name_gets_a_suggestion(name: str, cache: Path) -> None:
 @pytest.mark.parametrize("name", ["", " "])
 def test_an_empty_name_is_refused(name: str, cache: Path) -> None:
     with pytest.raises(ModelNotFound):
-        hub.resolve(name)
+        names.resolve(name)
 
 
 def test_nothing_is_fetched_unless_asked_for(cache: Path, tiny_gguf: Path) -> None:
     for name in (NAME, str(tiny_gguf)):
         with pytest.raises(ModelNotFound, match="outrider models pull"):
-            hub.resolve(name, pull=False)
+            names.resolve(name, pull=False)
     assert not cache.exists()
 
 
 def test_a_hub_id_cannot_be_pulled(cache: Path) -> None:
     with pytest.raises(ModelNotFound, match="cannot be pulled"):
-        hub.pull("org/model")
+        names.pull("org/model")
 
 
 # --- local directories -----------------------------------------------------------------------------
@@ -74,24 +74,24 @@ def directory(converted: Path, tmp_path: Path) -> Path:
 
 
 def test_a_directory_is_itself(directory: Path) -> None:
-    assert hub.resolve(str(directory)) == directory
+    assert names.resolve(str(directory)) == directory
 
 
 def test_a_directory_without_a_model(directory: Path, tiny_gguf: Path) -> None:
     (directory / "config.json").unlink()
     with pytest.raises(ModelNotFound, match=r"no config\.json"):
-        hub.resolve(str(directory))
+        names.resolve(str(directory))
     shutil.copy(tiny_gguf, directory)
     with pytest.raises(ModelNotFound, match=r"name the file: .*tiny\.gguf"):
-        hub.resolve(str(directory))
+        names.resolve(str(directory))
 
 
 def test_only_safetensors(directory: Path) -> None:
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     with pytest.raises(ModelCorrupt, match=r"pytorch_model\.bin.*safetensors is required.*save_pretrained"):
-        hub.resolve(str(directory))
+        names.resolve(str(directory))
     with pytest.raises(ModelNotFound, match="is a file"):
-        hub.resolve(str(directory / "pytorch_model.bin"))
+        names.resolve(str(directory / "pytorch_model.bin"))
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
@@ -99,14 +99,14 @@ def test_truncated_safetensors(directory: Path, keep: int) -> None:
     weights = directory / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:keep])
     with pytest.raises(ModelCorrupt, match=r"model\.safetensors"):
-        hub.resolve(str(directory))
+        names.resolve(str(directory))
 
 
 def test_a_missing_shard(directory: Path) -> None:
     index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelCorrupt, match="model-00002-of-00002"):
-        hub.resolve(str(directory))
+        names.resolve(str(directory))
 
 
 # --- GGUF files ------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_a_gguf_file_becomes_a_model(cache: Path, tiny_gguf: Path, monkeypatch: 
     import torch
     from transformers import AutoModelForCausalLM
 
-    path = hub.resolve(str(tiny_gguf))
+    path = names.resolve(str(tiny_gguf))
     assert isinstance(path, Path) and path.parent == cache
     manifest.check(path)
     model = AutoModelForCausalLM.from_pretrained(path)
@@ -131,7 +131,7 @@ def test_a_gguf_file_becomes_a_model(cache: Path, tiny_gguf: Path, monkeypatch: 
 
     monkeypatch.setattr(gguf, "convert", None)
     elsewhere = Path(shutil.copy(tiny_gguf, cache.parent / "moved.gguf"))
-    assert hub.resolve(str(elsewhere)) == path
+    assert names.resolve(str(elsewhere)) == path
     assert [model.licence for model in manifest.installed()] == ["mit"]
 
 
@@ -143,16 +143,16 @@ def test_a_gguf_file_is_read_once(
     read: list[Path] = []
     known = checksums.sha256
     monkeypatch.setattr(checksums, "sha256", lambda path: (read.append(path), known(path))[1])
-    first = hub.resolve(str(mine))
+    first = names.resolve(str(mine))
     assert read == [mine]
-    assert hub.resolve(str(mine)) == hub.pull(str(mine)) == first
+    assert names.resolve(str(mine)) == names.pull(str(mine)) == first
     assert read == [mine], "size, time and inode are as they were"
     os.utime(mine, ns=(0, 12345))
-    assert hub.resolve(str(mine)) == first
+    assert names.resolve(str(mine)) == first
     assert read == [mine, mine], "read again when its time has changed"
     for record in (cache / checksums.FOLDER).iterdir():
         record.write_text("{")
-    assert hub.resolve(str(mine)) == first
+    assert names.resolve(str(mine)) == first
     assert len(read) == 3, "a damaged record is none"
 
 
@@ -182,14 +182,14 @@ def test_a_truncated_gguf_file(cache: Path, tiny_gguf: Path, tmp_path: Path, kee
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(tiny_gguf.read_bytes()[:keep])
     with pytest.raises(ModelCorrupt, match=r"cut\.gguf.*get it again"):
-        hub.resolve(str(cut))
+        names.resolve(str(cut))
     assert leftovers(cache) == []
 
 
 def test_a_file_that_is_not_gguf(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "page.gguf").write_text("<html>Sign in to download</html>")
     with pytest.raises(ModelCorrupt, match="not a GGUF file"):
-        hub.resolve(str(tmp_path / "page.gguf"))
+        names.resolve(str(tmp_path / "page.gguf"))
     assert leftovers(cache) == []
 
 
@@ -199,5 +199,5 @@ def test_a_model_that_cannot_be_converted(cache: Path, tiny_gguf: Path, monkeypa
 
     monkeypatch.setattr(gguf, "_convert", fail)
     with pytest.raises(PullFailed, match="martian"):
-        hub.resolve(str(tiny_gguf))
+        names.resolve(str(tiny_gguf))
     assert leftovers(cache) == []

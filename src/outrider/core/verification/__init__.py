@@ -1,0 +1,1 @@
+"""Verification rules: which guesses are kept, and which token follows them."""

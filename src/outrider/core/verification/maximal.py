@@ -1,0 +1,55 @@
+"""Maximal coupling: the papers' rule, which accepts as often as any rule that keeps the distribution can."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Verdict, Verifier
+
+
+def accepted_prefix(kept: Tensor) -> Tensor:
+    """The first rejection ends a row: kept [B, G] bool -> n [B]."""
+    return kept.to(torch.int64).cumprod(-1).sum(-1)
+
+
+def take(values: Tensor, n: Tensor) -> Tensor:
+    """values[b, n[b]] for every row: [B, K, ...] -> [B, ...]."""
+    if values.dim() == 2:
+        return values.gather(1, n[:, None])[:, 0]
+    return values[torch.arange(n.shape[0], device=n.device), n]
+
+
+def _maximal(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
+    """Keep x_i with probability min(1, p/q), else draw from norm(max(0, p - q)): Leviathan section 2.3."""
+    if draft.tokens.shape[1] == 0:  # p' is p: plain decoding need not work that out
+        return Verdict(torch.zeros_like(at[:, 0]), noise.winner("token", at[:, :1], p)[:, 0])
+    return corrected(p, draft, kept(p, draft, noise, at), noise, at)
+
+
+def kept(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Tensor:
+    """Guesses before the first i with r_i > p_i(x_i) / q_i(x_i) -> n [B]."""
+    guesses = draft.tokens.shape[1]
+    r = noise.uniform("accept", at[:, :guesses])  # [B, G]
+    p_of_x = p[:, :guesses].gather(-1, draft.tokens[..., None])[..., 0]  # [B, G]
+    possible = draft.proposed & (p_of_x > 0)  # of a tiny q the product may be rounded to zero
+    return accepted_prefix(possible & (r * draft.of_tokens() <= p_of_x))
+
+
+def corrected(p: Tensor, draft: Draft, n: Tensor, noise: Noise, at: Tensor) -> Verdict:
+    """n guesses, then t from the adjusted distribution p'."""
+    p_n = take(p, n)  # [B, V]
+    rest = draft.taken_from(p_n, n)  # p' unnormalised; p itself where nothing was proposed
+    return Verdict(n, draw_rest(rest, p_n, noise, take(at, n)))
+
+
+def draw_rest(rest: Tensor, p: Tensor, noise: Noise, at: Tensor) -> Tensor:
+    """t at positions ``at`` [B] from weights ``rest`` [B, V] -> [B]."""
+    if rest.device.type != "cpu" or bool((rest.numpy().max(-1) <= 0).any()):  # a GPU is asked nothing
+        # Where rounding left nothing (p and q equal to the last bit, yet rejected), p is the right limit.
+        rest = rest + p * (rest.amax(-1, keepdim=True) <= 0)
+    return noise.winner("token", at[:, None], rest[:, None])[:, 0]
+
+
+maximal_coupling = Verifier("maximal", _maximal, exact=True, shares_noise=False)

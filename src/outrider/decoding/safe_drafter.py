@@ -1,0 +1,179 @@
+"""A drafter must never be able to hurt a request: when one raises, the request goes on without it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from outrider.core.noise import Noise
+from outrider.core.protocols import Capped, Draft, DraftSession, Priced, Session, Source, Spending
+from outrider.core.sampling import Sampling
+from outrider.drafters.prices import Prices
+from outrider.errors import BadOption, OutriderError, ProcessorError
+from outrider.trace import Level
+
+T = TypeVar("T")
+
+
+class Guarded:
+    """A draft session that answers with no guesses once the real one has raised; ``error`` says why.
+
+    While it is asked for nothing it is told nothing either: it hears of up to ``most`` tokens at once.
+    """
+
+    def __init__(self, start: Callable[[], DraftSession], rows: int, target: Session, most: int = 1) -> None:
+        self.rows, self.target, self.most = rows, target, most
+        self.error: str | None = None
+        self.session: DraftSession | None = None
+        self._guarding = True
+        self.recorded = False  # set where steps are recorded and replayed: what they read must stay in place
+        self.caps: Tensor | None = None  # [B]: the most guesses of each row; None: what the drafter gives
+        self._capped: list[int] = []  # what ``caps`` holds, or would
+        self._asked = True
+        self._pending: list[Tensor] = []  # [B, 1] each: committed to every row, and not yet told
+        self._nothing = Draft.empty(rows, target.device)
+        try:
+            self.session = start()
+        except OutriderError:  # a drafter that does not fit this target is the user's to know
+            raise
+        except Exception as error:
+            self._fail(error)
+
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        self._tell()
+        self._call("admit", row, prompt, source)
+
+    def release(self, row: int) -> None:
+        self._tell()
+        self._call("release", row)
+
+    def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        self._asked = gamma > 0 or self.recorded
+        if not self._asked:
+            return self._nothing
+        self._tell()
+        draft = self._call("propose", gamma, sampling, noise, at)
+        if self.session is not None:
+            self._try(_check_form, draft, (self.rows, gamma, self.target.vocab_size))
+        if self.session is None:
+            return Draft.empty(self.rows, self.target.device)
+        result: Draft = draft.cut(self.caps)
+        return result
+
+    def cap(self, guesses: Sequence[int]) -> None:
+        """No row drafts more than this next time. Rows share a drafter's run, but not each other's gamma."""
+        if self.recorded:  # a recording reads them where they were
+            self.caps = (
+                torch.zeros(self.rows, dtype=torch.int64, device=self.target.device) if self.caps is None else self.caps
+            )
+            if self._capped != list(guesses):  # sending something waits for the device: not in every step
+                self.caps.copy_(torch.tensor(guesses))
+        else:
+            alike = min(guesses) == max(guesses)
+            self.caps = None if alike else torch.tensor(guesses, dtype=torch.int64, device=self.target.device)
+        self._capped = list(guesses)
+        session: object = self.session
+        if isinstance(session, Capped):
+            session.caps = self.caps
+
+    def price(self, prices: Prices | None) -> None:
+        """What guesses take and time is worth, for a drafter that asks; None: it goes by rules of its own."""
+        session: object = self.session
+        if isinstance(session, Priced):
+            session.prices = None if prices is None else replace(prices, most=self._capped)
+
+    @property
+    def spent(self) -> int | None:
+        """Guesses that took time in the last draft, where they are not those it holds."""
+        return self.session.spent if isinstance(self.session, Spending) else None
+
+    def commit(self, tokens: Tensor, count: Tensor) -> None:
+        if self._asked or tokens.shape[1] > 1:
+            self._tell()
+            self._call("commit", tokens, count)
+            return
+        self._pending.append(tokens)
+        if len(self._pending) >= self.most:
+            self._tell()
+
+    def _tell(self) -> None:
+        """A run without guesses adds one token to each row: those of several runs are one commit."""
+        if self._pending:
+            tokens, self._pending = torch.cat(self._pending, 1), []
+            self._call("commit", tokens, torch.full_like(tokens[:, 0], tokens.shape[1]))
+
+    def rewind(self, lengths: Tensor) -> None:
+        self._tell()
+        self._call("rewind", lengths)
+
+    def select(self, rows: Tensor) -> None:
+        self._tell()
+        self.rows, self._nothing = len(rows), Draft.empty(len(rows), rows.device)
+        self._call("select", rows)
+
+    def attempt(self, function: Callable[[DraftSession], T]) -> T | None:
+        """Whatever else is to be done with the real session; None if it has raised or does now."""
+        self._tell()
+        if self.session is None:
+            return None
+        try:
+            return function(self.session)
+        except BadOption:  # asked for something that this drafter does not have: the user's to know
+            raise
+        except Exception as error:
+            self._fail(error)
+            return None
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """What the levels of a cascade did; other drafters have none."""
+        return getattr(self.session, "levels", ())
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return None if self.session is None else self._try(getattr(self.session, method), *arguments)
+
+    @contextmanager
+    def unguarded(self) -> Iterator[None]:
+        """Let what the drafter raises through: for whoever tries something out and can do without."""
+        self._guarding = False
+        try:
+            yield
+        finally:
+            self._guarding = True
+
+    def _try(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except ProcessorError:  # the caller's processor, which the target would meet next: not the drafter's fault
+            raise
+        except Exception as error:  # whatever a drafter may raise, by design
+            if not self._guarding:
+                raise
+            return self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.session = None
+        self.error = f"{type(error).__name__}: {error}"
+        warnings.warn(f"the drafter failed and is left out from here on: {self.error}", stacklevel=4)
+
+
+def _check_form(draft: Any, shape: tuple[int, int, int]) -> None:
+    """A draft of the wrong form would fail in the middle of a step. Shapes only: nothing is asked of the device."""
+    rows, gamma, vocab_size = shape
+    if not isinstance(draft, Draft) or draft.tokens.dtype != torch.int64 or draft.tokens.dim() != 2:
+        raise TypeError("propose must return a Draft with int64 tokens [rows, guesses]")
+    form = (rows, draft.tokens.shape[1])
+    shaped = draft.tokens.shape == form == draft.proposed.shape and form[1] <= gamma
+    about = vocab_size if draft.support is None else len(draft.support)
+    if not shaped or (draft.probs is not None and draft.probs.shape != (*form, about)):
+        probs = None if draft.probs is None else tuple(draft.probs.shape)
+        raise ValueError(
+            f"a draft must be [{rows}, <= {gamma}] with probs [..., {about}] or None, got tokens "
+            f"{tuple(draft.tokens.shape)}, proposed {tuple(draft.proposed.shape)}, probs {probs}"
+        )

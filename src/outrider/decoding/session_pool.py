@@ -1,0 +1,123 @@
+"""Steppers kept from call to call, so that what was recorded for a shape serves every later call of that shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import torch
+
+from outrider.core.protocols import Drafter, LanguageModel, Shape
+from outrider.decoding.step_runner import Stepper
+from outrider.errors import DeviceError
+
+MOST_IDLE = 4
+"""Steppers kept that nobody uses: each holds the keys and values of its slots."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """What a stepper was made for. Equal to itself only, so that looking for one runs no other code."""
+
+    target: LanguageModel
+    drafter: Drafter
+    slots: int
+    shape: Shape
+
+    def is_like(self, other: _Batch) -> bool:
+        """The same objects, not merely equal ones: their memory is what was recorded."""
+        same = self.target is other.target and self.drafter is other.drafter
+        return same and (self.slots, self.shape) == (other.slots, other.shape)
+
+
+@dataclass
+class Lanes:
+    """Lends steppers. With ``graphs`` False each is made for one batch and dropped, as costs nothing on a CPU.
+
+    Threads may share it, and there is no lock: the garbage collector may end a forgotten stream, and so return its
+    stepper, in the middle of any line here, in the thread that would hold the lock. Each change is one operation of a
+    list, which nothing interrupts.
+    """
+
+    graphs: bool = False
+    note: Callable[[str], None] | None = None  # told when something is being recorded
+    _idle: list[tuple[_Batch, Stepper]] = field(default_factory=list, repr=False)  # the latest used last
+    _eager: list[_Batch] = field(default_factory=list, repr=False)  # tried, and not recordable
+
+    @contextmanager
+    def lane(self, models: tuple[LanguageModel, Drafter], slots: int, shape: Shape) -> Iterator[Stepper]:
+        """A stepper for one batch. One that an error went through is not lent again."""
+        batch = _Batch(*models, slots, shape)
+        stepper = self._take(batch) or self._make(batch)
+        try:
+            yield stepper
+        except GeneratorExit:  # the caller stopped listening: nothing is wrong with the stepper
+            self._keep(batch, stepper)
+            raise
+        except Exception as error:
+            if (reason := _failure_of_the_gpu(error, batch)) is None:
+                raise
+            self.clear()
+            raise DeviceError(reason) from error
+        self._keep(batch, stepper)
+
+    def _take(self, batch: _Batch) -> Stepper | None:
+        for entry in tuple(self._idle):
+            if batch.is_like(entry[0]):
+                with suppress(ValueError):  # another thread was first
+                    self._idle.remove(entry)
+                    entry[1].idle()
+                    return entry[1]
+        return None
+
+    def _keep(self, batch: _Batch, stepper: Stepper) -> None:
+        if not self.graphs or stepper.spoiled or stepper.drafter.error is not None:
+            return
+        if not stepper.graphs:  # it tried and gave up: the next one need not find that out, and say so, again
+            self._eager = [*self._eager[-MOST_IDLE:], batch]
+            return
+        self._idle.append((batch, stepper))
+        while len(self._idle) > MOST_IDLE:
+            with suppress(IndexError):
+                self._idle.pop(0)
+
+    def _make(self, batch: _Batch) -> Stepper:
+        graphs = self.graphs and not any(
+            known.target is batch.target and known.drafter is batch.drafter for known in self._eager
+        )
+        models = (batch.target, batch.drafter)
+        try:
+            return Stepper(models, batch.slots, batch.shape, graphs, self.note)
+        except torch.cuda.OutOfMemoryError:
+            self.clear()
+        try:
+            return Stepper(models, batch.slots, batch.shape, graphs, self.note)
+        except torch.cuda.OutOfMemoryError as error:
+            raise DeviceError(_no_memory(batch)) from error
+
+    def clear(self) -> None:
+        """Drop every idle stepper, its buffers and its recordings."""
+        self._idle.clear()
+        if torch.cuda.is_available():
+            with suppress(RuntimeError):  # a GPU that has failed refuses this, too
+                torch.cuda.empty_cache()
+
+
+def _no_memory(batch: _Batch) -> str:
+    return (
+        f"no GPU memory for {batch.slots} slots of {batch.shape.capacity} tokens; use fewer slots, a smaller "
+        "max_new_tokens, or a shorter prompt"
+    )
+
+
+def _failure_of_the_gpu(error: Exception, batch: _Batch) -> str | None:
+    """What to tell the user where the GPU itself is the reason; None where it is not."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return _no_memory(batch)
+    if isinstance(error, RuntimeError) and "CUDA error" in str(error):
+        return (
+            f"the GPU has failed ({' '.join(str(error).split())[:120]}); nothing more can run on it from this process: "
+            "start anew, and check it with nvidia-smi if that fails too"
+        )
+    return None

@@ -1,0 +1,99 @@
+"""What a step decided, on its way to the host: one table, one transfer, read when it has arrived."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.core.algorithm import Step
+from outrider.errors import DeviceError
+
+PATIENCE = 120.0
+"""Seconds after which a GPU that has not answered is given up."""
+
+SPIN = 1e-3
+"""Seconds for which it is asked again at once; most steps have ended by then, and a sleep takes longer than asked."""
+
+NAP = 2e-5
+"""Seconds between questions after that: a core is not kept busy with waiting."""
+
+
+def table(step: Step) -> Tensor:
+    """[B, 4 + 3 G] float64: tokens are far below 2**53, so it carries integers and probabilities alike, unharmed."""
+
+    def wide(tensor: Tensor) -> Tensor:
+        return tensor.to(torch.float64)
+
+    drafted = step.draft.proposed.sum(-1)
+    head = torch.stack([wide(step.count), wide(drafted), wide(step.healthy)], 1)
+    return torch.cat([head, wide(step.emitted), wide(step.draft.tokens), wide(step.overlap)], 1)
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """A step on the host."""
+
+    rows: list[list[float]]
+
+    @staticmethod
+    def of(step: Step) -> HostStep:
+        """Of a step on a CPU: nothing has to travel, and what ``table`` would hold is read as it is."""
+        parts = (step.count, step.draft.proposed.sum(-1), step.healthy)
+        heads = zip(*(part.tolist() for part in parts), strict=True)
+        rest = zip(*(part.tolist() for part in (step.emitted, step.draft.tokens, step.overlap)), strict=True)
+        return HostStep(
+            [
+                [*head, *emitted, *drafted, *overlap]
+                for head, (emitted, drafted, overlap) in zip(heads, rest, strict=True)
+            ]
+        )
+
+    @property
+    def guesses(self) -> int:
+        """Columns of guesses in the target's run, whoever proposed them."""
+        return (len(self.rows[0]) - 4) // 3
+
+    def row(self, slot: int) -> tuple[list[int], list[int], list[float], int]:
+        """Tokens emitted, guesses drafted, their overlaps, and how many of the emitted rest on numbers."""
+        values = self.rows[slot]
+        g = self.guesses
+        count, drafted, healthy = (int(v) for v in values[:3])
+        emitted = [int(v) for v in values[3 : 3 + count]]
+        guesses = [int(v) for v in values[4 + g : 4 + g + drafted]]
+        return emitted, guesses, values[4 + 2 * g : 4 + 2 * g + drafted], healthy
+
+
+class Ticket:
+    """A step's result on its way to the host. The device's own memory may be overwritten as soon as this exists."""
+
+    def __init__(self, result: Tensor | Step) -> None:
+        """Of a table, or of a step itself."""
+        self._event: torch.cuda.Event | None = None
+        self._read: HostStep | None = None
+        if isinstance(result, Step) and result.count.device.type == "cpu":
+            self._read = HostStep.of(result)
+            return
+        values = table(result) if isinstance(result, Step) else result
+        if values.device.type != "cuda":
+            self._host = values.clone()
+            return
+        self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        self._host.copy_(values, non_blocking=True)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def read(self) -> HostStep:
+        """Waits for the step, but not for ever."""
+        if self._read is not None:
+            return self._read
+        if self._event is not None:
+            began = time.monotonic()
+            while not self._event.query():  # type: ignore[no-untyped-call]
+                waited = time.monotonic() - began
+                if waited > PATIENCE:
+                    raise DeviceError(f"the GPU has not answered for {PATIENCE:.0f} s; check it with nvidia-smi")
+                time.sleep(NAP if waited > SPIN else 0)  # 0: other threads may run
+        return HostStep(self._host.tolist())

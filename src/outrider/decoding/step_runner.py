@@ -1,0 +1,142 @@
+"""The sessions of one batch and how its steps are run: one by one, or recorded once and replayed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core.algorithm import speculative_step
+from outrider.core.noise import Noise, Silence
+from outrider.core.protocols import Drafter, LanguageModel, Shape, Verifier
+from outrider.core.sampling import Sampling
+from outrider.decoding.capture.checks import NotRecordable
+from outrider.decoding.capture.graphs import Recorder
+from outrider.decoding.safe_drafter import Guarded
+from outrider.decoding.step_result import Ticket, table
+from outrider.errors import OutriderError
+from outrider.trace import Stopwatch
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How tokens are chosen and guesses judged."""
+
+    verifier: Verifier
+    sampling: Sampling
+
+    @property
+    def recordable(self) -> bool:
+        return not self.sampling.processors  # they are called row by row, with lengths read from the device
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.verifier.name, str(self.sampling)
+
+
+class Stepper:
+    """Row slots on one target session and one draft session.
+
+    ``graphs`` asks for replayed steps: the eager ones are the reference and give the same bits.
+    """
+
+    def __init__(
+        self,
+        models: tuple[LanguageModel, Drafter],
+        slots: int,
+        shape: Shape,
+        graphs: bool = False,
+        note: Callable[[str], None] | None = None,
+    ) -> None:
+        target, drafter = models
+        self.name = drafter.name
+        self.target = target.start(slots, shape)
+        # As many tokens at once as a run may commit: no drafter is told more.
+        self.drafter = Guarded(lambda: drafter.start(slots, shape, self.target), slots, self.target, shape.width)
+        self.seeds = torch.zeros(slots, dtype=torch.int64, device=target.device)
+        self.shape, self.graphs, self.note = shape, graphs, note
+        self.spoiled = False  # a model's bad numbers are in its memory: not for another batch
+        self._recorder: Recorder | None = None
+        self.drafter.recorded = graphs
+        if graphs:
+            _declare_sole(self.drafter.session)
+
+    def launch(self, rule: Rule, gamma: int, watch: Stopwatch | None = None) -> Ticket:
+        """Start a step; its result is read from the ticket, at once or while the next step runs."""
+        noise = Silence(self.seeds) if rule.sampling.greedy else Noise(self.seeds)
+        gamma = gamma if self.drafter.session is not None else 0
+        watch = watch or Stopwatch(_Anything())
+        replayed = self._replay(rule, noise, gamma) if self.graphs and rule.recordable else None
+        if replayed is not None:
+            watch.lap("target")
+            return Ticket(replayed)
+        step = speculative_step(self.target, self.drafter, rule.verifier, rule.sampling, noise, gamma, watch)
+        return Ticket(step)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a step can be launched before the last one's events are dealt with: eager launches take too long."""
+        return self.graphs and self.target.device.type != "cpu"
+
+    @property
+    def recorded(self) -> int:
+        """Recordings made so far."""
+        return 0 if self._recorder is None else self._recorder.made
+
+    def idle(self) -> None:
+        """Release every row, so that the next batch finds the slots empty; recordings stay."""
+        for slot in range(self.seeds.shape[0]):
+            self.target.release(slot)
+            self.drafter.release(slot)
+        self.drafter.price(None)
+
+    def _replay(self, rule: Rule, noise: Noise, gamma: int) -> Tensor | None:
+        """The step's table, or None where it must run eagerly: for once while catching up, for good if it cannot."""
+        if self.drafter.session is not None and not getattr(self.drafter.session, "recordable", False):
+            self._give_up(f"drafter {self.name!r} does not say that it can be recorded")
+            return None
+        if self._recorder is None:
+            self._recorder = Recorder(self.target, self.drafter, note=self.note)
+        if not self._recorder.steady(gamma > 0):
+            return None
+        name = (self.seeds.shape[0], gamma, rule.key)
+        try:
+            return self._recorder.run(name, lambda: self._step_table(rule, noise, gamma), gamma > 0)
+        except OutriderError:
+            raise
+        except NotRecordable as reason:
+            self._give_up(str(reason))
+        except Exception as error:  # the eager step has its own way with a drafter or model that raises
+            self._give_up(f"{type(error).__name__}: {error}")
+        return None
+
+    def _give_up(self, reason: str) -> None:
+        self.graphs, self._recorder = False, None
+        warnings.warn(
+            f"steps cannot be replayed as CUDA graphs and run one by one, with the same text: {reason}", stacklevel=5
+        )
+
+    def _step_table(self, rule: Rule, noise: Noise, gamma: int) -> Tensor:
+        quiet = Stopwatch(_Anything())
+        with self.drafter.unguarded():
+            step = speculative_step(self.target, self.drafter, rule.verifier, rule.sampling, noise, gamma, quiet)
+        return table(step)
+
+
+def _declare_sole(session: Any) -> None:
+    """No other drafter's guesses are verified here: a draft model need not ask how far it is behind."""
+    while session is not None and not hasattr(session, "sole"):
+        session = getattr(session, "session", None)
+    if session is not None:
+        session.sole = True
+
+
+class _Anything(dict[str, float]):
+    """Takes times for any phase and forgets them with itself."""
+
+    def __missing__(self, phase: str) -> float:
+        return 0.0

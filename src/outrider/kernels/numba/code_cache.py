@@ -1,0 +1,119 @@
+"""What numba compiles, kept on the disk: compiled by one process, read by all others, removed when long unused."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
+from numba import njit
+
+from outrider.runtime import cpu
+from outrider.runtime.cache_dir import cache_dir
+from outrider.runtime.files import flush_all, locked, note, note_refused, writable
+
+# Sums may be taken in any order, decided once and for all when a function is compiled.
+OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
+
+_UNUSED = 30 * 24 * 3600.0
+"""Seconds after which code that no process has used is removed."""
+
+
+def _digest() -> str:
+    """Of everything that is compiled: other kernels may have other bits."""
+    files = sorted(path for path in Path(__file__).parent.glob("*.py") if path != Path(__file__))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+DIGEST = _digest()
+
+
+def _compiler() -> str:
+    """Of everything else that code is compiled by and for, so that all in one directory is of use here."""
+    target = (
+        numba.config.CPU_NAME or get_host_cpu_name(),
+        numba.config.CPU_FEATURES or get_host_cpu_features().flatten(),
+    )
+    chosen = sorted(cpu.facts().compiler)  # kernels are written for these, whatever the compiler could use
+    told = (numba.__version__, sys.implementation.cache_tag, target, chosen, str(Path(__file__).parent))
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:8]
+
+
+@cache
+def _place_in(folder: Path) -> Path:
+    """The directory for compiled code; a temporary copy of it, for this process, where it cannot be written."""
+    place = folder / f"compiled-{DIGEST}-{_compiler()}"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        if not writable(place):
+            raise PermissionError(13, "Permission denied")
+        os.utime(place)  # used now
+        _remove_unused(folder)
+        for file in place.rglob("*.nb[ic]"):
+            if not file.stat().st_size:  # after a power cut, and numba would fail on it at every start
+                file.unlink()
+    except OSError:
+        # numba writes where it reads, and would look for another place, where it does not notice our changes.
+        copied = Path(tempfile.mkdtemp(prefix="outrider-compiled-"))
+        atexit.register(shutil.rmtree, copied, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            shutil.copytree(place, copied, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        return copied
+    return place
+
+
+def _place() -> Path:
+    return _place_in(cache_dir())
+
+
+def _remove_unused(folder: Path) -> None:
+    """Other versions of this package may use their code today: only what nobody has used for long goes."""
+    before = time.time() - _UNUSED
+    for old in folder.glob("compiled-*"):
+        with contextlib.suppress(OSError):
+            if old.stat().st_mtime < before:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_compiled(function: str) -> bool:
+    return any(_place().rglob(f"*.{function}-*.nbc"))
+
+
+@contextlib.contextmanager
+def compiling(function: str, what: str, seconds: int) -> Iterator[None]:
+    """Around the first call of a function that is ``on_disk``: one process compiles it, any other waits for that.
+
+    ``what`` it is and how many ``seconds`` it takes are said where it is not compiled yet.
+    """
+    if _is_compiled(function):
+        yield
+        return
+    if cache_dir() not in _place().parents:
+        note_refused(cache_dir(), f"compiling {what} at every start, about {seconds} seconds")
+        yield
+        return
+    with locked(_place() / f".{function}.lock", f"Waiting for another process that is compiling {what}"):
+        if not _is_compiled(function):
+            note(f"Compiling {what} for this CPU (once, about {seconds} seconds)")
+        yield
+        flush_all(_place())
+
+
+def on_disk(function: Any) -> Any:
+    """Compiled, and kept in the cache for the next process, until any of these files changes."""
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_place())
+    try:
+        return njit(cache=True, **OPTIONS)(function)
+    finally:
+        numba.config.CACHE_DIR = before

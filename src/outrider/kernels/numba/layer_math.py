@@ -1,0 +1,174 @@
+"""The mathematics of a layer for a few rows, compiled by numba. A row is treated by the same code in any run."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from outrider.kernels.numba.attention import blend, dot, four_dots, wide_blend
+from outrider.kernels.numba.tiles import (
+    MOST_ROWS,
+    PANEL,
+    by_count,
+    compiled,
+    count_of,
+    count_up,
+    float_of_bits,
+    tile,
+    together,
+)
+
+STRIDE = 128
+"""Bytes of counters for a piece of work: items taken, and on a line of memory of its own, items finished."""
+
+_PATIENCE = 4096
+"""Looks at a counter before a waiting thread offers its core to others."""
+
+_yield = types.ExternalFunction("SwitchToThread" if platform.system() == "Windows" else "sched_yield", types.int32())
+
+
+@compiled
+def take(counters: int, piece: int) -> Any:
+    """The next item of a piece of work."""
+    return count_up(counters + STRIDE * piece, 1)
+
+
+@compiled
+def finish(counters: int, piece: int, done: int, items: int) -> None:
+    """Of a piece of work's items this thread has done so many: wait until all are."""
+    if done:
+        count_up(counters + STRIDE * piece + STRIDE // 2, done)
+    looks = 0
+    while count_of(counters + STRIDE * piece + STRIDE // 2) < items:
+        looks += 1
+        if looks > _PATIENCE:
+            _yield()
+
+
+def _tiles(panels: int) -> Any:
+    """A function that multiplies up to six rows with so many panels at once."""
+    return by_count([tile(rows, panels) for rows in range(1, 7)])
+
+
+_TOGETHER = (0, *(together(rows) for rows in range(1, 7)))
+_by_one = _tiles(1)
+_by_two, _by_four = (_tiles(panels) if panels <= max(_TOGETHER) else _by_one for panels in (2, 4))
+
+
+@compiled
+def product(weights: int, x: int, rows: int, inputs: int, out: int, stride: int, panels: int) -> None:
+    """x [rows, inputs] times panels -> out [rows, 16 * panels], whose rows lie ``stride`` numbers apart."""
+    parts = (rows + MOST_ROWS - 1) // MOST_ROWS
+    most = (rows + parts - 1) // parts
+    panel = 0
+    while panel < panels:
+        wide = _TOGETHER[most]
+        while panel + wide > panels:
+            wide //= 2
+        here = weights + 2 * PANEL * inputs * panel
+        row = 0
+        while row < rows:  # in parts as equal as possible
+            left = (rows - row + MOST_ROWS - 1) // MOST_ROWS
+            count = (rows - row + left - 1) // left
+            given, to = x + 4 * inputs * row, out + 4 * (stride * row + PANEL * panel)
+            if wide == 1:
+                _by_one(count, here, given, inputs, to, stride, inputs)
+            elif wide == 2:
+                _by_two(count, here, given, inputs, to, stride, inputs)
+            else:
+                _by_four(count, here, given, inputs, to, stride, inputs)
+            row += count
+        panel += wide
+
+
+@compiled
+def norm(x: Any, scale: Any, epsilon: float, out: Any) -> None:
+    for row in range(x.shape[0]):
+        squares = np.float32(0)
+        for column in range(x.shape[1]):
+            squares += x[row, column] * x[row, column]
+        factor = np.float32(1) / np.sqrt(squares / np.float32(x.shape[1]) + np.float32(epsilon))
+        for column in range(x.shape[1]):
+            out[row, column] = x[row, column] * factor * scale[column]
+
+
+@compiled
+def exp(x: Any) -> Any:
+    """e^x for x <= 0 and not only there, to about a unit in the last place; never zero, never infinite."""
+    x = min(max(x, np.float32(-87)), np.float32(88))
+    whole = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
+    rest = x - whole * np.float32(0.693359375) + whole * np.float32(2.12194440e-4)  # ln 2 in two parts
+    power = np.float32(1 / 5040)
+    power = power * rest + np.float32(1 / 720)
+    power = power * rest + np.float32(1 / 120)
+    power = power * rest + np.float32(1 / 24)
+    power = power * rest + np.float32(1 / 6)
+    power = power * rest + np.float32(0.5)
+    power = power * rest + np.float32(1)
+    power = power * rest + np.float32(1)
+    return power * float_of_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
+
+
+@compiled
+def rotate(line: Any, cos: Any, sin: Any, to: Any) -> None:
+    half = cos.shape[0]
+    for j in range(half):
+        first, second = line[j], line[j + half]
+        to[j] = first * cos[j] - second * sin[j]
+        to[j + half] = second * cos[j] + first * sin[j]
+
+
+@compiled
+def _soften(scores: Any, scale: float) -> None:
+    """Scores -> weights that sum to one."""
+    highest = np.float32(-np.inf)
+    for place in range(len(scores)):
+        highest = max(highest, scores[place])
+    for place in range(len(scores)):
+        scores[place] = exp((scores[place] - highest) * np.float32(scale))
+    total = np.float32(0)
+    for place in range(len(scores)):
+        total += scores[place]
+    share = np.float32(1) / total
+    for place in range(len(scores)):
+        scores[place] *= share
+
+
+@compiled
+def attend(query: Any, keys: Any, values: Any, scale: float, scores: Any, out: Any) -> None:
+    """One query over the keys [P, depth] and values it may see."""
+    depth, seen = query.shape[0], keys.shape[0]
+    if depth % 16 == 0:
+        place = 0
+        while place < seen:
+            at, to = keys.ctypes.data + 4 * depth * place, scores.ctypes.data + 4 * place
+            if place + 4 <= seen:
+                four_dots(query.ctypes.data, at, depth, to)
+                place += 4
+            else:
+                dot(query.ctypes.data, at, depth, to)
+                place += 1
+    else:
+        for place in range(seen):
+            scores[place] = np.float32(0)
+            for j in range(depth):
+                scores[place] += query[j] * keys[place, j]
+    _soften(scores[:seen], scale)
+    if depth % 16:
+        out[:] = 0
+        for place in range(seen):
+            for j in range(depth):
+                out[j] += scores[place] * values[place, j]
+        return
+    block = 0
+    while block < depth:
+        at, to = values.ctypes.data + 4 * block, out.ctypes.data + 4 * block
+        if block + 64 <= depth:
+            wide_blend(scores.ctypes.data, at, depth, seen, to)
+            block += 64
+        else:
+            blend(scores.ctypes.data, at, depth, seen, to)
+            block += 16

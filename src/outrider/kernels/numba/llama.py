@@ -1,0 +1,255 @@
+"""A Llama-like model's layers and output matrix, compiled by numba: one call runs them all, on every thread.
+
+All threads run the same function. A layer is five pieces of work, each cut into items that whoever is free takes; the
+next piece starts when all items are finished. No thread waits for another to begin, so one that comes late, because
+somebody else needs its core, holds nobody up. Items write to places of their own and chains of sums know of no other
+rows (``tiles.py``), so bits depend neither on who took an item nor on the width of a run.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import carray
+
+from outrider.kernels.numba.code_cache import on_disk
+from outrider.kernels.numba.layer_math import attend, exp, finish, norm, rotate, take
+from outrider.kernels.numba.products import Given, chained, given_to, multiply, ready
+from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
+
+PIECES = 5
+"""Pieces of work of a layer."""
+
+
+class Weights(NamedTuple):
+    """A model as it is read: panels at addresses, vectors as arrays; L layers."""
+
+    layers: int
+    hidden: int
+    heads: int
+    shared: int  # heads of keys and values
+    depth: int
+    padded: int  # columns of a head: depth, up to whole panels
+    inner: int
+    epsilon: float
+    scale: float  # of queries times keys
+    places: np.ndarray[Any, Any]  # [L, 4]: addresses of queries+keys+values, output, gate|up, down
+    biases: np.ndarray[Any, Any]  # [L, 4]: addresses of their biases, or 0
+    norms: np.ndarray[Any, Any]  # [2 L + 1, hidden]
+    windows: np.ndarray[Any, Any]  # [L]: how far back a position looks
+    output: int  # address of the output matrix
+    half: bool  # products are computed in float16
+    powers: np.ndarray[Any, Any]  # [L, 4, 2]: what their inputs are scaled by (``half.py``)
+    last_powers: np.ndarray[Any, Any]  # [2]: those of the output matrix
+
+
+class Batch(NamedTuple):
+    """What a run reads and writes, for B rows of W tokens; N = B * W."""
+
+    x: np.ndarray[Any, Any]  # [N, hidden]: embedded tokens, written over
+    found: np.ndarray[Any, Any]  # [N, hidden]: the result
+    logits: np.ndarray[Any, Any]  # [N, V]: the other result; no rows where it is not wanted
+    starts: np.ndarray[Any, Any]  # [B]
+    cos: np.ndarray[Any, Any]  # [N, depth / 2]
+    sin: np.ndarray[Any, Any]
+    capacity: int
+    keys: np.ndarray[Any, Any]  # [L]: addresses of buffers [B, shared, capacity, depth]
+    values: np.ndarray[Any, Any]
+    kept: np.ndarray[Any, Any]  # [L]: which of the states a layer's input is, or -1
+    states: np.ndarray[Any, Any]  # [S, N, hidden]
+    queries: np.ndarray[Any, Any]  # [N, heads, depth]: between two pieces of work
+    mixed: np.ndarray[Any, Any]  # [N, heads * depth]
+    gated: np.ndarray[Any, Any]  # [N, inner]
+    counters: np.ndarray[Any, Any]  # zeros, STRIDE bytes for every piece of work
+    threads: int
+
+
+@compiled
+def _project(model: Weights, batch: Batch, layer: int, head: int, given: Given, temp: Any) -> None:
+    """Queries, keys or values of one head; keys and values go to their place in the buffers."""
+    rows, width, depth = len(batch.x), len(batch.x) // len(batch.starts), model.depth
+    panels = model.padded // PANEL
+    multiply(given, model.places[layer, 0], panels * head, panels, temp)
+    if model.biases[layer, 0]:
+        bias = carray(pointer_to(model.biases[layer, 0] + 4 * model.padded * head), (depth,), np.float32)
+        for row in range(rows):
+            for j in range(depth):
+                temp[row, j] += bias[j]
+    turned = head < model.heads + model.shared
+    place = batch.keys[layer] if turned else batch.values[layer]
+    kept = carray(pointer_to(place), (len(batch.starts), model.shared, batch.capacity, depth), np.float32)
+    for row in range(rows):
+        at = batch.starts[row // width] + row % width
+        if head < model.heads:
+            rotate(temp[row], batch.cos[row], batch.sin[row], batch.queries[row, head])
+        elif turned:
+            rotate(temp[row], batch.cos[row], batch.sin[row], kept[row // width, head - model.heads, at])
+        else:
+            kept[row // width, head - model.heads - model.shared, at] = temp[row, :depth]
+
+
+@compiled
+def _mix(model: Weights, batch: Batch, layer: int, row: int, head: int, scores: Any) -> None:
+    """Attention of one head for the W tokens of one row."""
+    width, depth = len(batch.x) // len(batch.starts), model.depth
+    buffer = (len(batch.starts), model.shared, batch.capacity, depth)
+    group = head // (model.heads // model.shared)
+    keys = carray(pointer_to(batch.keys[layer]), buffer, np.float32)[row, group]
+    values = carray(pointer_to(batch.values[layer]), buffer, np.float32)[row, group]
+    for token in range(row * width, (row + 1) * width):
+        end = batch.starts[row] + token - row * width + 1
+        first = max(0, end - model.windows[layer])
+        out = batch.mixed[token, head * depth : (head + 1) * depth]
+        attend(batch.queries[token, head], keys[first:end], values[first:end], model.scale, scores, out)
+
+
+@compiled
+def _add_product(
+    model: Weights, batch: Batch, layer: int, which: int, given: Given, item: int, step: int, temp: Any
+) -> None:
+    """Some columns of a product, added to x."""
+    rows, first = len(batch.x), item * step
+    panels = min(step, model.hidden // PANEL - first)
+    multiply(given, model.places[layer, which], first, panels, temp)
+    for row in range(rows):
+        for j in range(PANEL * panels):
+            batch.x[row, PANEL * first + j] += temp[row, j]
+    if model.biases[layer, which]:
+        bias = carray(pointer_to(model.biases[layer, which]), (model.hidden,), np.float32)
+        for row in range(rows):
+            for j in range(PANEL * first, PANEL * (first + panels)):
+                batch.x[row, j] += bias[j]
+
+
+@compiled
+def _gate(model: Weights, batch: Batch, layer: int, item: int, step: int, given: Given, temp: Any) -> None:
+    """Some columns of silu(gate) * up; a panel of the one lies behind the same of the other."""
+    rows, first = len(batch.x), item * step
+    panels = min(step, model.inner // PANEL - first)
+    multiply(given, model.places[layer, 2], 2 * first, 2 * panels, temp)
+    if model.biases[layer, 2]:
+        bias = carray(pointer_to(model.biases[layer, 2] + 8 * PANEL * first), (2 * PANEL * panels,), np.float32)
+        for row in range(rows):
+            for j in range(2 * PANEL * panels):
+                temp[row, j] += bias[j]
+    for row in range(rows):
+        for panel in range(panels):
+            for j in range(PANEL):
+                gate, up = temp[row, 2 * PANEL * panel + j], temp[row, 2 * PANEL * panel + PANEL + j]
+                out = gate / (np.float32(1) + exp(-gate)) * up
+                batch.gated[row, PANEL * (first + panel) + j] = out
+
+
+@compiled
+def _step(parts: int, threads: int) -> int:
+    """Panels or heads of an item: two items a thread, since memory that is read in order comes sooner.
+
+    Eight a thread, of which neighbours went to different threads, took a ninth longer on two cores.
+    """
+    return (parts + 2 * threads - 1) // (2 * threads)
+
+
+@compiled
+def _add_all(
+    model: Weights, batch: Batch, layer: int, piece: int, which: int, given: Given, step: int, temp: Any
+) -> None:
+    """A piece of work: a product, added to x."""
+    counters = batch.counters.ctypes.data
+    items = (model.hidden // PANEL + step - 1) // step
+    done, item = 0, take(counters, piece)
+    if item < items:
+        ready(given, model.powers[layer, which])
+    while item < items:
+        _add_product(model, batch, layer, which, given, item, step, temp)
+        done, item = done + 1, take(counters, piece)
+    finish(counters, piece, done, items)
+
+
+@compiled
+def _write(model: Weights, x: Any, logits: Any, counters: int, piece: int, threads: int) -> None:
+    """A piece of work: x [N, inputs] times the output matrix -> logits [N, V]."""
+    rows, vocabulary = x.shape[0], logits.shape[1]
+    panels = (vocabulary + PANEL - 1) // PANEL
+    step = max(1, panels // (32 * threads))
+    items = (panels + step - 1) // step
+    temp = np.empty((rows, PANEL * step), np.float32)
+    room = np.empty(rows * chained(x.shape[1]) if model.half else 0, np.uint16)
+    given = given_to(model.half, x, room, np.empty(rows, np.float32))
+    done, item = 0, take(counters, piece)
+    if item < items:
+        ready(given, model.last_powers)
+    while item < items:
+        first, count = item * step, min(step, panels - item * step)
+        multiply(given, model.output, first, count, temp)
+        end = min(vocabulary, PANEL * (first + count))
+        for row in range(rows):
+            logits[row, PANEL * first : end] = temp[row, : end - PANEL * first]
+        done, item = done + 1, take(counters, piece)
+    finish(counters, piece, done, items)
+
+
+@on_disk
+def layers(model: Weights, batch: Batch) -> None:
+    """x -> found and logits, with keys, values and states written on the way.
+
+    Every thread calls this with the same arguments.
+    """
+    rows, hidden, counters, threads = len(batch.x), model.hidden, batch.counters.ctypes.data, batch.threads
+    inward, across = _step(hidden // PANEL, threads), _step(model.inner // PANEL, threads)
+    thirds = model.heads + 2 * model.shared
+    beside = _step(thirds, threads)
+    normed = np.empty((rows, hidden), np.float32)
+    temp = np.empty((rows, max(model.padded, PANEL * inward, 2 * PANEL * across)), np.float32)
+    scores = np.empty(batch.capacity, np.float32)
+    widest = max(hidden, batch.mixed.shape[1], model.inner)
+    room, factors = np.empty(rows * chained(widest) if model.half else 0, np.uint16), np.empty(rows, np.float32)
+    around = given_to(model.half, normed, room, factors)
+    mixed, gated = given_to(model.half, batch.mixed, room, factors), given_to(model.half, batch.gated, room, factors)
+    for layer in range(model.layers):
+        piece = PIECES * layer
+        items = (thirds + beside - 1) // beside
+        done, item = 0, take(counters, piece)
+        if item < items:  # only then: while an item of this piece is open, nobody changes x
+            norm(batch.x, model.norms[2 * layer], model.epsilon, normed)
+            ready(around, model.powers[layer, 0])
+        while item < items:
+            if item == 0 and batch.kept[layer] >= 0:
+                batch.states[batch.kept[layer]] = batch.x
+            for head in range(item * beside, min(thirds, (item + 1) * beside)):
+                _project(model, batch, layer, head, around, temp)
+            done, item = done + 1, take(counters, piece)
+        finish(counters, piece, done, items)
+
+        piece += 1
+        items = len(batch.starts) * model.heads
+        done, item = 0, take(counters, piece)
+        while item < items:
+            _mix(model, batch, layer, item // model.heads, item % model.heads, scores)
+            done, item = done + 1, take(counters, piece)
+        finish(counters, piece, done, items)
+
+        piece += 1
+        _add_all(model, batch, layer, piece, 1, mixed, inward, temp)
+
+        piece += 1
+        items = (model.inner // PANEL + across - 1) // across
+        done, item = 0, take(counters, piece)
+        if item < items:
+            norm(batch.x, model.norms[2 * layer + 1], model.epsilon, normed)
+            ready(around, model.powers[layer, 2])
+        while item < items:
+            _gate(model, batch, layer, item, across, around, temp)
+            done, item = done + 1, take(counters, piece)
+        finish(counters, piece, done, items)
+
+        piece += 1
+        _add_all(model, batch, layer, piece, 3, gated, inward, temp)
+    piece = PIECES * model.layers
+    done, item = 0, take(counters, piece)
+    while item < rows:
+        norm(batch.x[item : item + 1], model.norms[2 * model.layers], model.epsilon, batch.found[item : item + 1])
+        done, item = done + 1, take(counters, piece)
+    finish(counters, piece, done, rows)
+    if len(batch.logits):
+        _write(model, batch.found, batch.logits, counters, piece + 1, threads)

@@ -1,0 +1,89 @@
+"""Drawing a token by a race, compiled: what ``noise.py`` says, for a stretch of the vocabulary at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from outrider.kernels.numba.code_cache import on_disk
+from outrider.kernels.numba.layer_math import exp
+from outrider.kernels.numba.tiles import compiled
+
+_AHEAD = 1 - 1e-5
+"""Arrivals are rounded by far less than that."""
+
+
+@compiled
+def _mixed(counter: Any, low: Any, high: Any) -> Any:
+    """``noise._mix32``."""
+    x = np.uint32(counter ^ low)
+    x ^= x >> np.uint32(16)
+    x = np.uint32(x * np.uint32(0x21F0AAAD))
+    x ^= x >> np.uint32(15)
+    x = np.uint32(x + high)
+    x = np.uint32(x * np.uint32(0xD35A2D97))
+    x ^= x >> np.uint32(15)
+    x = np.uint32(x * np.uint32(0x2C1B3C6D))
+    return np.uint32(x ^ (x >> np.uint32(16)))
+
+
+@compiled
+def shares(logits: Any, most: float, rate: float, total: float, out: Any) -> None:
+    """Probabilities at temperature 1 / rate, where the largest logit is ``most`` and all weigh ``total`` beside it."""
+    whole = np.float32(1 / total)
+    for j in range(len(logits)):
+        out[j] = exp((logits[j] - np.float32(most)) * np.float32(rate)) * whole
+
+
+@njit(nogil=True, error_model="numpy")  # rounded step by step, as everywhere else
+def _value(weight: Any, bits: Any) -> Any:
+    """A weight over its arrival, as ``noise._exponential`` has it."""
+    one, half = np.float32(1), np.float32(0.5)
+    u = min((np.float32(bits) + half) * np.float32(2.0**-31), np.float32(1 - 2.0**-24))
+    top, below, shift = u, np.float32(2) - u, np.float32(0)
+    if u >= half:
+        mantissa, exponent = math.frexp(one - u)
+        top, below = one - np.float32(mantissa), one + np.float32(mantissa)
+        shift = np.float32(exponent) * np.float32(-math.log(2))
+    s = top / below
+    square = s * s
+    series = np.float32(1 / 13)
+    series = series * square + np.float32(1 / 11)
+    series = series * square + np.float32(1 / 9)
+    series = series * square + np.float32(1 / 7)
+    series = series * square + np.float32(1 / 5)
+    series = series * square + np.float32(1 / 3)
+    series = series * square + one
+    return weight / (shift + np.float32(2) * s * series)
+
+
+@compiled
+def race(weights: Any, counters: Any, key: int, temp: Any) -> Any:
+    """Who of a stretch of tokens arrives first -> weight over arrival, and the place in the stretch.
+
+    An arrival -log(1 - u) lies between u and u / (1 - u), so weight / u is a bound that nobody passes, and who has the
+    highest bound reaches at least (1 - u) of it: few arrivals have to be worked out.
+    """
+    low, high = np.uint32(key & 0xFFFFFFFF), np.uint32((key >> 32) & 0xFFFFFFFF)
+    for j in range(len(weights)):
+        bits = _mixed(np.uint32(counters[j]), low, high) & np.uint32(0x7FFFFFFF)
+        temp[j] = weights[j] / (np.float32(bits) + np.float32(0.5))
+    reached, best, place = np.float32(0), np.float32(-1), 0
+    for j in range(len(weights)):
+        if temp[j] >= reached:
+            bits = _mixed(np.uint32(counters[j]), low, high) & np.uint32(0x7FFFFFFF)
+            reached = max(reached, np.float32(temp[j] * (1 - bits * 2.0**-31) * _AHEAD))
+            found = _value(weights[j], bits)
+            if found > best:
+                best, place = found, j
+    return best, place
+
+
+@on_disk
+def first(weights: Any, counters: Any, key: int) -> int:
+    """Who of all tokens arrives first."""
+    place: int = race(weights, counters, key, np.empty(len(weights), np.float32))[1]
+    return place

@@ -1,0 +1,43 @@
+"""Single rows of a table of embeddings, as compiled code reads them: a table of float32, or panels."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import carray
+
+from outrider.kernels.numba.float16_products import wide
+from outrider.kernels.numba.tiles import PANEL, compiled, float_of_bits, pointer_to
+
+ROWS, PANELS, HALF_PANELS = range(3)
+"""Float32 one row behind the other; bfloat16 as ``tiles.py`` reads it; float16 as ``half.py`` does."""
+
+
+class Table(NamedTuple):
+    """Embeddings [V, size] at an address."""
+
+    place: int
+    size: int
+    kind: int = ROWS
+    inputs: int = 0  # of a panel: size, and what it was filled up with
+    scale: float = 1.0  # what numbers of float16 are to be multiplied with
+
+
+@compiled
+def look_up(table: Table, token: int, out: Any) -> None:
+    """The row of a token -> out [size]."""
+    if table.kind == ROWS:
+        row = carray(pointer_to(table.place + 4 * table.size * token), (table.size,), np.float32)
+        for j in range(table.size):
+            out[j] = row[j]
+        return
+    start = table.place + 2 * PANEL * table.inputs * (token // PANEL)
+    bits = carray(pointer_to(start), (table.inputs, PANEL), np.uint16)
+    if table.kind == HALF_PANELS:
+        for j in range(table.size):
+            out[j] = wide(bits[j, token % PANEL]) * np.float32(table.scale)
+        return
+    column = 2 * (token % 8) + token % PANEL // 8  # columns j and j + 8 are the two halves of a word
+    for j in range(table.size):
+        out[j] = float_of_bits(np.int32(np.uint32(bits[j, column]) << np.uint32(16)))

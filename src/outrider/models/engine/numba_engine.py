@@ -1,0 +1,136 @@
+"""Runs of a model compiled for this CPU by numba, on the memory of torch's tensors and of the file of weights."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numba
+import numpy as np
+import torch
+
+from outrider.kernels.numba import float16_products, llama
+from outrider.kernels.numba.code_cache import DIGEST, compiling
+from outrider.kernels.numba.thread_team import Crew, zeros
+from outrider.kernels.numba.tiles import PANEL
+from outrider.models.engine.model import Found, Run
+from outrider.models.engine.numba_weights import PARTS
+from outrider.models.engine.panel_rows import PanelRows
+from outrider.models.engine.prepared import Prepared
+from outrider.models.engine.sizes import Sizes
+from outrider.models.engine.weight_files import WEIGHTS
+from outrider.models.kv_buffers import Buffers
+from outrider.models.transformers.families import sliding_windows
+
+Addresses = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
+"""Addresses of every layer's keys, of its values, and the capacity of both."""
+
+
+class Engine:
+    """A model's weights, mapped. Threads may share it."""
+
+    reads_masks = False
+    name = f"numba {numba.__version__}"
+    kernels = DIGEST
+
+    def __init__(self, prepared: Prepared, config: Any, vocabulary: int) -> None:
+        self.threads = torch.get_num_threads()
+        self._crew = Crew(self.threads)
+        self.vocabulary = vocabulary
+        self._known: WeakKeyDictionary[Buffers, Addresses] = WeakKeyDictionary()
+        self._places = prepared.record["places"]
+        with (prepared.folder / WEIGHTS).open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file = np.frombuffer(self._map, np.uint8)
+        self._half = prepared.weights == "float16"
+        if self._half:
+            assert float16_products.AVAILABLE, "engines.computes_in_half and float16_products.py disagree"
+            self.name += " in float16"
+        self.model = self._model(Sizes.of(config), config)
+        self.embedding = self.unembedding = self._rows("output", self.model.hidden)
+        if self._places["embedding"] != self._places["output"]:
+            self.embedding = self._rows("embedding", self.model.hidden)
+        self._none_kept = np.full(self.model.layers, -1)
+        self._compile(Sizes.of(config))
+
+    def _compile(self, sizes: Sizes) -> None:
+        """Run one token on buffers of its own: what is compiled is kept on disk, where the next process finds it."""
+        cache = Buffers.allocate(
+            [(sizes.shared, sizes.depth, sizes.depth)] * sizes.layers, 1, 1, torch.float32, torch.device("cpu")
+        )
+        half = torch.zeros((1, sizes.depth // 2))
+        with compiling("layers", "models", seconds=20):
+            self.run(cache, Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), half, half, None), (), True)
+
+    def _address(self, name: str) -> int:
+        """Where a tensor lies, or 0 if there is none."""
+        return self._file.ctypes.data + self._places[name][0] if name in self._places else 0
+
+    def _rows(self, name: str, hidden: int) -> PanelRows:
+        place, shape = self._places[name]
+        bits = self._file[place:].view(np.uint16)[: math.prod(shape)].reshape(shape)
+        narrow = self._half and self._places[name] == self._places["output"]
+        return PanelRows(bits, self.vocabulary, hidden, int(self._powers(0)[-1][1]) if narrow else None)
+
+    def _model(self, sizes: Sizes, config: Any) -> llama.Weights:
+        names = [[f"model.layers.{layer}.{part}" for part in PARTS] for layer in range(sizes.layers)]
+        place, shape = self._places["norms"]
+        windows = sliding_windows(config)
+        by_layer = (
+            [windows[kind] for kind in config.layer_types] if isinstance(windows, dict) else [windows] * sizes.layers
+        )
+        return llama.Weights(
+            sizes.layers, sizes.hidden, sizes.heads, sizes.shared, sizes.depth,
+            padded=-(-sizes.depth // PANEL) * PANEL, inner=sizes.inner, epsilon=float(sizes.epsilon),
+            scale=sizes.depth**-0.5,
+            places=np.array([[self._address(name) for name in row] for row in names]),
+            biases=np.array([[self._address(f"{name}.bias") for name in row] for row in names]),
+            norms=self._file[place:].view(np.float32)[: shape[0] * shape[1]].reshape(shape),
+            windows=np.array([2**31 if window is None else window for window in by_layer]),
+            output=self._address("output"), half=self._half,
+            powers=self._powers(4 * sizes.layers)[: 4 * sizes.layers].reshape(sizes.layers, 4, 2),
+            last_powers=self._powers(0)[-1],
+        )  # fmt: skip
+
+    def _powers(self, products: int) -> np.ndarray[Any, Any]:
+        """What the inputs of all products are scaled by, the output matrix last; zeros where they are not."""
+        if not self._half:
+            return np.zeros((products + 1, 2), np.int64)
+        place, shape = self._places["powers"]
+        return self._file[place:].view(np.int64)[: shape[0] * shape[1]].reshape(shape)
+
+    def run(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> Found:
+        """See ``engine_model.Engine``."""
+        model, tokens = self.model, given.x.shape[0]
+        layers = sorted({layer for layer in keep if layer < model.layers})
+        kept = self._none_kept
+        if layers:
+            kept = kept.copy()
+            kept[layers] = range(len(layers))
+        keys, values, capacity = self._buffers(cache)
+        found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))
+        output = torch.empty((tokens if logits else 0, self.vocabulary))
+        batch = llama.Batch(
+            x=given.x.numpy().copy(), found=found.numpy(), logits=output.numpy(), starts=given.start.numpy(),
+            cos=given.cos.numpy(), sin=given.sin.numpy(), capacity=capacity, keys=keys, values=values,
+            kept=kept, states=states.numpy(),
+            queries=np.empty((tokens, model.heads, model.depth), np.float32),
+            mixed=np.empty((tokens, model.heads * model.depth), np.float32),
+            gated=np.empty((tokens, model.inner), np.float32),
+            counters=zeros(llama.PIECES * model.layers + 2), threads=self.threads,
+        )  # fmt: skip
+        self._crew.run(llama.layers, model, batch, holding=(cache, self._file))
+        return found, dict(zip(layers, states, strict=True)) if layers else {}, output if logits else None
+
+    def _buffers(self, cache: Buffers) -> Addresses:
+        """Addresses of keys and values, layer by layer; buffers stay where they are from run to run."""
+        known = self._known.get(cache)
+        if known is None:
+            buffers = cache.buffers()
+            assert all(buffer.is_contiguous() for pair in buffers for buffer in pair)
+            keys, values = (np.array([buffer.data_ptr() for buffer in kind]) for kind in zip(*buffers, strict=True))
+            known = self._known[cache] = keys, values, int(buffers[0][0].shape[2])
+        return known

@@ -1,0 +1,156 @@
+"""A Llama-like model's weights as numba's kernels read them: panels of sixteen columns.
+
+In bfloat16 for ``kernels/numba/tiles.py``, where a column's weights are as they were saved, or in float16 for
+``kernels/numba/float16_products.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.errors import ModelCorrupt, ModelError, require
+from outrider.kernels.numba.float16_products import CHAIN
+from outrider.kernels.numba.tiles import PANEL
+from outrider.models.engine.sizes import Sizes
+from outrider.models.engine.weight_files import REMEDY, WEIGHTS, Tensors, WeightFile
+
+FORMAT = 5
+"""Raised whenever the layout changes: what was prepared before is then prepared again."""
+
+SAMPLE = 256
+"""Rows of the embedding by which a model is known: see ``teacher.fingerprint``."""
+
+_MOST = 4
+"""Weights in float16 are below 2 ** 4: those above 2 ** -20 of the largest have the bits they were saved with."""
+
+_ROOM = 60000.0
+"""What a sum in float16 stays below; the range ends at 65,504, and rounding goes up as well as down."""
+
+PARTS = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""The products of a layer, and what the checkpoint calls their parts."""
+
+
+class _Products:
+    """Matrices on their way into a file, in bfloat16 or float16."""
+
+    def __init__(self, file: WeightFile, half: bool) -> None:
+        self.file, self.half = file, half
+        self.powers: list[tuple[int, int]] = []  # of two: the largest input, and what weights were divided by
+
+    def write(self, name: str, weight: Tensor) -> None:
+        if not self.half:
+            self.file.write(name, panels(weight))
+            return
+        narrow, limit, unit = in_half(name, weight)
+        self.powers.append((limit, unit))
+        self.file.write(name, half_panels(narrow))
+
+
+def write(folder: Path, source: Path, config: Any, half: bool = False) -> dict[str, tuple[int, list[int]]]:
+    """Weights into a file -> where in it each of them is."""
+    file = WeightFile(folder / WEIGHTS)
+    products = _Products(file, half)
+    try:
+        tensors, sizes = Tensors(source), Sizes.of(config)
+        for layer in range(sizes.layers):
+            for name, parts in PARTS.items():
+                _write_product(products, tensors, f"model.layers.{layer}", name, parts, sizes)
+        norms = [
+            f"model.layers.{n}.{name}_layernorm" for n in range(sizes.layers) for name in ("input", "post_attention")
+        ]
+        file.write(
+            "norms", torch.stack([tensors.joined([f"{name}.weight"]) for name in [*norms, "model.norm"]]).numpy()
+        )
+        tied = config.tie_word_embeddings or "lm_head.weight" not in tensors
+        output = "model.embed_tokens.weight" if tied else "lm_head.weight"
+        products.write("output", _exact(tensors, output, (config.vocab_size, sizes.hidden)))
+        if half:
+            file.write("powers", np.array(products.powers))
+            # As they were saved, down to the smallest: heads know their target by them.
+            file.write("sample", tensors.joined([output])[:SAMPLE].numpy())
+        if not tied:
+            name = "model.embed_tokens.weight"
+            file.write("embedding", panels(_exact(tensors, name, (config.vocab_size, sizes.hidden))))
+        tensors.require_all_used(except_for={"lm_head.weight"} if tied else set())
+    finally:
+        file.close()
+    return {"embedding": file.places["output"]} | file.places  # tied: tokens are looked up in the output layer
+
+
+def _write_product(
+    products: _Products, tensors: Tensors, prefix: str, name: str, parts: tuple[str, ...], sizes: Sizes
+) -> None:
+    shapes = sizes.shapes()
+    weights = [_exact(tensors, f"{prefix}.{part}.weight", shapes[part.rpartition(".")[2]]) for part in parts]
+    biased = [part for part in parts if f"{prefix}.{part}.bias" in tensors]
+    require(len(biased) in (0, len(parts)), f"only {biased} of {prefix} have biases; {REMEDY}", ModelError)
+    biases = [tensors.joined([f"{prefix}.{part}.bias"])[:, None] for part in biased]
+    for kind, given in (("", weights), (".bias", biases)):
+        if not given:
+            continue
+        if name == "qkv":  # heads one behind the other, each filled up to whole panels
+            split = torch.cat(given).view(-1, sizes.depth, given[0].shape[1])
+            whole = torch.nn.functional.pad(split, (0, 0, 0, -sizes.depth % PANEL)).flatten(0, 1)
+        elif name == "gate_up":  # a panel of the one, the same panel of the other
+            whole = torch.stack([part.view(-1, PANEL, part.shape[1]) for part in given], 1).flatten(0, 2)
+        else:
+            whole = given[0]
+        if kind:
+            products.file.write(f"{prefix}.{name}{kind}", whole[:, 0].contiguous().numpy())
+        else:
+            products.write(f"{prefix}.{name}", whole)
+
+
+def _exact(tensors: Tensors, name: str, shape: tuple[int, int]) -> Tensor:
+    """A matrix in bfloat16, as which it was saved."""
+    given = tensors.tensor(name)
+    found = tuple(given.shape)
+    require(found == shape, f"{name} is {found}, and the config says {shape}; the checkpoint is damaged", ModelCorrupt)
+    narrow = given.to(torch.bfloat16)
+    same = given.dtype == torch.bfloat16 or torch.equal(narrow.to(given.dtype), given)
+    require(
+        same,
+        f"{name} has weights that are no bfloat16; load the model with engine='onnxruntime' or 'torch'",
+        ModelError,
+    )
+    return narrow
+
+
+def panels(weight: Tensor) -> np.ndarray[Any, Any]:
+    """A weight [out, in] -> [out / 16, in, 8, 2] bits: columns j and j + 8 of a panel are the halves of one word."""
+    outputs, inputs = weight.shape
+    bits = torch.nn.functional.pad(weight, (0, 0, 0, -outputs % PANEL)).view(torch.int16)
+    found: np.ndarray[Any, Any] = bits.view(-1, 2, PANEL // 2, inputs).permute(0, 3, 2, 1).contiguous().numpy()
+    return found
+
+
+def in_half(name: str, weight: Tensor) -> tuple[Tensor, int, int]:
+    """A weight [out, in] -> itself over 2 ** unit in float16, inputs filled up; limit and unit.
+
+    Inputs up to 2 ** limit cannot bring the sum of a chain to the end of the range, whatever they are.
+    """
+    whole = torch.nn.functional.pad(weight.to(torch.float32), (0, -weight.shape[1] % CHAIN))
+    largest = float(whole.abs().max())
+    require(math.isfinite(largest), f"{name} has weights that are no numbers; the checkpoint is damaged", ModelCorrupt)
+    unit = math.frexp(largest)[1] - _MOST
+    narrow = torch.ldexp(whole, torch.tensor(-unit)).to(torch.float16)
+    most = float(narrow.to(torch.float32).abs().view(len(whole), -1, CHAIN).sum(2).max())
+    return narrow, math.floor(math.log2(_ROOM / most)) if most else 0, unit
+
+
+def half_panels(weight: Tensor) -> np.ndarray[Any, Any]:
+    """A weight [out, in] in float16 -> [out / 16, in, 16]."""
+    whole = torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % PANEL))
+    found: np.ndarray[Any, Any] = whole.view(-1, PANEL, whole.shape[1]).transpose(1, 2).contiguous().numpy()
+    return found

@@ -1,0 +1,44 @@
+"""Single rows of a matrix that lies in panels: embeddings are read from where the output layer reads its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.kernels.numba.rows import HALF_PANELS, PANELS, Table
+
+
+class PanelRows:
+    """A matrix [V, size] in panels (``jit_files.py``): indexed by tokens it gives float32 rows.
+
+    As much of a tensor as those who look embeddings up need. It takes no memory of its own.
+    """
+
+    dtype = torch.float32
+    device = torch.device("cpu")
+
+    def __init__(self, bits: np.ndarray[Any, Any], rows: int, size: int, unit: int | None = None) -> None:
+        """``bits`` of bfloat16 [V / 16, size, 8, 2], where row 16 p + 8 h + j is [p, :, j, h]; or, with the power of
+        two that weights were divided by, of float16 [V / 16, size up to whole chains, 16]."""
+        self._bits, self._size, self._unit = bits, size, unit
+        self.shape = torch.Size((rows, size))
+        kind, scale = (PANELS, 1.0) if unit is None else (HALF_PANELS, 2.0**unit)
+        self.table = Table(bits.ctypes.data, size, kind, bits.shape[1], scale)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def detach(self) -> PanelRows:
+        return self
+
+    def __getitem__(self, index: Tensor | slice) -> Tensor:
+        """Rows of tokens [...] -> [..., size]."""
+        rows = np.arange(len(self))[index] if isinstance(index, slice) else index.numpy()
+        if self._unit is None:  # a bfloat16 is the upper half of a float32
+            found = self._bits[rows >> 4, :, rows & 7, rows >> 3 & 1].astype(np.uint32) << 16
+            return torch.from_numpy(found).view(torch.float32)
+        narrow = self._bits[rows >> 4, :, rows & 15].view(np.float16)[..., : self._size]
+        return torch.from_numpy(narrow.astype(np.float32) * np.float32(2.0**self._unit))

@@ -1,0 +1,185 @@
+"""What an engine runs a model from, written once into the cache and read from there by every process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from outrider.models.engine.weight_files import PAGE, WEIGHTS
+from outrider.models.hub.gguf import MB
+from outrider.models.hub.inventory import PREPARED
+from outrider.models.hub.making import making
+from outrider.models.hub.safetensors_files import sizes, weight_files
+from outrider.runtime.cache_dir import cache_dir
+from outrider.runtime.files import locked, note, replace_whole, write_whole
+
+RECORD = PREPARED
+
+Places = dict[str, tuple[int, list[int]]]
+"""Offset in bytes and shape of a tensor in the file of weights, by name."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A folder with a model's weights as an engine reads them, and where each is in their file."""
+
+    folder: Path
+    record: dict[str, Any]
+
+    @property
+    def weights(self) -> str:
+        return str(self.record["weights"])
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.folder.iterdir())
+
+    def tensor(self, name: str) -> Tensor:
+        """A float32 tensor in the file of weights, mapped: only what is read of it takes memory."""
+        offset, shape = self.record["places"][name]
+        count = int(torch.Size(shape).numel())
+        path = self.folder / WEIGHTS
+        whole = torch.from_file(str(path), shared=False, size=offset // 4 + count, dtype=torch.float32)
+        return whole[offset // 4 :].view(shape)
+
+    def known(self, what: str, conditions: str, find_out: Callable[[], Any], otherwise: Any = None) -> Any:
+        """A fact that takes a while to find out, and holds as long as the conditions do, as JSON gives it back.
+
+        Found out once, whoever asks at the same time. Where it cannot be kept, it is ``otherwise``, if that is given:
+        what is found out anew in every process may differ from one to the next.
+        """
+        found, shown = self.record.get(what, {}).get(conditions), what.replace("_", " ")
+        if found is not None:
+            return found
+        try:
+            with locked(self.folder / ".lock", f"Waiting for another process that finds out {shown}"):
+                record = _read_record(self.folder)
+                facts = record.setdefault(what, {})  # another process may have found it out by now
+                if conditions not in facts:
+                    note(f"Finding out {shown} for this CPU (once)")
+                    facts[conditions] = found = json.loads(json.dumps(find_out()))
+                    _write_record(self.folder, record)
+                self.record.update(record)
+                return facts[conditions]
+        except (OSError, ValueError):  # a cache that cannot be written to, or a record damaged meanwhile
+            if otherwise is not None:
+                return otherwise
+            return find_out() if found is None else found
+
+
+def prepare(source: Path, config: Any, engine: str, int8: bool = False, half: bool = False) -> Prepared:
+    """The files of an engine for a model's directory, written first if they are not there or no longer fit it."""
+    form = _form(engine, int8, half)
+    final = cache_dir() / f"{engine}-{_key(source, form)}"
+    found = _whole(final)
+    if found is None:
+        with making(str(source), final, 0) as (stage, space):
+            found = _whole(final)  # another process may have been faster
+            if found is None:
+                _remove_stale(source, form, final)
+                space.require(form.bytes_needed(source, config))
+                with Console(stderr=True).status(f"Writing {form.weights} weights for {engine} (once)"):
+                    made = _make(stage / "model", source, config, form)
+                if final.exists():
+                    note(f"{final} is damaged and is written again")
+                    final.rename(stage / "damaged")
+                replace_whole(made, final)
+                found = Prepared(final, _read_record(final))
+    return found
+
+
+def _whole(folder: Path) -> Prepared | None:
+    """What was prepared, if it is as it was written: an engine reads by address, and beyond the end of a file there is
+    no error message."""
+    try:
+        record, size = _read_record(folder), (folder / WEIGHTS).stat().st_size
+    except (OSError, ValueError):
+        return None
+    return Prepared(folder, record) if record.get("size") == size else None
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    """ValueError where it is damaged."""
+    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    if not isinstance(record, dict) or not {"source", "weights", "size", "places"} <= record.keys():
+        raise ValueError(f"{folder / RECORD} is incomplete")
+    return record
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How an engine wants its weights."""
+
+    engine: str
+    weights: str
+    format: int
+    write: Callable[[Path, Path, Any], Places]
+    bytes_each: int  # of a weight
+    tables: bool = False  # whether embeddings lie beside them in float32
+
+    def bytes_needed(self, source: Path, config: Any) -> int:
+        """Of disk space, a little more than will be written: every tensor begins on a page of its own."""
+        numbers = sizes(source)
+        tables = 4 * self.tables * (1 if config.tie_word_embeddings else 2) * config.vocab_size * config.hidden_size
+        return int(1.05 * (self.bytes_each * sum(numbers) + tables)) + PAGE * len(numbers) + MB
+
+
+def _form(engine: str, int8: bool, half: bool) -> _Form:
+    # Imported when needed: each needs what only its engine does.
+    if engine == "numba":
+        from outrider.models.engine import numba_weights
+
+        return _Form(
+            engine, "float16" if half else "bfloat16", numba_weights.FORMAT,
+            lambda to, source, config: numba_weights.write(to, source, config, half), bytes_each=2,
+        )  # fmt: skip
+    from outrider.models.engine import onnx_llama
+
+    return _Form(
+        engine, "int8" if int8 else "float32", onnx_llama.FORMAT,
+        lambda to, source, config: onnx_llama.write(to, source, config, int8),
+        bytes_each=1 if int8 else 4, tables=int8,
+    )  # fmt: skip
+
+
+def _make(folder: Path, source: Path, config: Any, form: _Form) -> Path:
+    folder.mkdir()
+    places = form.write(folder, source, config)
+    size = (folder / WEIGHTS).stat().st_size
+    record = {"source": str(source.resolve()), "weights": form.weights, "size": size, "places": places}
+    _write_record(folder, record)
+    return folder
+
+
+def _remove_stale(source: Path, form: _Form, final: Path) -> None:
+    """Remove what was prepared from this checkpoint as it was before, or from one that is gone."""
+    engines = (form.engine, "onnx")  # the second: as onnxruntime's were called at first
+    for folder in (path.parent for path in cache_dir().glob(f"[!.]*/{RECORD}")):
+        try:
+            known = _read_record(folder)
+        except (OSError, ValueError):  # damaged: whoever loads its model writes it again
+            continue
+        same = known["source"] == str(source.resolve()) and known["weights"] == form.weights
+        replaced = same and folder.name.rpartition("-")[0] in engines
+        if folder != final and (replaced or not Path(known["source"]).exists()):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _key(source: Path, form: _Form) -> str:
+    """By what the files are made from: another checkpoint, another setting or another layout is another key."""
+    files = sorted([*weight_files(source), *source.glob("*.json")])
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr((form.format, form.weights, str(source.resolve()), facts)).encode()).hexdigest()[:32]
+
+
+def _write_record(folder: Path, record: dict[str, Any]) -> None:
+    write_whole(folder / RECORD, json.dumps(record, indent=2) + "\n")

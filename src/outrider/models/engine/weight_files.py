@@ -1,0 +1,69 @@
+"""Weights on their way from a checkpoint into one file that an engine maps: written once, read by every process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from outrider.errors import ModelError, require
+from outrider.models.hub.safetensors_files import weight_files
+
+WEIGHTS = "weights.bin"
+PAGE = 4096
+
+
+class Tensors:
+    """The tensors of a directory's safetensors files, read one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        files: list[Any] = [safe_open(str(file), framework="pt") for file in weight_files(folder)]
+        self.home = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+        self.used: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.home
+
+    def tensor(self, name: str) -> Tensor:
+        """As it was saved."""
+        require(name in self.home, f"the checkpoint has no tensor {name!r}; {REMEDY}", ModelError)
+        self.used.add(name)
+        found: Tensor = self.home[name].get_tensor(name)
+        return found
+
+    def joined(self, names: Sequence[str]) -> Tensor:
+        """Tensors one below the other, in float32."""
+        return torch.cat([self.tensor(name).to(torch.float32) for name in names])
+
+    def require_all_used(self, except_for: set[str]) -> None:
+        """A tensor that no graph reads would be a part of the model that is left out."""
+        derived = {name for name in self.home if name.endswith("rotary_emb.inv_freq")}
+        unused = sorted(self.home.keys() - self.used - derived - except_for)
+        require(not unused, f"the checkpoint has tensors that are not known here: {unused[:3]}; {REMEDY}", ModelError)
+
+
+REMEDY = "load the model with engine='torch'"
+
+
+class WeightFile:
+    """Tensors in one file, one after another, each from a page's beginning."""
+
+    def __init__(self, path: Path) -> None:
+        self.file: BinaryIO = path.open("wb")
+        self.places: dict[str, tuple[int, list[int]]] = {}  # offset in bytes and shape
+
+    def write(self, name: str, array: np.ndarray[Any, Any]) -> int:
+        """Append an array -> where it begins."""
+        self.file.seek(-self.file.tell() % PAGE, 1)
+        place = self.file.tell()
+        self.file.write(np.ascontiguousarray(array).data)
+        self.places[name] = (place, list(array.shape))
+        return place
+
+    def close(self) -> None:
+        self.file.close()

@@ -1,0 +1,134 @@
+"""What drafts and target runs take by how many guesses there are, measured on the spot with the wall clock."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median_low
+
+from outrider.drafters.prices import Ladder
+from outrider.theory import Costs
+
+_MEMORY = 16
+"""Of each number of guesses so many steps count, the latest."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long the parts of a step took."""
+
+    width: int  # tokens per row in the target's run; 1 where all runs are of one width
+    seconds: float  # all but the draft
+    drafting: float | None = None  # None: nobody was asked, or it cannot be told apart and is in ``seconds``
+    guesses: int = 0  # that drafting gave, and took time for
+
+
+@dataclass
+class Clock:
+    """The costs of steps as they were timed, from what is declared to what is seen.
+
+    Runs are told apart by width and drafts by the guesses made, because drafters stop where they like. A step during
+    which the machine was busy elsewhere is an outlier to a median; where there are too few for one, it counts for
+    three times what was expected at most, and is forgotten in time: who avoids a width for it would see no other.
+    """
+
+    declared: Costs
+    limit: int  # the most guesses of a step
+    steps: int = 0
+    since_plain: int = 0  # steps since one whose run had a single token
+    drafted: bool = False
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False, compare=False)  # calls share a clock
+
+    def __post_init__(self) -> None:
+        numbers = range(self.limit + 1)
+        self.runs = _Curve([0.0, *(self.declared.run(guesses + 1) for guesses in numbers)])
+        self.drafts = _Curve([self.declared.drafts(guesses) for guesses in numbers])
+
+    def add(self, step: Timing) -> None:
+        with self._lock:
+            self._add(step)
+
+    def _add(self, step: Timing) -> None:
+        self.steps += 1
+        if self.steps == 1 or step.seconds <= 0 or (step.drafting is not None and step.drafting < 0):
+            return  # the first step of a shape warms up; a process that was stopped may see clocks run backwards
+        self.since_plain = 0 if step.width == 1 else self.since_plain + 1
+        self.runs.add(step.width, step.seconds)
+        if step.drafting is not None and (self.drafted or step.guesses == 0):
+            self.drafts.add(step.guesses, step.drafting)
+        self.drafted = self.drafted or step.guesses > 0  # the first draft of all makes the drafter ready
+        if self.steps % 256 == 0:
+            self.runs.forget()
+            self.drafts.forget()
+
+    @property
+    def wants_plain(self) -> bool:
+        """A few plain runs at first, then one in sixty-four, so that others can be compared with them."""
+        return self.since_plain > 0 and (len(self.runs.seen.get(1, ())) < 2 or self.since_plain >= 64)
+
+    @property
+    def tells_more(self) -> bool:
+        """Whether to look again: after every step while little is known, later now and then."""
+        return self.steps < 32 or self.steps % 8 == 0
+
+    def ladder(self) -> Ladder:
+        """In units of a plain run."""
+        with self._lock:
+            runs = self.runs.table(range(1, self.limit + 2), 1.0)
+            drafts = self.drafts.table(range(self.limit + 1), runs[0])
+        return Ladder(tuple(t / runs[0] for t in runs), tuple(t / runs[0] for t in drafts))
+
+
+@dataclass
+class _Curve:
+    """Seconds by number: medians where it was seen, in between and beyond in the declared shape, never falling."""
+
+    declared: Sequence[float]  # in plain runs, by number
+    seen: dict[int, deque[float]] = field(default_factory=dict)
+
+    def add(self, number: int, seconds: float) -> None:
+        if self.seen and len(self.seen.get(number, ())) < 3:
+            expected = self._at(number, self._rising(), seconds)
+            seconds = min(seconds, 3 * expected) if expected > 0 else seconds
+        self.seen.setdefault(number, deque(maxlen=_MEMORY)).append(seconds)
+
+    def forget(self) -> None:
+        """What was seen once or twice and took more than twice what all others would let expect."""
+        known = {number: seconds for number, seconds in self.seen.items() if len(seconds) > 2}
+        if known:
+            knots = _Curve(self.declared, known)._rising()
+            self.seen = {n: s for n, s in self.seen.items() if n in known or min(s) <= 2 * self._at(n, knots, 0.0)}
+
+    def table(self, numbers: range, unit: float) -> list[float]:
+        """For these numbers; ``unit``: seconds of a plain run, where nothing else tells."""
+        knots = self._rising()
+        return [self._at(number, knots, unit) for number in numbers]
+
+    def _at(self, number: int, knots: list[tuple[int, float]], unit: float) -> float:
+        shape = self.declared
+        if not knots:
+            return shape[number] * unit
+        right = next((k for k, (x, _) in enumerate(knots) if x >= number), len(knots))
+        if right in (0, len(knots)):  # beyond: in proportion, or from nothing in declared steps
+            known, value = knots[min(right, len(knots) - 1)]
+            if known == 0:  # what asking takes says nothing of what guesses do
+                return value + (shape[number] - shape[0]) * unit
+            return value * shape[number] / shape[known] if shape[known] > 0 else value + shape[number] * unit
+        (a, low), (b, high) = knots[right - 1], knots[right]
+        rise = shape[b] - shape[a]
+        share = (shape[number] - shape[a]) / rise if rise > 0 else (number - a) / (b - a)
+        return low + share * (high - low)
+
+    def _rising(self) -> list[tuple[int, float]]:
+        """The medians by number; where one is below its forerunner, both are the mean of the two (and so on)."""
+        pools: list[tuple[float, float, list[int]]] = []  # weight, mean, numbers
+        for number in sorted(self.seen):
+            weight, mean, numbers = float(len(self.seen[number])), median_low(self.seen[number]), [number]
+            while pools and pools[-1][1] > mean:
+                before, other, others = pools.pop()
+                mean = (before * other + weight * mean) / (before + weight)
+                weight, numbers = before + weight, [*others, *numbers]
+            pools.append((weight, mean, numbers))
+        return [(number, mean) for _, mean, numbers in pools for number in numbers]

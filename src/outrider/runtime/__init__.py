@@ -1,0 +1,1 @@
+"""The machine under the library: CPU facts, threads, clocks, files, the cache directory, the garbage collector."""

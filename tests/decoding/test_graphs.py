@@ -1,0 +1,348 @@
+"""A step that is to be replayed: the same tokens as the eager one, and nothing in it that a graph cannot hold."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from helpers import wrapped
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from outrider.core import top_p
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape
+from outrider.core.sampling import Sampling
+from outrider.core.verification.block import block_coupling
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.lenient import lenient
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.decoding.capture.checks import NotRecordable, Questions
+from outrider.decoding.capture.graphs import Recorder
+from outrider.decoding.step_runner import Rule, Stepper
+from outrider.drafters import (
+    Cascade,
+    Copying,
+    Fallback,
+    Mixture,
+    ModelDrafter,
+    Ngram,
+    NgramTable,
+    Nothing,
+    Standardised,
+    Uniform,
+)
+from outrider.drafters.base import ContextSession
+from outrider.drafters.head_layers import Head, HeadConfig
+from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.recorded import Recorded
+from outrider.errors import DeviceError
+
+SHAPE = Shape(capacity=256, width=5, source_capacity=64, chunk=8)
+GREEDY = Rule(gumbel_coupling, Sampling())
+RULES = {
+    "greedy": GREEDY,
+    "gumbel": Rule(gumbel_coupling, Sampling(1.0)),
+    "maximal": Rule(maximal_coupling, Sampling(1.0)),
+    "filtered": Rule(maximal_coupling, Sampling(0.8, top_k=40, top_p=0.9, min_p=0.01)),
+    "block": Rule(block_coupling, Sampling(1.0)),
+    "lenient": Rule(lenient(0.5), Sampling(1.0)),
+    "ends late": Rule(gumbel_coupling, Sampling(1.0, min_tokens=6, withheld={4: -torch.inf, 5: -torch.inf})),
+    "penalised": Rule(
+        gumbel_coupling, Sampling(0.7, repetition_penalty=1.2, frequency_penalty=0.5, logit_bias={5: 2.0})
+    ),
+}
+
+
+class _Liar(ContextSession):
+    """Guesses what it has read off the device."""
+
+    recordable = True
+
+    def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: torch.Tensor) -> Draft:
+        guess = int(self.context.lengths.max()) % self.vocab_size
+        return Draft(torch.full_like(at[:, :gamma], guess), None, torch.ones_like(at[:, :gamma], dtype=torch.bool))
+
+
+class _Drafter:
+    def __init__(self, kind: type[ContextSession]) -> None:
+        self.kind, self.name = kind, kind.__name__
+
+    def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
+        return self.kind(rows, shape, target)  # type: ignore[return-value]
+
+
+class _Unmarked(_Liar):
+    recordable = False
+
+
+def head() -> HeadDrafter:
+    torch.manual_seed(3)
+    config = HeadConfig("feature", 32, 64, 1, layers=(1, -1), heads=(4, 2), gamma=3)
+    return HeadDrafter(Head(config), torch.arange(0, tiny.VOCAB, 2), floor=0.0)  # a floor asks, on a CPU
+
+
+def drafter(name: str, family: str = "llama") -> Drafter:
+    text = torch.arange(200).remainder(tiny.VOCAB)
+    made: dict[str, Callable[[], Drafter]] = {
+        "other": lambda: ModelDrafter(wrapped(family, seed=1)),
+        "self": lambda: ModelDrafter(wrapped(family)),
+        "none": Nothing,
+        "copy": Copying,
+        "uniform": Uniform,
+        "ngram": Ngram,
+        "table": lambda: Ngram(NgramTable.fit([text.tolist()], tiny.VOCAB, order=3)),
+        "recorded": lambda: Recorded(text.expand(2, -1), 0.3),
+        "standardised": lambda: Standardised(ModelDrafter(wrapped(family, seed=1)), temperature=0.5),
+        "head": head,
+        "fallback": lambda: Fallback(Copying(), head()),
+        "mixture": lambda: Mixture(Copying(), head()),
+        "cascade": lambda: Cascade(Copying(), ModelDrafter(wrapped(family, seed=1))),
+        "liar": lambda: _Drafter(_Liar),
+        "unmarked": lambda: _Drafter(_Unmarked),
+    }
+    return made[name]()
+
+
+def stepper(name: str, family: str = "llama", graphs: bool = True) -> Stepper:
+    made = Stepper((wrapped(family), drafter(name, family)), 2, SHAPE, graphs)
+    if name == "fallback":
+        made.drafter.session.asks = False  # type: ignore[union-attr]  # as on a GPU
+    if name == "mixture":
+        made.drafter.session.on_cpu = False  # type: ignore[union-attr]
+    for row, prompt in enumerate(([3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [9])):
+        source = (4, 5, 6) if family in tiny.ENCODER_DECODER else None
+        made.target.admit(row, prompt, source)
+        made.drafter.admit(row, prompt, source)
+        made.seeds[row] = row
+    return made
+
+
+def steps(made: Stepper, rule: Rule, gammas: list[int]) -> list[list[int]]:
+    found: list[list[int]] = [[], []]
+    for gamma in gammas:
+        host = made.launch(rule, gamma).read()
+        for row in range(2):
+            found[row] += host.row(row)[0]
+    assert made.drafter.error is None
+    return found
+
+
+@pytest.fixture(autouse=True)
+def ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: top-p there asks nothing either."""
+    monkeypatch.setattr(top_p, "asks", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("other", r) for r in ("greedy", "gumbel", "maximal", "filtered", "penalised", "block", "lenient")]
+    + [("self", "greedy"), ("self", "maximal"), ("standardised", "maximal"), ("none", "gumbel"), ("copy", "greedy")]
+    + [("copy", "penalised"), ("recorded", "gumbel"), ("ngram", "maximal"), ("table", "maximal")]
+    + [("fallback", "greedy"), ("mixture", "greedy"), ("mixture", "maximal"), ("head", "maximal"), ("head", "greedy")],
+)
+def test_replayed_steps_give_the_eager_tokens(name: str, rule: str) -> None:
+    """Through one recording only: a second one would mean that the shapes were not constant."""
+    replayed = stepper(name)
+    assert steps(replayed, RULES[rule], [4] * 7) == steps(stepper(name, graphs=False), RULES[rule], [4] * 7)
+    assert replayed._recorder is not None and replayed._recorder.recorded == 1
+
+
+@pytest.mark.parametrize("name", ["other", "self", "copy"])
+def test_gamma_may_change_from_step_to_step(name: str) -> None:
+    """After a step without guesses a draft model has more to catch up with: that is another recording."""
+    gammas = [4, 4, 0, 4, 2, 0, 0, 3, 4]
+    assert steps(stepper(name), GREEDY, gammas) == steps(stepper(name, graphs=False), GREEDY, gammas)
+
+
+def test_rows_come_and_go_without_a_new_recording() -> None:
+    made, eager = stepper("other"), stepper("other", graphs=False)
+    for one in (made, eager):
+        steps(one, GREEDY, [4, 4])
+        one.target.release(1)
+        one.drafter.release(1)
+        steps(one, GREEDY, [4])
+        for session in (one.target, one.drafter):
+            session.admit(1, [20, 21, 22])
+    assert steps(made, GREEDY, [4] * 4) == steps(eager, GREEDY, [4] * 4)
+    assert made._recorder is not None and made._recorder.recorded == 1
+
+
+def test_selected_rows_are_recorded_anew() -> None:
+    """The buffers are others after a selection; a graph that still wrote to the old ones would be silently wrong."""
+    made, eager = stepper("self"), stepper("self", graphs=False)
+    for one in (made, eager):
+        steps(one, GREEDY, [4, 4])
+        for session in (one.target, one.drafter):
+            session.select(torch.tensor([1, 0]))
+    assert steps(made, GREEDY, [4] * 3) == steps(eager, GREEDY, [4] * 3)
+
+
+def test_recording_leaves_no_trace_in_the_state() -> None:
+    """Warming up runs steps for real; what they did is undone before the first replay counts."""
+    made = stepper("self")
+    recorder = Recorder(made.target, made.drafter)
+    before = [tensor.clone() for tensor in recorder.state()]
+    recorder._record("step", lambda: made._step_table(GREEDY, Noise(made.seeds), 4), len(recorder.sessions))
+    assert all(torch.equal(a, b) for a, b in zip(before, recorder.state(), strict=True))
+
+
+def assert_recordable(made: Stepper, rule: Rule, gamma: int = 4) -> None:
+    noise = Noise(made.seeds)
+    made._step_table(rule, noise, gamma)  # what is lazy happens here, as in a warm-up
+    with Questions(made.target.device, constants=True):
+        made._step_table(rule, noise, gamma)
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_every_family_asks_nothing_of_the_device(family: str) -> None:
+    assert_recordable(stepper("other", family), RULES["maximal"])
+
+
+@pytest.mark.parametrize("rule", ["filtered", "penalised", "block"])
+@pytest.mark.parametrize("name", ["none", "copy", "uniform", "recorded", "ngram", "table", "mixture", "head"])
+def test_every_rule_and_drafter_asks_nothing_of_the_device(name: str, rule: str) -> None:
+    assert_recordable(stepper(name), RULES[rule])
+
+
+def test_the_watch_sees_a_question() -> None:
+    """A draft model that does not know whether its own guesses are verified asks how far behind it is."""
+    made = stepper("other")
+    made.drafter.session.sole = False  # type: ignore[union-attr]
+    with pytest.raises(NotRecordable, match="_local_scalar_dense"):
+        assert_recordable(made, GREEDY)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: torch.equal(x, x),
+        lambda x: torch.tensor([1, 2]) + 1,
+    ],
+)
+def test_the_watch_sees_every_kind_of_question(question: Callable[[torch.Tensor], object]) -> None:
+    x = torch.arange(3)
+    with pytest.raises(NotRecordable), Questions(x.device, constants=True):
+        question(x)
+
+
+def test_plain_steps_of_a_draft_model_are_one_recording() -> None:
+    """A planner that stops guessing leaves a draft model ever further behind: that must not mean ever new graphs."""
+    made, eager = stepper("other"), stepper("other", graphs=False)
+    gammas = [3, 0, 0, 0, 0, 0, 3, 3]
+    assert steps(made, GREEDY, gammas) == steps(eager, GREEDY, gammas)
+    assert made._recorder is not None and made._recorder.recorded == 2
+
+
+@pytest.mark.parametrize("name", ["cascade", "unmarked"])
+def test_what_cannot_be_recorded_runs_eagerly_and_says_so_once(name: str) -> None:
+    """Catches a warm-up that leaves a session ahead of the text, and a warning in every step."""
+    made = stepper(name)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = steps(made, GREEDY, [3] * 5)
+    assert found == steps(stepper(name, graphs=False), GREEDY, [3] * 5)
+    assert [str(w.message).split(":")[0] for w in said] == [
+        "steps cannot be replayed as CUDA graphs and run one by one, with the same text"
+    ]
+
+
+def test_a_question_found_while_recording_leaves_no_trace() -> None:
+    """A drafter that says it can be recorded and cannot: the steps tried are undone, and the text is the same."""
+    made, eager = stepper("liar"), stepper("liar", graphs=False)
+    with pytest.warns(UserWarning, match="asks the device"):
+        found = steps(made, RULES["gumbel"], [3] * 5)
+    assert found == steps(eager, RULES["gumbel"], [3] * 5)
+
+
+def test_processors_run_eagerly() -> None:
+    """A processor is called row by row with the tokens so far: no graph can hold that, and no error is raised."""
+    rule = Rule(gumbel_coupling, Sampling(processors=(lambda ids, scores: scores,)))
+    made = stepper("other")
+    assert steps(made, rule, [4] * 3) == steps(stepper("other", graphs=False), GREEDY, [4] * 3)
+    assert made._recorder is None
+
+
+class _Additions(TorchDispatchMode):  # type: ignore[misc]
+    """Remembers, weakly, the token ids that biases are added to."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[weakref.ref[torch.Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "index_add" in str(func):
+            self.seen.append(weakref.ref(args[2]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["none", "standardised"])
+def test_a_recording_keeps_the_biases_it_reads(name: str) -> None:
+    """They were kept for the last 64 biases only: then a recorded step read memory that had become somebody else's."""
+
+    def biased(token: int) -> Rule:
+        return Rule(maximal_coupling, Sampling(1.0, logit_bias={token: 100.0}))
+
+    made = stepper(name)
+    with _Additions() as additions:
+        made.launch(biased(5), 2).read()
+    assert additions.seen
+    other = stepper(name)
+    for token in range(6, 6 + 80):
+        other.launch(biased(token % tiny.VOCAB), 2, None).read()
+        if token % 16 == 0:
+            other = stepper(name)  # recordings of its own
+    gc.collect()
+    assert all(tensor() is not None for tensor in additions.seen)
+    del made
+    gc.collect()
+    assert not any(tensor() is not None for tensor in additions.seen), "kept for longer than anybody reads them"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "match"),
+    [
+        (torch.cuda.OutOfMemoryError("full"), DeviceError, "fewer slots, a smaller max_new_tokens, or graphs=False"),
+        (RuntimeError("operation not permitted when stream is capturing"), NotRecordable, "not permitted"),
+    ],
+)
+def test_a_capture_that_fails(
+    error: Exception, kind: type[Exception], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory is an error with a remedy; anything else sends the step back to run eagerly."""
+
+    @contextmanager
+    def capturing(*ignored: object, **also: object) -> Iterator[None]:
+        yield
+
+    def step() -> torch.Tensor:
+        raise error
+
+    made = stepper("none")
+    recorder = Recorder(made.target, made.drafter)
+    for name, stand_in in {"graph_pool_handle": int, "CUDAGraph": object, "graph": capturing}.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(Recorder, "_stream", lambda self: None)
+    with pytest.raises(kind, match=match):
+        recorder._capture(step, torch.zeros(1))
+
+
+def test_a_capture_that_fails_leaves_the_text_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Recorder, *ignored: object) -> None:
+        raise NotRecordable("the driver says no")
+
+    monkeypatch.setattr(Recorder, "_record", refuse)
+    made = stepper("other")
+    with pytest.warns(UserWarning, match="one by one, with the same text: the driver says no"):
+        found = steps(made, GREEDY, [3] * 5)
+    assert found == steps(stepper("other", graphs=False), GREEDY, [3] * 5)

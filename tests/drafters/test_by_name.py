@@ -1,0 +1,85 @@
+"""What ``draft=`` says, as a chain: which drafter stands where, and what is refused with a remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import library
+import pytest
+import torch
+
+import outrider
+from outrider.drafters import Cascade, Copying, ModelDrafter
+from outrider.drafters.heads import CONFIG, Head, HeadConfig, HeadDrafter
+from outrider.errors import BadOption
+from outrider.models.hub.loading import load
+from outrider.models.transformers import trimmed
+from outrider.training import student_models
+
+PROMPT = "the quick brown fox the quick"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, another model of its kind, and two trained drafts: a model with few tokens, and a head."""
+    root = tmp_path_factory.mktemp("chain")
+    library.save_llama(root / "target")
+    library.save_llama(root / "other", seed=1)
+    target = load(str(root / "target"), "cpu", "float32").model
+    tokens = torch.arange(3, 200)
+    draft = student_models.build(student_models.Size.parse("16x32x1x2"), tokens, target)
+    trimmed.save(draft, tokens, root / "small", {})
+    (root / "head").mkdir()
+    HeadDrafter(Head(HeadConfig("feature", 32, 16, 1)), tokens).save(root / "head")
+    (root / "head" / CONFIG).write_text(
+        json.dumps({"kind": "feature", "hidden_size": 32, "inner_size": 16, "blocks": 1})
+    )
+    return root
+
+
+@pytest.mark.parametrize(
+    ("draft", "name", "depth"),
+    [
+        ("copy>{}/other", "copy>{}/other", 1),
+        ("ngram>>{}/small", "ngram>>small", 1),
+        ("auto>{}/small", "copy+ngram>small", 1),
+        ("copy>{}/small>{}/other", "copy>small>{}/other", 2),
+    ],
+)
+def test_chains(folders: Path, draft: str, name: str, depth: int) -> None:
+    """Catches a chain read from the wrong end, and text that changes because of one."""
+    llm = outrider.load(str(folders / "target"), draft.replace("{}", str(folders)))
+    assert llm.drafter.name == name.replace("{}", str(folders))
+    out = llm.generate([PROMPT, "a"], max_new_tokens=12)
+    plain = outrider.LLM(llm.target, outrider.Nothing()).generate([PROMPT, "a"], max_new_tokens=12)
+    assert [o.tokens for o in out] == [p.tokens for p in plain]
+    assert out[0].stats.drafter_error is None
+    assert len(out[0].stats.levels) == depth and out[0].stats.levels[0].runs > 0
+    assert len(out[0].to_json()["stats"]["levels"]) == depth
+
+
+def test_objects() -> None:
+    """Catches arguments in the wrong order, which would draft with the target's size of model for a table."""
+    with pytest.raises(BadOption, match="middle must be a ModelDrafter"):
+        Cascade(Copying(), Copying())  # type: ignore[arg-type]
+    with pytest.raises(BadOption, match="guesses must be at least 1"):
+        Cascade(Copying(), ModelDrafter(None), guesses=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("draft", "says"),
+    [
+        (">copy", "is not a chain"),
+        ("x>copy", "cannot check guesses"),  # a name of one letter was "not a chain"
+        ("copy>", "is not a chain"),
+        ("copy>>>x", "is not a chain"),
+        ("ngram>copy", "cannot check guesses"),
+        ("copy>{}/head", "cannot run by itself"),
+        ("cpoy", "did you mean 'copy'"),  # it was looked for on the hub, and no drafter was named
+    ],
+)
+def test_refusals(folders: Path, draft: str, says: str) -> None:
+    """Catches a chain that would fail later, or be read as something else."""
+    with pytest.raises(BadOption, match=says):
+        outrider.load(str(folders / "target"), draft.replace("{}", str(folders)))

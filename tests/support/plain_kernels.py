@@ -1,0 +1,121 @@
+"""What each kernel of ``outrider.kernels.triton`` computes, in a few lines of torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROWS = ("rms_norm", "add_rms_norm", "silu_gate", "rotate_and_store")
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (scaled.to(x.dtype).float() * weight.float()).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total = x + delta
+    return total, rms_norm(total, weight, eps)
+
+
+def silu_gate(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    return torch.nn.functional.silu(gate.float()).to(x.dtype) * up
+
+
+def rotate_and_store(
+    qkv: Tensor, turn: tuple[Tensor, Tensor], positions: Tensor, keys: Tensor, values: Tensor
+) -> Tensor:
+    rows, width = positions.shape
+    heads, size = keys.shape[1], keys.shape[3]
+    cos, sin = (t.expand(rows, width, size)[:, :, None] for t in turn)
+    split = qkv.reshape(rows, width, -1, size)
+    turning, value = split[:, :, :-heads], split[:, :, -heads:]
+    low, high = turning.chunk(2, -1)
+    turned = turning * cos + torch.cat([-high, low], -1) * sin
+    place = torch.arange(rows, device=positions.device)[:, None]
+    keys[place, :, positions] = turned[:, :, -heads:].to(keys.dtype)
+    values[place, :, positions] = value.to(values.dtype)
+    return turned[:, :, :-heads].contiguous()
+
+
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float, window: int | None = None
+) -> Tensor:
+    rows, width, q_heads, size = queries.shape
+    key, value = (x.repeat_interleave(q_heads // keys.shape[1], 1).float() for x in (keys, values))
+    place = torch.arange(keys.shape[2], device=keys.device)
+    at = positions[:, None, :, None]
+    visible = (place <= at) & (place > at - (window or keys.shape[2] + 1))
+    score = queries.transpose(1, 2).float() @ key.transpose(2, 3) * scale
+    share = score.masked_fill(~visible, -torch.inf).softmax(-1)
+    return (share @ value).transpose(1, 2).reshape(rows, width, q_heads * size).to(queries.dtype)
+
+
+PRODUCT = ("product", "join")
+
+
+def product(
+    x: Tensor, weight: Tensor, norm: tuple[Tensor, float] | None = None, gate: bool = False, plus: Tensor | None = None
+) -> Tensor:
+    wide = (
+        x.float() if norm is None else torch.nn.functional.rms_norm(x.float(), x.shape[-1:], norm[0].float(), norm[1])
+    )
+    y = wide @ weight.float().t()
+    if gate:
+        first, second = y.chunk(2, -1)
+        y = torch.nn.functional.silu(first) * second
+    return (y if plus is None else y + plus.float()).to(x.dtype)
+
+
+def join(
+    both: tuple[Tensor, Tensor],
+    gains: tuple[Tensor, Tensor],
+    eps: float,
+    weight: Tensor,
+    plus: Tensor,
+    chosen: Tensor | None = None,
+) -> Tensor:
+    second = both[1] if chosen is None else both[1][chosen]
+    normed = [
+        torch.nn.functional.rms_norm(x.float(), x.shape[-1:], gain.float(), eps)
+        for x, gain in zip((both[0], second), gains, strict=True)
+    ]
+    return (plus.float() + torch.cat(normed, -1) @ weight.float().t()).to(plus.dtype)
+
+
+HEAD = ("turn_and_store", "look_back", "likeliest")
+
+
+def turn_and_store(
+    qkv: Tensor, speed: Tensor, positions: Tensor, buffers: tuple[Tensor, Tensor], rows: Tensor | None
+) -> Tensor:
+    count, width, _ = qkv.shape
+    k_heads = buffers[0].shape[1]
+    split = qkv.reshape(count, width, -1, 2 * speed.shape[0])  # [R, T, H + 2 Hk, D]
+    angle = positions[:, :, None, None].float() * speed
+    low, high = split[:, :, :-k_heads].float().chunk(2, -1)
+    both = torch.cat([low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()], -1)
+    both = both.to(qkv.dtype)
+    rows = torch.arange(count, device=qkv.device) if rows is None else rows
+    buffers[0][rows[:, None], :, positions] = both[:, :, -k_heads:]
+    buffers[1][rows[:, None], :, positions] = split[:, :, -k_heads:]
+    return both[:, :, :-k_heads]
+
+
+def look_back(query: Tensor, buffers: tuple[Tensor, Tensor], own: int, positions: Tensor, window: int) -> Tensor:
+    rows, _, heads, size = query.shape
+    groups = heads // buffers[0].shape[1]
+    found = []
+    for row in range(rows):
+        last = int(positions[row])
+        seen = slice(max(0, last - own - window + 1), last + 1)
+        keys, values = (part[row, :, seen].repeat_interleave(groups, 0).float() for part in buffers)
+        weights = (query[row].transpose(0, 1).float() @ keys.transpose(-1, -2) * size**-0.5).softmax(-1)
+        found.append((weights @ values).reshape(1, heads * size))
+    return torch.stack(found).to(query.dtype)
+
+
+def likeliest(logits: Tensor, tokens: Tensor) -> Tensor:
+    return tokens[logits.argmax(-1)]
