@@ -24,7 +24,11 @@ LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml", 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page for every file outside ``docs`` that a page, or such a file in turn, links to."""
-    waiting = [(f"docs/{f.src_uri}", Path(f.abs_src_path).read_text(encoding="utf-8")) for f in files.documentation_pages() if f.abs_src_path]
+    waiting = [
+        (f"docs/{f.src_uri}", Path(f.abs_src_path).read_text(encoding="utf-8"))
+        for f in files.documentation_pages()
+        if f.abs_src_path
+    ]
     waiting += [(name, "") for name in ("CHANGELOG.md", "CONTRIBUTING.md")]
     done: set[str] = set()
     while waiting:
@@ -42,7 +46,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn links by place in the repository into links by place in the site."""
     own = page.file.src_uri
-    name = next((n for n in (own.removeprefix("files/"), own.removeprefix("files/").removesuffix(".md")) if own.startswith("files/") and (ROOT / n).exists()), f"docs/{own}")
+    name = next(
+        (
+            n
+            for n in (own.removeprefix("files/"), own.removeprefix("files/").removesuffix(".md"))
+            if own.startswith("files/") and (ROOT / n).exists()
+        ),
+        f"docs/{own}",
+    )
     return _outside_code(markdown, lambda text: LINK.sub(lambda m: _turned(name, own, m[1]) + m[2], text))
 
 
@@ -84,7 +95,7 @@ def _page(name: str) -> str:
     if place.suffix == ".md":
         return text
     language = LANGUAGES.get(place.suffix) or LANGUAGES.get(place.name, "text")
-    return f"# {name}\n\n````{language} linenums=\"1\"\n{text.rstrip()}\n````\n"
+    return f'# {name}\n\n````{language} linenums="1"\n{text.rstrip()}\n````\n'
 
 
 def _outside_code(text: str, change) -> str:  # type: ignore[no-untyped-def]
