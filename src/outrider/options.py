@@ -178,6 +178,12 @@ class Options:
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The call's own, where it names any."""
+        given = () if self.eos is None else self.eos
+        return frozenset([given] if isinstance(given, int) else given)
+
     def sampling(self, default_penalty: float = 1.0, constraints: Sequence[Any] = ()) -> Sampling:
         return Sampling(
             temperature=self.temperature,

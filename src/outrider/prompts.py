@@ -34,7 +34,7 @@ def token_ids(prompt: Any, tokenizer: Any) -> list[int]:
         return list(tokenizer.encode(prompt))
     ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     require(
-        isinstance(ids, Sequence) and all(isinstance(t, int) for t in ids),
+        isinstance(ids, Sequence) and all(isinstance(t, int) and not isinstance(t, bool) for t in ids),
         f"a prompt is a text or token ids, got {prompt!r}",
         PromptError,
     )
