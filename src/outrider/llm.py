@@ -24,13 +24,13 @@ from outrider.options import Options
 from outrider.output import Chunk, Output
 from outrider.planning.policies import Auto, chosen
 from outrider.prompts import named, render, several, token_ids
-from outrider.runtime.gc_pause import uncollected
+from outrider.runtime.gc_pause import gc_paused
 from outrider.trace import Trace
 
 Prompt = str | Sequence[int]
 
 
-@uncollected()
+@gc_paused()
 def load(
     target: str,
     draft: str | Drafter | None = "auto",

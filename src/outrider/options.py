@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from outrider.core.noise import row_seeds
 from outrider.core.sampling import Sampling
@@ -16,6 +16,13 @@ COUPLINGS = ("maximal", "gumbel", "block")
 GAMMAS = ("auto", "gradient")
 SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "coupling", "lenience", "seed")
 BEAMS_ONLY = ("length_penalty", "early_stopping", "num_return", "draft_beams")
+
+
+@runtime_checkable
+class GammaPolicy(Protocol):
+    """What ``gamma`` takes beside numbers and names: a policy, as in ``outrider.planning.policies``."""
+
+    def start(self, setting: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class Options:
 
         self._check_kinds()
         whole("max_new_tokens", 1)
-        if isinstance(self.gamma, str) or hasattr(self.gamma, "start"):
+        if isinstance(self.gamma, (str, GammaPolicy)):
             known = not isinstance(self.gamma, str) or self.gamma in GAMMAS
             require(known, f"gamma must be a whole number, {' or '.join(GAMMAS)}, or a policy, got {self.gamma!r}")
         elif self.gamma is not None:
