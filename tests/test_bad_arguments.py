@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import library
 import pytest
 
+import library
 import outrider
 
 

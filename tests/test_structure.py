@@ -22,7 +22,7 @@ MODULE = "modules of a transformers model, which differ from family to family"
 CALLABLE = "a caller's own callable, which may have no name"
 
 BORDERS: dict[str, tuple[str, set[str]]] = {
-    "core/sampling.py": (CALLABLE, {"__name__"}),
+    "core/processors.py": (CALLABLE, {"__name__"}),
     "decoding/stopping.py": (CALLABLE, {"__name__"}),
     "hf/keywords.py": ("a function or a bound method of transformers", {"__func__"}),
     "hf/lent.py": ("a transformers model with adapters", {"_hf_peft_config_loaded"}),
@@ -70,7 +70,6 @@ PRIVATE = {
 """Private names of the package that tests use, by folder of the tests. A folder that is not named uses none."""
 
 TOO_LONG = {
-    "src/outrider/core/sampling.py": 302,
     "src/outrider/drafters/head_sessions.py": 321,
     "src/outrider/models/transformers/model.py": 338,
     "src/outrider/theory.py": 302,
@@ -82,8 +81,8 @@ TOO_LONG = {
 }
 """Files that are longer than they may be, and the length each may have until it is split."""
 
-ALGORITHM = 87
-"""Lines of core/algorithm.py, which is read beside the paper. The aim is 80."""
+ALGORITHM = 80
+"""Lines of core/algorithm.py, which is read beside the paper."""
 
 CIRCLES: list[set[str]] = []
 """Files that import each other when the program runs."""
