@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from helpers import wrapped
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import tiny
+from helpers import wrapped
 from outrider.core import top_p
 from outrider.core.noise import Noise
 from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
-import plain_kernels
 import pytest
-import tiny
 import torch
 from torch import Tensor, nn
 
+import plain_kernels
+import tiny
 from outrider.core.protocols import Drafter, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling

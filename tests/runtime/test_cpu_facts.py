@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cpus
 import pytest
 import torch
 import transformers as tf
 
 import cpu_paths
+import cpus
 import outrider
 from outrider.drafters import compiled_row, narrow
 from outrider.errors import BadOption

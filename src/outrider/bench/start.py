@@ -56,7 +56,7 @@ def stage(name):
 
 stage("python")
 import importlib, outrider, outrider.runtime.gc_pause
-with outrider.runtime.gc_pause.uncollected():  # as outrider.load imports it
+with outrider.runtime.gc_pause.gc_paused():  # as outrider.load imports it
     import torch
 stage("torch")
 load = outrider.load

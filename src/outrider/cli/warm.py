@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -18,7 +18,7 @@ from outrider.runtime.cache_dir import cache_dir
 
 
 def warm(
-    target: Annotated[str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")],
+    target: common.TargetArgument,
     engine: common.Engine = "auto",
     weights: common.Weights = "full",
     dtype: common.Dtype = "auto",

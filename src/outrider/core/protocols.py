@@ -69,6 +69,17 @@ class Verifier:
         return noise if self.shares_noise else own.child("draft")
 
 
+class Scoring(Protocol):
+    """What a decoding step needs of the target's session."""
+
+    context: Context
+    vocab_size: int
+
+    def score(self, tail: Tensor) -> Tensor: ...
+
+    def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None: ...
+
+
 @runtime_checkable
 class Session(Protocol):
     """A batch of sequences on one model. Rollback and the off-by-one after full acceptance live here only."""

@@ -14,6 +14,7 @@ from outrider.core.algorithm import speculative_step
 from outrider.core.noise import Noise, Silence
 from outrider.core.protocols import Drafter, LanguageModel, Shape, Verifier
 from outrider.core.sampling import Sampling
+from outrider.core.timing import TimedTarget
 from outrider.decoding.capture.checks import NotRecordable
 from outrider.decoding.capture.graphs import Recorder
 from outrider.decoding.safe_drafter import Guarded
@@ -74,8 +75,11 @@ class Stepper:
         if replayed is not None:
             watch.lap("target")
             return Ticket(replayed)
-        step = speculative_step(self.target, self.drafter, rule.verifier, rule.sampling, noise, gamma, watch)
-        return Ticket(step)
+        timed = TimedTarget(self.target, watch)
+        step = speculative_step(timed, self.drafter, rule.verifier, rule.sampling, noise, gamma)
+        ticket = Ticket(step)
+        watch.lap("accept")
+        return ticket
 
     @property
     def ahead(self) -> bool:
@@ -121,9 +125,8 @@ class Stepper:
         )
 
     def _step_table(self, rule: Rule, noise: Noise, gamma: int) -> Tensor:
-        quiet = Stopwatch(_Anything())
         with self.drafter.unguarded():
-            step = speculative_step(self.target, self.drafter, rule.verifier, rule.sampling, noise, gamma, quiet)
+            step = speculative_step(self.target, self.drafter, rule.verifier, rule.sampling, noise, gamma)
         return table(step)
 
 

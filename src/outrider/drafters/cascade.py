@@ -20,6 +20,7 @@ from outrider.core.algorithm import Step, speculative_step
 from outrider.core.noise import Noise
 from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape, Source, declared_cost
 from outrider.core.sampling import Sampling
+from outrider.core.timing import TimedTarget
 from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.core.verification.maximal import accepted_prefix, maximal_coupling
 from outrider.drafters.model import FittedSession, ModelDrafter
@@ -92,6 +93,7 @@ class _CascadeSession:
         # The target's own noise asks for the token the middle model draws with it; matching finds that very token.
         verify = gumbel_coupling if sampling.greedy or noise.is_the_targets else maximal_coupling
         watch = Stopwatch(self.seconds)
+        timed = TimedTarget(self.middle, watch)
         probs: Tensor | None = None
         for number in range(gamma):
             wanting = context.active & (context.lengths < start + gamma)  # [B]
@@ -99,9 +101,10 @@ class _CascadeSession:
                 break
             offset = context.lengths - start  # [B]: guesses there are already
             asked = 0 if self.drafter.once and number > 0 else self.drafter.guesses
-            step = speculative_step(self.middle, self.lower, verify, sampling, noise, asked, watch)
+            step = speculative_step(timed, self.lower, verify, sampling, noise, asked)
+            watch.lap("accept")
             self._count(step, wanting)
-            sampling = sampling.only(step.healthy >= step.count)  # the last token of others was drawn from nothing
+            sampling = sampling.only(step.finite >= step.count)  # the last token of others was drawn from nothing
             if isinstance(step.p, Tensor) and not sampling.greedy:  # greedy guesses are point masses
                 probs = step.p.new_zeros((context.rows, gamma + 1, step.p.shape[-1])) if probs is None else probs
                 _put(probs, step.p, offset)
