@@ -24,6 +24,7 @@ JOBS = {
     "training": "outrider distill",
     "report": "tables and pictures",
     "llm": "load, generate, stream, chat",
+    "call": "one call, compiled once",
     "hf": "inside transformers' generate",
     "output": "what a call returns",
     "prompts": "texts and messages to token ids",
@@ -46,7 +47,7 @@ JOBS = {
 
 COLOURS = {
     "cli": "#dbe9fb", "certificate": "#dbe9fb", "bench": "#dbe9fb", "training": "#dbe9fb", "report": "#dbe9fb",
-    "llm": "#cfe8d5", "hf": "#cfe8d5", "beam": "#fbe3c4", "decoding": "#fbe3c4", "planning": "#fbe3c4",
+    "llm": "#cfe8d5", "call": "#cfe8d5", "hf": "#cfe8d5", "beam": "#fbe3c4", "decoding": "#fbe3c4", "planning": "#fbe3c4",
     "drafters": "#fbe3c4", "models": "#f6d5d5", "kernels": "#f6d5d5", "core": "#fff3b0",
 }  # fmt: skip
 """Tools, the public face, the decoding loop, what runs a model, the algorithm; everything else is grey."""
