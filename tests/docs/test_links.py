@@ -60,6 +60,14 @@ def test_links_say_the_name_of_their_file() -> None:
                 )
 
 
+def test_documents_named_in_sources_exist() -> None:
+    """Docstrings and errors send the reader to pages: a page that moves must not leave them behind."""
+    for folder in ("src", "tests", "recipes", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for named in re.findall(r"\bdocs/[\w./-]+\.(?:md|json|svg)\b", text_of(path)):
+                assert path.parent.name == "docs" or (ROOT / named).exists(), f"{path.name}: there is no {named}"
+
+
 # --- the site ----------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from outrider.theory import Costs, interpolated, optimal_gamma, speedup
 
 LIMIT = 8
 ONNXRUNTIME = interpolated({1: 1.0, 2: 1.07, 4: 1.26, 5: 1.63, 9: 2.41})
-"""Runs by width on a CPU without bfloat16, as measured (docs/cpu.md)."""
+"""Runs by width on a CPU without bfloat16, as measured (docs/measured/cpu-runs.md)."""
 
 STEEPER = interpolated({1: 1.0, 2: 1.11, 3: 1.22, 4: 1.56, 5: 1.89, 9: 3.33})
 """An engine with quicker plain runs."""

@@ -3,7 +3,7 @@
 torch counts the cores of the machine; a container or a quota may grant fewer, and threads beyond that only take turns.
 The threads of one operation wait for each other hundreds of times in a decoding step. By default they spin while they
 wait, for milliseconds: on a core that somebody else needs, too, everything then waits for a thread that does nothing.
-Here they spin briefly and then sleep (docs/cpu.md has what each policy was measured to cost).
+Here they spin briefly and then sleep (docs/measured/threads.md has what each policy costs).
 
 Nothing here imports torch before it is asked to set something.
 """
