@@ -1,107 +1,93 @@
-"""MkDocs hook: pages may link to any file of the repository, as they do on a code host.
+"""Lay the documentation out for the site generator: docs, and a page for every file of the repository they link to.
 
-A link that leaves ``docs`` (to a source file, a test, a recipe, the changelog) gets a page of its own below ``files/``:
-Markdown as it is, code with line numbers, a folder as a list. So the site is complete by itself, and a link to a file
-that is not there fails the build (``make docs`` is strict).
+    python .ci/docs_site.py build/docs
+
+Pages link to sources, tests and recipes by their place in the repository, as a code host shows them. A site has only
+pages: so a file outside ``docs`` that a page links to becomes one below ``files/`` (Markdown as it is, code with line
+numbers, a folder as a list), and links are turned to it. A link that leads nowhere is an error.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import unquote
-
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"(?<=\]\()(?!https?://|mailto:|#)([^)\s#]+)((?:#[^)\s]*)?)(?=\))")
-FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml", "Makefile": "make", ".txt": "text"}
+ALWAYS = ("CHANGELOG.md", "CONTRIBUTING.md")
+"""Files outside ``docs`` that the site's navigation names."""
+
+LINK = re.compile(r"(?<=\]\()(?!https?://|mailto:|#)([^)\s#]+)(?=(?:#[^)\s]*)?\))")
+FENCED = re.compile(r"^(```+).*?^\1$", re.MULTILINE | re.DOTALL)
+INFO = re.compile(r"^```(\w+) (?:quote|file)=(\S+)$", re.MULTILINE)
+LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml"}
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for every file outside ``docs`` that a page, or such a file in turn, links to."""
-    waiting = [
-        (f"docs/{f.src_uri}", Path(f.abs_src_path).read_text(encoding="utf-8"))
-        for f in files.documentation_pages()
-        if f.abs_src_path
-    ]
-    waiting += [(name, "") for name in ("CHANGELOG.md", "CONTRIBUTING.md")]
+def lay_out(out: Path) -> int:
+    """Write every page below ``out`` -> how many."""
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", out)
+    waiting = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")] + list(ALWAYS)
     done: set[str] = set()
     while waiting:
-        name, text = waiting.pop()
-        if not name.startswith("docs/") and name not in done:
-            done.add(name)
-            text = _page(name)
-            files.append(File.generated(config, _uri(name), content=text))
-        for linked in _leaving(name, text):
-            if linked not in done and (ROOT / linked).exists():
-                waiting.append((linked, ""))
-    return files
+        name = waiting.pop()
+        if name in done:
+            continue
+        done.add(name)
+        text, linked = turned(name)
+        waiting += linked
+        target = out / page(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    return len(done)
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links by place in the repository into links by place in the site."""
-    own = page.file.src_uri
-    name = next(
-        (
-            n
-            for n in (own.removeprefix("files/"), own.removeprefix("files/").removesuffix(".md"))
-            if own.startswith("files/") and (ROOT / n).exists()
-        ),
-        f"docs/{own}",
-    )
-    return _outside_code(markdown, lambda text: LINK.sub(lambda m: _turned(name, own, m[1]) + m[2], text))
+def turned(name: str) -> tuple[str, list[str]]:
+    """The page of a file with links between pages, and the files outside ``docs`` that it links to."""
+    linked: list[str] = []
+
+    def turn(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), match[1]))
+        if target.startswith("..") or not (ROOT / target).exists():
+            raise SystemExit(f"{name}: {match[1]} leads nowhere")
+        if not target.startswith("docs/"):
+            linked.append(target)
+        return posixpath.relpath(page(target), posixpath.dirname(page(name)) or ".")
+
+    return INFO.sub(r'```\1 title="\2"', outside_code(content(name), lambda prose: LINK.sub(turn, prose))), linked
 
 
-def _turned(name: str, own: str, link: str) -> str:
-    target = _resolved(name, link)
-    if target is None or not (ROOT / target).exists():
-        return link  # MkDocs says that it leads nowhere
-    there = target.removeprefix("docs/") if target.startswith("docs/") else _uri(target)
-    return posixpath.relpath(there, posixpath.dirname(own) or ".")
-
-
-def _leaving(name: str, text: str) -> set[str]:
-    """The files outside ``docs`` that a page links to, by their place in the repository."""
-    found: set[str] = set()
-
-    def note(prose: str) -> str:
-        found.update(t for m in LINK.finditer(prose) if (t := _resolved(name, m[1])) and not t.startswith("docs/"))
-        return prose
-
-    _outside_code(text if text else _page(name), note)
-    return found
-
-
-def _resolved(name: str, link: str) -> str | None:
-    target = posixpath.normpath(posixpath.join(posixpath.dirname(name), unquote(link)))
-    return None if target.startswith("..") else target
-
-
-def _uri(name: str) -> str:
+def page(name: str) -> str:
+    """Where a file of the repository stands in the site."""
+    if name.startswith("docs/"):
+        return name.removeprefix("docs/")
     return f"files/{name}" if name.endswith(".md") else f"files/{name}.md"
 
 
-def _page(name: str) -> str:
-    place = ROOT / name
-    if place.is_dir():
-        inside = sorted(p.name for p in place.iterdir() if p.is_file() and not p.name.startswith("."))
-        return f"# {name}\n\n" + "\n".join(f"- [{n}]({posixpath.basename(name)}/{n})" for n in inside) + "\n"
-    text = place.read_text(encoding="utf-8")
-    if place.suffix == ".md":
+def content(name: str) -> str:
+    """A file as Markdown."""
+    path = ROOT / name
+    if path.is_dir():
+        inside = sorted(p.name for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+        return f"# {name}\n\n" + "\n".join(f"- [{file}]({path.name}/{file})" for file in inside) + "\n"
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
         return text
-    language = LANGUAGES.get(place.suffix) or LANGUAGES.get(place.name, "text")
-    return f'# {name}\n\n````{language} linenums="1"\n{text.rstrip()}\n````\n'
+    language = LANGUAGES.get(path.suffix, "text")
+    return f'# {name}\n\n`````{language} linenums="1"\n{text.rstrip()}\n`````\n'
 
 
-def _outside_code(text: str, change) -> str:  # type: ignore[no-untyped-def]
-    """Apply ``change`` to everything but fenced blocks."""
+def outside_code(text: str, change: Callable[[str], str]) -> str:
+    """The text with ``change`` made to everything but fenced blocks."""
     parts, last = [], 0
     for block in FENCED.finditer(text):
         parts += [change(text[last : block.start()]), block.group()]
         last = block.end()
     return "".join([*parts, change(text[last:])])
+
+
+if __name__ == "__main__":
+    print(f"{lay_out(Path(sys.argv[1]))} pages")
