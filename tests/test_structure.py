@@ -73,7 +73,6 @@ TOO_LONG = {
     "src/outrider/core/sampling.py": 302,
     "src/outrider/drafters/head_sessions.py": 321,
     "src/outrider/models/transformers/model.py": 338,
-    "src/outrider/theory.py": 302,
     "tests/decoding/test_graphs.py": 348,
     "tests/decoding/test_lanes.py": 323,
     "tests/models/test_engines.py": 305,
