@@ -37,11 +37,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with two models, ``target`` and ``draft``, of the same tokens."""
     import library  # a rented GPU has no tokenizers
 
-    root = tmp_path_factory.mktemp("pair")
+    root = tmp_path_factory.mktemp("models")
     library.save_llama(root / "target")
     library.save_llama(root / "draft", seed=1)
     return root

@@ -22,8 +22,8 @@ PROMPT = "the quick brown fox"
 
 
 @pytest.fixture(scope="module")
-def llm(pair: Path) -> outrider.LLM:
-    return outrider.load(str(pair / "target"), draft="auto", dtype="float32")
+def llm(two_models: Path) -> outrider.LLM:
+    return outrider.load(str(two_models / "target"), draft="auto", dtype="float32")
 
 
 @pytest.mark.parametrize("way", ["generate", "stream", "beams"])
@@ -83,8 +83,8 @@ def test_a_bad_prompt_of_a_list_is_named(llm: outrider.LLM, bad: Any, match: str
 
 
 @pytest.fixture(scope="module")
-def pair(pair: Path) -> outrider.LLM:
-    return outrider.load(str(pair / "target"), str(pair / "draft"), engine="torch")
+def pair(two_models: Path) -> outrider.LLM:
+    return outrider.load(str(two_models / "target"), str(two_models / "draft"), engine="torch")
 
 
 class Interrupting:
@@ -157,14 +157,14 @@ def test_a_stream_whose_reader_fails_or_leaves(pair: outrider.LLM, graphs: bool)
     assert llm.generate(PROMPT, **asked).tokens == expected
 
 
-def test_a_stream_left_early_still_says_why_its_drafter_failed(pair: Path) -> None:
+def test_a_stream_left_early_still_says_why_its_drafter_failed(two_models: Path) -> None:
     """The trace of an interrupted call said nothing of the drafter's error: it was noted at the end only."""
 
     class Broken(Copying):
         def start(self, rows: int, shape: Any, target: Any) -> Any:
             raise RuntimeError("no drafts today")
 
-    llm = outrider.load(str(pair / "target"), Broken(), engine="torch")
+    llm = outrider.load(str(two_models / "target"), Broken(), engine="torch")
     with pytest.warns(UserWarning, match="no drafts today"):
         stream: Any = llm.stream(PROMPT, max_new_tokens=20)
         chunk = next(stream)
