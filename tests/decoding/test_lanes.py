@@ -20,10 +20,8 @@ from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding import session_pool as lanes_module
-from outrider.decoding import step_result
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.session_pool import Lanes
-from outrider.decoding.step_result import Ticket
 from outrider.decoding.step_runner import Stepper
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, ModelDrafter
@@ -238,50 +236,6 @@ def test_a_gpu_that_fails_in_a_step_is_named(
     with pytest.raises(kind, match=match):
         texts(pool, Copying(), requests)
     assert len(pool._idle) == (kind is RuntimeError), "what is idle may hold the memory that is missing"
-
-
-def test_a_gpu_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No hang: after two minutes an error says where to look."""
-    asked = []
-
-    class Never:
-        def query(self) -> bool:
-            asked.append(1)
-            return False
-
-    ticket = Ticket(torch.zeros(1, 4))
-    ticket._event = Never()  # type: ignore[assignment]
-    monkeypatch.setattr(step_result, "PATIENCE", 0.02)
-    with pytest.raises(DeviceError, match="nvidia-smi"):
-        ticket.read()
-    assert len(asked) > 1
-
-
-def test_waiting_for_a_gpu_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of a second was asked after without a pause, which kept a core busy and other threads waiting."""
-
-    class Time:
-        now = slept = 0.0
-
-        def monotonic(self) -> float:
-            return self.now
-
-        def sleep(self, seconds: float) -> None:
-            self.now += seconds
-            self.slept += seconds
-
-    time = Time()
-
-    class Later:
-        def query(self) -> bool:
-            time.now += 1e-6
-            return time.now > 1.0
-
-    monkeypatch.setattr(step_result, "time", time)
-    ticket = Ticket(torch.zeros(1, 4))
-    ticket._event = Later()  # type: ignore[assignment]
-    assert ticket.read().rows == [[0.0] * 4]
-    assert time.slept > 0.9
 
 
 def test_a_stream_collected_in_the_middle_of_lending_is_no_deadlock(pool: Lanes) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import threading
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -30,13 +26,12 @@ pytest.importorskip("numba")
 
 from exactness.test_bits import Recording
 from models.test_lean import TEXT, scored
-from outrider.kernels.numba.thread_team import Crew
 from outrider.models.batch_invariance import bits_do_not_depend_on_width
 from outrider.models.engine import numba_engine
 from outrider.models.engine.model import EngineModel, EngineSession, Outline
 from outrider.models.engine.prepared import prepare
 
-pytestmark = pytest.mark.cpu_paths
+pytestmark = [pytest.mark.cpu_paths, pytest.mark.usefixtures("cache")]
 
 with_onnxruntime = pytest.mark.skipif(
     find_spec("onnxruntime") is None or find_spec("onnx") is None, reason="could not import 'onnxruntime'"
@@ -84,11 +79,6 @@ def _with_biases(model: Any) -> Any:
         if name.endswith("bias"):
             parameter.data = torch.randn(parameter.shape, generator=generator)
     return model
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
 
 
 def rounded(model: Any) -> Any:
@@ -184,49 +174,6 @@ def test_threads_that_share_an_engine(tmp_path: Path) -> None:
         for _ in range(5):
             for found, alone in zip(pool.map(logits, texts), expected, strict=True):
                 assert torch.equal(found, alone)
-
-
-@pytest.mark.usefixtures("three_threads")
-def test_helpers_outlive_a_bad_call_and_an_interrupted_caller(tmp_path: Path) -> None:
-    """Catches a crew that shrinks unnoticed, and helpers that write into memory that has been given back."""
-    crew = Crew(3)
-    done = threading.Barrier(3, timeout=20)
-    for _ in range(3):
-        with pytest.raises(ZeroDivisionError):
-            crew.run(lambda: 1 // 0, holding=None)
-    crew.run(done.wait, holding=None)  # only with all three does this end
-    held: Any = torch.zeros(3)
-    watch, gate = weakref.ref(held), threading.Event()
-
-    def interrupted() -> None:
-        if threading.current_thread() is threading.main_thread():
-            raise KeyboardInterrupt
-        gate.wait(20)
-
-    with pytest.raises(KeyboardInterrupt):
-        crew.run(interrupted, holding=held)
-    del held
-    assert watch() is not None, "helpers are still at it"
-    gate.set()
-    crew.run(done.wait, holding=None)
-    gc.collect()
-    assert watch() is None
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.usefixtures("three_threads")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_process_has_helpers_of_its_own() -> None:
-    """Catches calls piling up for threads that a child process does not have."""
-    crew = Crew(3)
-    child = os.fork()
-    if child == 0:
-        try:
-            crew.run(threading.Barrier(3, timeout=20).wait, holding=None)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("engine", ENGINES)

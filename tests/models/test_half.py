@@ -35,14 +35,9 @@ from outrider.models.engine.numba_weights import half_panels, in_half
 from outrider.models.engine.prepared import prepare
 from outrider.models.transformers.fingerprint import fingerprint
 
-pytestmark = pytest.mark.cpu_paths
+pytestmark = [pytest.mark.cpu_paths, pytest.mark.usefixtures("cache")]
 
 able = pytest.mark.skipif(not cpu.facts().computes_in_half, reason="this CPU does not compute in float16")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
 
 
 def in_float16(model: Any, folder: Path) -> EngineModel:

@@ -29,16 +29,7 @@ pytest.importorskip("onnx")
 from outrider.models.engine.prepared import RECORD, prepare
 from outrider.models.engine.weight_files import WEIGHTS
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return library.save_llama(tmp_path / "target")
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture

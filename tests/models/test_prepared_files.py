@@ -27,16 +27,7 @@ from outrider.models.engine.weight_files import WEIGHTS
 from outrider.models.hub.making import Space
 from outrider.models.hub.safetensors_files import INDEX
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return library.save_llama(tmp_path / "target")
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def _cut(file: Path) -> None:
