@@ -39,8 +39,7 @@ from outrider.drafters import (
     Uniform,
 )
 from outrider.drafters.base import ContextSession
-from outrider.drafters.head_layers import Head, HeadConfig
-from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.head import Head, HeadConfig, HeadDrafter
 from outrider.drafters.recorded import Recorded
 from outrider.errors import DeviceError
 
