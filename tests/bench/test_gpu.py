@@ -21,9 +21,8 @@ from outrider.bench.inflate import Larger, inflate
 from outrider.bench.timing import Report
 from outrider.cli.main import app
 from outrider.core.protocols import Shape
-from outrider.drafters.head_layers import Head, HeadConfig
-from outrider.drafters.heads import HeadDrafter
-from outrider.drafters.ready_head import ReadyHead
+from outrider.drafters.head import Head, HeadConfig, HeadDrafter, prepared
+from outrider.drafters.head.choice import Choice
 from outrider.errors import BadOption, DeviceError, ModelNotFound
 from outrider.models.hub.loading import load
 from outrider.models.transformers.model import HuggingFaceModel
@@ -212,7 +211,7 @@ def test_a_head_beside_an_inflated_target_guesses_as_before(
     tmp_path: Path, graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head reads the first columns of states and tables: its guesses are those it makes for the small model."""
-    monkeypatch.setattr(ReadyHead, "alone", None)  # as on a GPU: the way of one row on a CPU cannot be recorded
+    monkeypatch.setattr(prepared, "choose", lambda *facts: Choice("torch", "as on a GPU: it can be captured"))
     library.save_llama(tmp_path)
     small = load(str(tmp_path), "cpu", "float32").model
     size = small.hidden_size

@@ -29,8 +29,7 @@ from outrider.drafters import (
     Uniform,
 )
 from outrider.drafters.base import ContextSession
-from outrider.drafters.head_layers import Head, HeadConfig
-from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.head import Head, HeadConfig, HeadDrafter
 from outrider.drafters.recorded import Recorded
 
 SHAPE = Shape(capacity=256, width=5, source_capacity=64, chunk=8)

@@ -20,8 +20,9 @@ from outrider.cli.main import app
 from outrider.core.noise import Noise
 from outrider.core.protocols import Shape
 from outrider.core.sampling import Sampling
-from outrider.drafters import compiled_row
-from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.head import HeadDrafter, choice, prepared
+from outrider.drafters.head.backends import numpy_backend
+from outrider.drafters.head.choice import Choice
 from outrider.errors import BadOption, ModelNotFound
 from outrider.models.hub import loading
 from outrider.testing import check_drafter
@@ -106,11 +107,12 @@ def test_drafting_sees_what_training_saw(
     The text grows by uneven steps, with guesses that were wrong, in one of three rows, or alone: there with
     weights as they are, and rounded as they are for drafting on this CPU, by numpy and compiled.
     """
-    if way == "compiled" and not compiled_row.available():
+    chosen = {"batched": "torch", "compiled": "numba"}.get(way, "numpy")
+    if chosen == "numba" and choice.choose_for_one_row().backend != "numba":
         pytest.skip("no numba, or a CPU without products of bytes")
-    monkeypatch.setattr(compiled_row, "available", lambda: way == "compiled")
+    monkeypatch.setattr(prepared, "choose", lambda *facts: Choice(chosen, "this test"))
     if way == "numpy":
-        monkeypatch.setattr("outrider.drafters.one_row.product_with", lambda w: lambda x: x @ w.detach().float().t())
+        monkeypatch.setattr(numpy_backend, "product_with", lambda w: lambda x: x @ w.detach().float().t())
     distill(target, tmp_path / "draft", replace(PLAN, attention=attention))
     drafter = HeadDrafter.load(tmp_path / "draft")
     drafter.floor = 0.0  # draft on, however sure it is

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import library
 from distilling import PLAN
 from outrider.cli.main import app
-from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.head import HeadDrafter
 from outrider.errors import BadOption, ModelNotFound
 from outrider.models.hub import loading
 from outrider.training.distill import distill, make_student

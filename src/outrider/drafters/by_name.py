@@ -10,7 +10,7 @@ from pathlib import Path
 
 from outrider.core.protocols import Drafter
 from outrider.drafters import Cascade, Copying, Mixture, ModelDrafter, built_in
-from outrider.drafters.heads import CONFIG, HeadDrafter
+from outrider.drafters.head import CONFIG, HeadDrafter
 from outrider.drafters.imported import imported, names_a_class
 from outrider.errors import BadOption, require
 from outrider.models.engine.choice import Kernels

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from outrider.drafters.head_layers import Head, HeadConfig
-from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.head import Head, HeadConfig, HeadDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import BadOption, require
 from outrider.models.hub.loading import Loaded
