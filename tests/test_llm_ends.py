@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import library
 import pytest
 
-import library
 import outrider
 from outrider.decoding.safe_drafter import Guarded
 from outrider.decoding.session_pool import Lanes
@@ -52,7 +52,7 @@ def test_every_output_has_the_same_fields(llm: outrider.LLM, way: str) -> None:
     assert list(told) == ["text", "tokens", "finish_reason", "stop_reason", "prompt_tokens", "error", "stats"]
     assert told["prompt_tokens"] == len(llm.tokenizer.encode(PROMPT)) and told["error"] is None
     assert told["finish_reason"] == "length" and told["stop_reason"] is None
-    assert told["stats"]["engine"] == llm.target.model.engine_name and told["stats"]["dtype"] == "float32"
+    assert told["stats"]["engine"] == llm.target.model.facts.engine and told["stats"]["dtype"] == "float32"
     assert told["stats"]["finish_reasons"] == {"length": 1} and told["stats"]["graphs"] is False
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from outrider.beam.search import beam_search
+from outrider.core.model_facts import dtype_name
 from outrider.core.protocols import Drafter, Verifier
 from outrider.core.verification.choose import choose
 from outrider.decoding.loop import WIDTH, Decoder, Event, Request
@@ -108,7 +109,7 @@ class LLM:
 
     def with_draft(self, draft: str | Drafter | None, trust_remote_code: bool = False) -> LLM:
         """The same target, loaded once, with another drafter: what ``draft`` of ``load`` may be."""
-        dtype = str(self.target.model.dtype).removeprefix("torch.")
+        dtype = dtype_name(self.target.model.dtype)
         drafter = drafter_named(draft, Beside(self.target, dtype, trust_remote_code))
         return LLM(self.target, drafter, width=self.width, slots=self.slots, exact=self.exact, graphs=self.graphs)
 
@@ -226,7 +227,8 @@ class LLM:
     @property
     def _engine(self) -> dict[str, Any]:
         """What statistics say of the target's engine."""
-        return {"engine": self.target.model.engine_name, "dtype": self.target.model.computes_in}
+        facts = self.target.model.facts
+        return {"engine": facts.engine, "dtype": facts.computes_in}
 
     def _events(self, prompts: list[list[int]], options: Options, trace: Trace) -> Generator[Event]:
         """Requests in groups that share every rule; one group unless the model's own rules count positions."""

@@ -9,12 +9,12 @@ import threading
 import warnings
 from collections.abc import Iterator
 
+import library
 import pytest
 import torch
-
-import library
-import outrider
 from helpers import case, wrapped
+
+import outrider
 from outrider.core.protocols import Drafter, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
-
 import tiny
+import torch
 from helpers import wrapped
+
 from outrider.core.noise import Silence
 from outrider.core.protocols import Drafter, Forkable, Shape
 from outrider.core.sampling import Sampling

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import cpus
 import pytest
+import tiny
 import torch
 
-import cpus
-import tiny
 from outrider.core.noise import Noise
 from outrider.core.protocols import Shape, declared_cost
 from outrider.core.sampling import Sampling

@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cpus
+import library
 import pytest
 import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-import cpus
-import library
 import outrider
 from outrider.cli.main import app
 from outrider.errors import BadOption, ModelCorrupt, ModelError
@@ -134,7 +134,7 @@ def test_auto_goes_on_to_torch(narrow: Path, monkeypatch: pytest.MonkeyPatch) ->
     save_file(tensors, narrow / "model.safetensors", metadata={"format": "pt"})
     with pytest.warns(UserWarning, match=r"is run by torch, not by numba: .*model\.norm\.bias"):
         llm = outrider.load(str(narrow), device="cpu")
-    assert llm.target.model.engine_name == "torch"
+    assert llm.target.model.facts.engine == "torch"
 
 
 def test_facts_are_found_out_once_and_not_lost(folder: Path) -> None:

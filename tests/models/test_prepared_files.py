@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import library
 import pytest
 import torch
 import transformers as tf
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-import library
 import outrider
 from outrider.cli.main import app
 from outrider.errors import ModelError
@@ -87,7 +87,7 @@ def test_the_index_says_which_files_are_the_model(folder: Path, monkeypatch: pyt
     (folder / "consolidated.safetensors").write_bytes(b"cut short")  # none of ours
     assert prepare(folder, model.config, "onnxruntime").folder == prepared.folder
     llm = outrider.load(str(folder), "none", device="cpu", engine="onnxruntime", dtype="float32")
-    assert "onnxruntime" in llm.target.model.engine_name
+    assert "onnxruntime" in llm.target.model.facts.engine
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_cache_that_cannot_be_written(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         llm = outrider.load(str(folder), "none", device="cpu", dtype="float32")
-    assert llm.target.model.engine_name == "torch"
+    assert llm.target.model.facts.engine == "torch"
     told = [line for line in capsys.readouterr().err.splitlines() if "cache" in line]
     assert len(told) == 1
     assert f"the cache at {tmp_path / 'file/cache'} cannot be written" in told[0]
