@@ -43,7 +43,7 @@ def test_every_output_has_the_same_fields(llm: outrider.LLM, way: str) -> None:
     assert list(told) == ["text", "tokens", "finish_reason", "stop_reason", "prompt_tokens", "error", "stats"]
     assert told["prompt_tokens"] == len(llm.tokenizer.encode(PROMPT)) and told["error"] is None
     assert told["finish_reason"] == "length" and told["stop_reason"] is None
-    assert told["stats"]["engine"] == llm.target.model.engine_name and told["stats"]["dtype"] == "float32"
+    assert told["stats"]["engine"] == llm.target.model.facts.engine and told["stats"]["dtype"] == "float32"
     assert told["stats"]["finish_reasons"] == {"length": 1} and told["stats"]["graphs"] is False
 
 

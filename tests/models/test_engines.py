@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ def test_threads_that_share_an_engine(tmp_path: Path) -> None:
     """Catches work done twice or not at all, helpers that see another run's buffers, bits that depend on who did it."""
     torch.manual_seed(0)
     model = run_by("numba", rounded(BUILT["wide"]()), tmp_path)
-    assert model.engine.threads == 3 and model.any_width
+    assert model.engine.threads == 3 and model.facts.batch_invariant
     texts = [[token % 101 for token in range(start, start + 40)] for start in range(4)]
 
     def logits(text: list[int]) -> Tensor:
@@ -197,7 +198,7 @@ def test_logits_are_bit_identical_with_and_without_guesses(engine: str, int8: bo
     """Catches kernels whose bits depend on how many rows there are, taken for ones whose do not."""
     wanted = case("llama")
     model = run_by(engine, rounded(tiny.build("llama")), tmp_path, int8)
-    assert model.any_width, "not wrong, but then this test compares constant widths only"
+    assert model.facts.batch_invariant, "not wrong, but then this test compares constant widths only"
     plain, speculative = Recording(model), Recording(model)
     texts, _ = run(plain, Nothing(), wanted.requests, 0)
     again, trace = run(speculative, wanted.drafter("table"), wanted.requests, 6)
@@ -228,8 +229,8 @@ def test_runs_are_narrow_where_bits_allow_it(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EngineSession, "_feed", watched)
-        for any_width in (True, False):
-            model.any_width = any_width
+        for invariant in (True, False):
+            model.facts = replace(model.facts, batch_invariant=invariant)
             session = model.start(1, Shape(64, 5))
             session.admit(0, TEXT)
             session.score(torch.tensor([[1, 2]]))

@@ -76,7 +76,7 @@ def test_logits_are_bit_identical_with_and_without_guesses(tmp_path: Path) -> No
     """Catches sums that depend on how many rows there are."""
     wanted = case("llama")
     model = in_float16(rounded(tiny.build("llama")), tmp_path)
-    assert model.any_width and "in float16" in model.engine_name
+    assert model.facts.batch_invariant and "in float16" in model.facts.engine
     plain, speculative = Recording(model), Recording(model)
     texts, _ = run(plain, Nothing(), wanted.requests, 0)
     again, trace = run(speculative, wanted.drafter("table"), wanted.requests, 6)
@@ -168,7 +168,7 @@ def test_asked_for_by_dtype(tmp_path: Path) -> None:
     folder = library.save_llama(tmp_path / "target")
     tf.LlamaForCausalLM.from_pretrained(folder).to(torch.bfloat16).save_pretrained(folder)
     names = {
-        dtype: outrider.load(str(folder), "none", "cpu", dtype, engine="numba").target.model.engine_name
+        dtype: outrider.load(str(folder), "none", "cpu", dtype, engine="numba").target.model.facts.engine
         for dtype in ("auto", "float16", "float32")
     }
     assert names["auto"] == names["float16"]

@@ -125,7 +125,7 @@ def test_auto_goes_on_to_torch(narrow: Path, monkeypatch: pytest.MonkeyPatch) ->
     save_file(tensors, narrow / "model.safetensors", metadata={"format": "pt"})
     with pytest.warns(UserWarning, match=r"is run by torch, not by numba: .*model\.norm\.bias"):
         llm = outrider.load(str(narrow), device="cpu")
-    assert llm.target.model.engine_name == "torch"
+    assert llm.target.model.facts.engine == "torch"
 
 
 def test_facts_are_found_out_once_and_not_lost(folder: Path) -> None:

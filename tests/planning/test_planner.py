@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from outrider.core.model_facts import ModelFacts
 from outrider.drafters import Nothing
 from outrider.planning.acceptance import Acceptance
 from outrider.planning.policies import Auto, Gradient, Planner, Setting, declared_widths, improvement_slope
@@ -167,7 +168,7 @@ def test_a_try_is_priced_low() -> None:
 
 def test_what_the_target_declares_is_known_without_a_clock() -> None:
     """Catches seeds under maximal coupling planned as if wide runs were free."""
-    target: Any = SimpleNamespace(width_costs={1: 1.0, 2: 1.1, 5: 2.0})
+    target: Any = SimpleNamespace(facts=ModelFacts(8, width_costs={1: 1.0, 2: 1.1, 5: 2.0}))
     widths: Any = declared_widths(target)
     assert [widths(width) for width in (1, 2, 5, 6, 9)] == pytest.approx([1.0, 1.1, 2.0, 2.3, 3.2])
     assert declared_widths(SimpleNamespace()) == 1.0  # type: ignore[arg-type]
@@ -179,7 +180,7 @@ def test_what_the_target_declares_is_known_without_a_clock() -> None:
 
 def test_a_token_costs_the_same_in_any_row() -> None:
     """Catches batches planned as if they were one row: three rows of two tokens are a run of six."""
-    target: Any = SimpleNamespace(width_costs={1: 1.0, 3: 1.2, 6: 2.4, 9: 3.6})
+    target: Any = SimpleNamespace(facts=ModelFacts(8, width_costs={1: 1.0, 3: 1.2, 6: 2.4, 9: 3.6}))
     widths: Any = declared_widths(target, rows=3)
     assert [widths(width) for width in (1, 2, 3)] == pytest.approx([1.0, 2.0, 3.0])
 

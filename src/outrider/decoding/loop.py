@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from outrider.core.model_facts import facts_of
 from outrider.core.protocols import Drafter, LanguageModel, Shape, Source, Verifier
 from outrider.core.sampling import Sampling
 from outrider.decoding.fault import fault
@@ -197,7 +198,7 @@ class _Batch:
         self.rows: list[tuple[int, Row] | None] = [None] * slots
         policy = Fixed(decoder.gamma) if isinstance(decoder.gamma, int) else decoder.gamma
         # Runs of constant width cost the same, whatever is in them.
-        self.narrow = not decoder.exact or getattr(decoder.target, "any_width", False)
+        self.narrow = not decoder.exact or facts_of(decoder.target).batch_invariant
         widths = declared_widths(decoder.target, slots) if self.narrow else 1.0
         # On a GPU the clock sees work being launched, not done.
         self.splits = self.target.device.type == "cpu"

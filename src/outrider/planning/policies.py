@@ -10,10 +10,11 @@ the row beside may already have used the noise this one will use, so each row le
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from outrider.core.model_facts import facts_of
 from outrider.core.protocols import Drafter, LanguageModel, declared_cost
 from outrider.drafters.prices import Ladder, Prices
 from outrider.errors import require
@@ -50,7 +51,7 @@ class Setting:
 def declared_widths(target: LanguageModel, rows: int = 1) -> ByNumber:
     """What a run of so many rows costs by its width, in runs of one token each, as the target's ``width_costs`` say
     for one row and some widths: tokens cost the same whichever row they are in. Else all widths cost the same."""
-    declared: Mapping[int, float] | None = getattr(target, "width_costs", None)
+    declared = facts_of(target).width_costs
     if declared is None:
         return 1.0
     widest, between = max(declared), interpolated(declared)
