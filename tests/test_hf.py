@@ -6,11 +6,11 @@ from itertools import product
 from typing import Any
 
 import pytest
+import tiny
 import torch
 import transformers as tf
 
 import outrider
-import tiny
 from outrider.errors import BadOption
 from outrider.models.transformers.model import HuggingFaceModel
 

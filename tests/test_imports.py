@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cpus
 import pytest
+import tiny_gguf
 from transformers import AutoConfig, AutoTokenizer
 
-import cpus
 import outrider
-import tiny_gguf
 from outrider.errors import ModelNotFound
 from outrider.models.hub import loading, names, plain_settings
 from outrider.models.hub.manifest import MANIFEST

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import library
 import numpy as np
 import pytest
 import torch
 import transformers as tf
 
-import library
 import outrider
 from outrider.errors import BadOption, NumericalError, PromptError
 from outrider.options import Options

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import library
 import pytest
 
-import library
 import outrider
 from outrider.decoding.safe_drafter import Guarded
 from outrider.decoding.session_pool import Lanes

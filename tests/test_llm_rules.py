@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import library
 import pytest
 from typer.testing import CliRunner
 
-import library
 import outrider
 from outrider.bench.measure import Settings, measure
 from outrider.certificate import Plan

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import library
 import pytest
 import torch
 
-import library
 import outrider
 from outrider.errors import BadOption, ProcessorError, PromptError
 

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cpus
 import pytest
 
-import cpus
 from expected_skips import expected
 from outrider.runtime import cpu
 

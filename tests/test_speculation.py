@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from executors import AtOnce
 from hypothesis import given
 from hypothesis import strategies as st
 
 import outrider
-from executors import AtOnce
 from outrider import speculation
 from outrider.testing import assert_same_law
 

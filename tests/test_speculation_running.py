@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import torch
+from executors import AtOnce, Done, Lazy
 
 import outrider
-from executors import AtOnce, Done, Lazy
 from outrider import speculation
 from outrider.errors import BadOption
 

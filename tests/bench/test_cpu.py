@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import library
 import pytest
 from typer.testing import CliRunner
 
-import library
 from outrider.bench import cpu, peers
 from outrider.bench.cpu import Bench, Plan
 from outrider.bench.peers import Peer, PeerFailed, Seat

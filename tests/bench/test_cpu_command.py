@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import library
 import pytest
 from typer.testing import CliRunner
 
-import library
 from outrider.bench.cpu import Plan, draft_place, seats
 from outrider.bench.start import STAGES, start
 from outrider.cli.main import app

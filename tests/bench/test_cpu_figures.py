@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import library
 import pytest
 
-import library
 from outrider.bench.cpu_rows import Cell, Results, rows
 from outrider.bench.machine import Neighbours, cpu_name, read_bandwidth
 from outrider.bench.prompts import CONVERSATIONS, read

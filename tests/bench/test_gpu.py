@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import library
 import pytest
 import torch
 from typer.testing import CliRunner
 
-import library
 from outrider.bench import gpu_run, pair
 from outrider.bench.gpu import Setting
 from outrider.bench.gpu_run import Plan, run

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import library
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-import library
 import outrider
 from outrider.bench import card
 from outrider.bench import measure as bench_measure

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import library
 import pytest
 import torch
 import transformers as tf
 from typer.testing import CliRunner
 
-import library
 import outrider
 from outrider.certificate import Certificate, Plan, certify, law
 from outrider.certificate.identity import Rows, compare

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from command import Command, Said
+
 from outrider import LLM, load
 
 TEXTS = ["the quick", "so", "hello there the", "the fox", "a", "the quick"]

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-
 from command import Command
+
 from outrider import LLM, load
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from command import Command
 
 WRONG: dict[str, tuple[list[str], str, str]] = {

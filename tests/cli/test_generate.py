@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from command import Command
+
 from outrider import LLM
 from outrider.cli import progress
 from outrider.cli.render import ending

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
 import tiny
 from helpers import case, wrapped
+
 from outrider.core.protocols import Drafter
 from outrider.core.verification.choose import VERIFIERS
 from outrider.drafters import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import wrapped
 from torch import Tensor
 
-from helpers import wrapped
 from outrider.models.toy import ToyModel, ToySession
 from outrider.models.transformers.model import HuggingFaceSession
 from outrider.testing import check_session

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from helpers import case, run, wrapped
+
 from outrider.core.protocols import Shape
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling

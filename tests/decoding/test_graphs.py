@@ -63,7 +63,7 @@ RULES = {
 class _Liar(ContextSession):
     """Guesses what it has read off the device."""
 
-    recordable = True
+    capturable = True
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: torch.Tensor) -> Draft:
         guess = int(self.context.lengths.max()) % self.vocab_size
@@ -79,7 +79,7 @@ class _Drafter:
 
 
 class _Unmarked(_Liar):
-    recordable = False
+    capturable = False
 
 
 def head() -> HeadDrafter:
@@ -214,7 +214,7 @@ def test_every_rule_and_drafter_asks_nothing_of_the_device(name: str, rule: str)
 def test_the_watch_sees_a_question() -> None:
     """A draft model that does not know whether its own guesses are verified asks how far behind it is."""
     made = stepper("other")
-    made.drafter.session.sole = False  # type: ignore[union-attr]
+    made.drafter.session.only_drafter = False  # type: ignore[union-attr]
     with pytest.raises(NotRecordable, match="_local_scalar_dense"):
         assert_recordable(made, GREEDY)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from helpers import run
+
 from outrider.core.protocols import Draft, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.verification.maximal import maximal_coupling

@@ -9,12 +9,12 @@ import threading
 import warnings
 from collections.abc import Iterator
 
+import library
 import pytest
 import torch
-
-import library
-import outrider
 from helpers import case, wrapped
+
+import outrider
 from outrider.core.protocols import Drafter, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
@@ -171,7 +171,7 @@ def test_a_reason_is_given_once(pool: Lanes) -> None:
     class Unmarked(Copying):
         def start(self, *arguments: object) -> object:
             session = super().start(*arguments)  # type: ignore[arg-type]
-            session.recordable = False  # type: ignore[attr-defined]
+            session.capturable = False  # type: ignore[attr-defined]
             return session
 
     drafter, requests = Unmarked(), case("llama").requests

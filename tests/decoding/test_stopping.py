@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-
 from helpers import run
+
 from outrider.core.protocols import Drafter
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling

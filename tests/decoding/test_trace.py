@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 
 import pytest
+from helpers import run
 from torch import Tensor
 
-from helpers import run
 from outrider.beam.search import beam_search
 from outrider.cli.render import stats_table
 from outrider.core.protocols import Shape

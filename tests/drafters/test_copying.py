@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from helpers import run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import run
 from outrider.core.noise import Silence
 from outrider.core.protocols import Shape
 from outrider.core.sampling import Sampling

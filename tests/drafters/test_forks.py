@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
-
 import tiny
+import torch
 from helpers import wrapped
+
+from outrider.core.abilities import Forkable
 from outrider.core.noise import Silence
-from outrider.core.protocols import Drafter, Forkable, Shape
+from outrider.core.protocols import Drafter, Shape
 from outrider.core.sampling import Sampling
 from outrider.drafters import Copying, Mixture, ModelDrafter, Standardised
 from outrider.drafters.heads import Head, HeadConfig, HeadDrafter

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-import torch
-from torch import Tensor
-
 import cpus
 import plain_kernels
+import pytest
 import tiny
+import torch
 from helpers import wrapped
+from torch import Tensor
+
 from outrider.core.noise import Noise
 from outrider.core.protocols import Shape
 from outrider.core.sampling import Sampling

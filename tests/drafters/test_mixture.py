@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from helpers import run
+
 from outrider.core.noise import Noise
 from outrider.core.protocols import Draft, Shape
 from outrider.core.sampling import Sampling

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import case, run, wrapped
 from torch import Tensor
 
-from helpers import case, run, wrapped
 from outrider.core.noise import Noise
 from outrider.core.protocols import Draft, DraftSession, Shape
 from outrider.core.sampling import Sampling

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import cpus
 import pytest
+import tiny
 import torch
 
-import cpus
-import tiny
 from outrider.core.noise import Noise
-from outrider.core.protocols import Shape, declared_cost
+from outrider.core.protocols import Shape
 from outrider.core.sampling import Sampling
+from outrider.core.traits import declared_cost
 from outrider.drafters import Copying, Mixture, compiled_row
 from outrider.drafters.head_layers import Head, HeadConfig
 from outrider.drafters.heads import HeadDrafter

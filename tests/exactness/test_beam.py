@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import tiny
 import torch
 import transformers as tf
-
-import tiny
 from helpers import run_only_if_asked, wrapped
+
 from outrider.beam import rules as beam_rules
 from outrider.beam import search as beam_search
 from outrider.beam.rules import Hypothesis

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import tiny
 import torch
+from helpers import case, run
 from torch import Tensor
 
-import tiny
-from helpers import case, run
 from outrider.core.protocols import Shape
 from outrider.drafters import Nothing
 from outrider.models.session import BufferedSession

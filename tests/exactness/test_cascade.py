@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 import torch
+from helpers import Case, case, run, wrapped
 from torch import Tensor
 
-from helpers import Case, case, run, wrapped
 from outrider.core.noise import Noise
 from outrider.core.protocols import Draft, Drafter, DraftSession, Shape
 from outrider.core.sampling import Sampling

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from helpers import run, wrapped
 from torch import Tensor
 
-from helpers import run, wrapped
 from outrider.beam.search import BeamDecoder
 from outrider.core.protocols import Drafter, LanguageModel, Verifier
 from outrider.core.sampling import Sampling

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-
 import tiny
 from helpers import DRAFTERS, case, run
+
 from outrider.core.sampling import Sampling
 from outrider.decoding.loop import Request
 from outrider.decoding.stopping import Stopping

@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 import torch
+from helpers import DRAFTERS, NEW_TOKENS, Case, case, run
 from transformers import LogitsProcessor
 
-from helpers import DRAFTERS, NEW_TOKENS, Case, case, run
 from outrider.core.algorithm import autoregressive_step
 from outrider.core.noise import Noise
 from outrider.core.protocols import Shape

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import tiny
 import torch
 import transformers as tf
-
-import tiny
 from helpers import NEW_TOKENS, case, greedy, run, wrapped
+
 from outrider.core.sampling import Sampling
 from outrider.decoding.loop import Request
 from outrider.decoding.stopping import Stopping

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from helpers import run
+
 from outrider.core.protocols import Draft, Drafter, Shape, Verifier
 from outrider.core.sampling import Sampling, standardise
 from outrider.core.verification.block import block_coupling

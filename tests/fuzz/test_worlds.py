@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import pytest
 from checks import check_law, check_neighbours, check_texts
+from helpers import run_only_if_asked
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 from strategies import worlds
 from worlds import World
-
-from helpers import run_only_if_asked
 
 TEXTS = worlds(new=(3, 1, 8))
 NEIGHBOURS = worlds(new=(8, 1, 20), beside=(1, 3))

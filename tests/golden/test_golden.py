@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
-
 from helpers import run
+
 from outrider.core.noise import Noise, row_seeds
 from outrider.core.sampling import Sampling
 from outrider.core.verification.maximal import maximal_coupling

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import plain_kernels
 import pytest
 import torch
 
-import plain_kernels
 from outrider.core import top_p as nucleus_module
 from outrider.core.noise import Noise, counter_of
 from outrider.core.top_p import nucleus

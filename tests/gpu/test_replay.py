@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 
+import library
 import pytest
+import tiny
 import torch
 
-import library
 import outrider
-import tiny
 from outrider.bench import identity
 from outrider.bench.gpu import Setting
 from outrider.bench.gpu_run import Plan, run

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import tiny
 import torch
 import transformers as tf
 
 import outrider
-import tiny
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 11], [33, 5, 33, 5, 33]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import tiny
 from door import batch, call
 
-import tiny
 from outrider.hf import advice
 
 

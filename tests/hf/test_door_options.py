@@ -6,11 +6,11 @@ import copy
 from typing import Any
 
 import pytest
+import tiny
 import torch
 import transformers as tf
 from door import PROMPTS, alike, batch, call, plain, through
 
-import tiny
 from outrider.errors import BadOption
 
 END = 17

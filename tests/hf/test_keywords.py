@@ -7,13 +7,13 @@ import threading
 from typing import Any
 
 import pytest
+import tiny
 import torch
 import transformers as tf
 from door import batch, call, plain, through
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import outrider
-import tiny
 from outrider import transformers_generate as door
 from outrider.errors import BadOption
 

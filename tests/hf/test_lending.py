@@ -7,10 +7,10 @@ import weakref
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from door import batch, call
 
-import tiny
 from outrider.errors import OutriderError
 from outrider.hf.lent import _recordable, lent
 from outrider.models.transformers.model import HuggingFaceModel

@@ -6,10 +6,10 @@ import threading
 from typing import Any
 
 import pytest
+import tiny
 import torch
 import transformers as tf
 
-import tiny
 from outrider.core.context import Context
 from outrider.core.sampling import standardise
 from outrider.hf.processors import BatchProcessor, RowInputs, sampling_of

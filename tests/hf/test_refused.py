@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import torch
 import transformers as tf
 from door import batch, call, plain, through
 
 import outrider
-import tiny
 from outrider.errors import BadOption
 from outrider.hf.refusals import HONOURED, REFUSED, WITHOUT_EFFECT
 

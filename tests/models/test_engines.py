@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import torch
 import transformers as tf
+from helpers import case, run
 from torch import Tensor
 
-import tiny
-from helpers import case, run
 from outrider.core.protocols import Shape
 from outrider.drafters import Nothing
 from outrider.models.transformers.model import HuggingFaceModel

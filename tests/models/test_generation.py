@@ -7,10 +7,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import library
 import pytest
 import transformers as tf
 
-import library
 import outrider
 from outrider.models.hub import generation_config
 

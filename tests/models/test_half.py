@@ -6,17 +6,17 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-import torch
-import transformers as tf
-from torch import Tensor
-
 import cpus
 import library
-import outrider
+import numpy as np
+import pytest
 import tiny
+import torch
+import transformers as tf
 from helpers import case, run
+from torch import Tensor
+
+import outrider
 from outrider.drafters import Nothing
 from outrider.errors import BadOption, ModelCorrupt
 from outrider.models.engine.choice import Kernels, chosen_engine, numba_computes_in_half

@@ -6,13 +6,13 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import cpus
+import library
 import pytest
+import tiny
 import torch
 from torch import Tensor
 
-import cpus
-import library
-import tiny
 from outrider.core.protocols import Shape
 from outrider.kernels import packed_linear
 from outrider.kernels.packed_linear import pack, worth_packing

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from outrider.core.protocols import Shape
 from outrider.models.transformers.model import HuggingFaceModel, HuggingFaceSession
 from outrider.models.transformers.narrow_session import NarrowSession

@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cpus
+import library
 import pytest
 import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-import cpus
-import library
 import outrider
 from outrider.cli.main import app
 from outrider.errors import BadOption, ModelCorrupt, ModelError

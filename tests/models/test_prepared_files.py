@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import library
 import pytest
 import torch
 import transformers as tf
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-import library
 import outrider
 from outrider.cli.main import app
 from outrider.errors import ModelError

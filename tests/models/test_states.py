@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from outrider.core.protocols import Shape
 from outrider.errors import BadOption
 from outrider.models.transformers.model import HuggingFaceModel, HuggingFaceSession

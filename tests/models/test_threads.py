@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import wrapped
 from torch import Tensor
 
-from helpers import wrapped
 from outrider.core.protocols import Shape
 
 

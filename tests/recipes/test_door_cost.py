@@ -6,9 +6,8 @@ import json
 
 import door_cost
 import pytest
-import torch
-
 import tiny
+import torch
 
 
 def test_every_combination_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import library
 import pytest
 
-import library
 from outrider.bench.measure import Cell, total_ratio
 from outrider.drafters.heads import HeadDrafter
 from outrider.llm import LLM

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_gguf
 import torch
 from safetensors.torch import load_file
 
-import tiny_gguf
 from outrider.models.hub import gguf
 
 

@@ -7,9 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 import library
+import pytest
 
 
 @pytest.mark.slow

@@ -7,9 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 import library
+import pytest
 
 
 def test_figures_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

@@ -16,11 +16,11 @@ import pretrain
 import pytest
 import torch
 import transformers
+from clocks import ticking
 from pretrain import Blocks, Effort, Pairs, Ragged, Trunk, Written
 from torch.nn import functional as F
 
 import outrider
-from clocks import ticking
 from outrider.drafters.ngram import Ngram, NgramTable
 from outrider.errors import BadOption, OutriderError
 from outrider.runtime import timer

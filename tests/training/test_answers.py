@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import library
 import pytest
 import torch
 
-import library
 from outrider.models.hub import loading
 from outrider.training import answers
 from outrider.training.answers import SelfText, self_written

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import library
 import pytest
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-import library
 import outrider
 from outrider.cli.main import app
 from outrider.core.noise import Noise

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import library
 import pytest
 import torch
 from safetensors.torch import load_file
 
-import library
 import outrider
 from outrider.drafters.heads import HeadDrafter
 from outrider.errors import BadOption, TokenizerMismatch

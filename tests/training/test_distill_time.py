@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import library
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-import library
 from outrider.cli import distill as command
 from outrider.cli.distill_progress import Stages, duration
 from outrider.cli.main import app

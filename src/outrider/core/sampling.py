@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.context import Context
+from outrider.core.draft import Choices
 from outrider.core.numpy_ops import largest
-from outrider.core.protocols import Choices
 from outrider.core.top_p import nucleus
 from outrider.errors import BadOption, OutriderError, ProcessorError, require
 

@@ -17,7 +17,7 @@ from outrider.decoding.step_result import HostStep, Ticket
 from outrider.decoding.step_runner import Rule, Stepper
 from outrider.decoding.stopping import Row, Stopping
 from outrider.errors import NumericalError, PromptError, require
-from outrider.planning.policies import Fixed, Policy, Setting, declared_widths
+from outrider.planning.policies import Fixed, Policy, Pricing, Setting, declared_widths
 from outrider.planning.step_clock import Timing
 from outrider.runtime import timer
 from outrider.trace import Ending, Record, Stopwatch, Trace, add_levels, finite
@@ -203,6 +203,7 @@ class _Batch:
         self.splits = self.target.device.type == "cpu"
         setting = Setting(slots, decoder.width - 1, decoder.drafter, stepper.shape, widths, self.splits)
         self.planner = policy.start(setting)
+        self.pricing = self.planner if isinstance(self.planner, Pricing) else None
         self.asked = [0] * slots  # guesses asked for in the run at hand
         self.began = self.drafted = 0.0  # when it began, and the seconds spent on drafts before it
         self.recorded = 0  # steps recorded before it
@@ -244,7 +245,7 @@ class _Batch:
         wrong = [g for g in self.asked if not 0 <= g < self.decoder.width]
         require(not wrong, f"the policy asked for {wrong} guesses; gamma must be from 0 to {self.decoder.width - 1}")
         self.drafter.cap(self.asked)
-        self.drafter.price(getattr(self.planner, "prices", None))
+        self.drafter.price(None if self.pricing is None else self.pricing.prices)
         self.trace.runs += 1
         return self.stepper.launch(self.rule, max(self.asked), self.watch)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,9 +60,9 @@ class Stepper:
         self.shape, self.graphs, self.note = shape, graphs, note
         self.spoiled = False  # a model's bad numbers are in its memory: not for another batch
         self._recorder: Recorder | None = None
-        self.drafter.recorded = graphs
+        self.drafter.captured = graphs
         if graphs:
-            _declare_sole(self.drafter.session)
+            self.drafter.abilities.declare_only_drafter()
 
     def launch(self, rule: Rule, gamma: int, watch: Stopwatch | None = None) -> Ticket:
         """Start a step; its result is read from the ticket, at once or while the next step runs."""
@@ -96,8 +95,8 @@ class Stepper:
 
     def _replay(self, rule: Rule, noise: Noise, gamma: int) -> Tensor | None:
         """The step's table, or None where it must run eagerly: for once while catching up, for good if it cannot."""
-        if self.drafter.session is not None and not getattr(self.drafter.session, "recordable", False):
-            self._give_up(f"drafter {self.name!r} does not say that it can be recorded")
+        if self.drafter.session is not None and not self.drafter.abilities.capturable:
+            self._give_up(f"drafter {self.name!r} does not say that it can be captured")
             return None
         if self._recorder is None:
             self._recorder = Recorder(self.target, self.drafter, note=self.note)
@@ -125,14 +124,6 @@ class Stepper:
         with self.drafter.unguarded():
             step = speculative_step(self.target, self.drafter, rule.verifier, rule.sampling, noise, gamma, quiet)
         return table(step)
-
-
-def _declare_sole(session: Any) -> None:
-    """No other drafter's guesses are verified here: a draft model need not ask how far it is behind."""
-    while session is not None and not hasattr(session, "sole"):
-        session = getattr(session, "session", None)
-    if session is not None:
-        session.sole = True
 
 
 class _Anything(dict[str, float]):

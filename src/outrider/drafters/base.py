@@ -19,7 +19,7 @@ from outrider.drafters.prices import Prices
 class ContextSession:
     """A drafting session that needs only the tokens so far. Subclasses write ``propose``."""
 
-    recordable = False
+    capturable = False
     """True: its steps may be replayed as a CUDA graph. They ask the device nothing, send it nothing, and change
     nothing from step to step but the context, and memory by position that is written again before it is read."""
 

@@ -26,7 +26,7 @@ from outrider.kernels.packed_linear import product
 class _HeadSession(ContextSession):
     """Drafting with a head: subclasses say which states stand behind the guesses."""
 
-    recordable = True
+    capturable = True
     prices: Prices | None = None  # what guesses take here and time is worth, where a policy tells
     alone: OneRow | CompiledRow | None = None  # drafts for one row on a CPU, without what ``ready.batched`` makes
 
@@ -158,7 +158,7 @@ class FeatureSession(_HeadSession):
     supposed: Tensor | None = None  # of a fork: [B, 1, size], what it reads behind the newest token
 
     @property
-    def recordable(self) -> bool:  # type: ignore[override]
+    def capturable(self) -> bool:  # type: ignore[override]
         return self.alone is None
 
     def __init__(self, ready: ReadyHead, floor: float, rows: int, shape: Shape, target: Session) -> None:

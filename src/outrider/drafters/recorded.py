@@ -27,7 +27,7 @@ class Recorded:
 
 
 class _RecordedSession(ContextSession):
-    recordable = True
+    capturable = True
 
     def __init__(self, drafter: Recorded, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)

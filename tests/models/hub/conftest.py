@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_gguf import NAME, write_gguf
 
 from outrider.models.hub import gguf
 from outrider.models.hub.checksums import sha256
-from tiny_gguf import NAME, write_gguf
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tiny_gguf import NAME
 from typer.testing import CliRunner
 
 from outrider.cli.models import app
 from outrider.errors import BadOption, ModelCorrupt, ModelError, ModelNotFound
 from outrider.models.hub import names
-from tiny_gguf import NAME
 
 
 def test_command_line(cache: Path, wheel: Path, quick_convert: list[Path]) -> None:

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tiny_gguf import NAME, TEMPLATE, leftovers
 
 from outrider.errors import ModelCorrupt, ModelNotFound, PullFailed
 from outrider.models.hub import checksums, gguf, manifest, names
 from outrider.runtime.cache_dir import cache_dir
-from tiny_gguf import NAME, TEMPLATE, leftovers
 
 # --- names -----------------------------------------------------------------------------------------
 

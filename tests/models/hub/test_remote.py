@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
+import library
 import pytest
 
-import library
 import outrider
 from outrider.errors import ModelCorrupt, ModelNotFound, PullFailed
 from outrider.models.hub import names

@@ -9,15 +9,16 @@ On a CPU a replay is calling the function again, so that everything but the laun
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.core.context import Context
+from outrider.core.protocols import Session
 from outrider.decoding.capture.checks import NotRecordable, Questions
+from outrider.decoding.safe_drafter import Guarded
 from outrider.errors import DeviceError
 from outrider.models.session import BufferedSession
 from outrider.runtime import timer
@@ -41,20 +42,20 @@ class _Recording:
 class Recorder:
     """Recordings of the steps of one batch, sharing one memory pool.
 
-    ``parts`` are the target session and the draft session whose state a step changes, the target's first.
+    What a step changes is the target's session and what ``drafter`` says that it is made of.
     """
 
-    def __init__(self, *parts: Any, note: Callable[[str], None] | None = None) -> None:
-        found = [piece for part in parts for piece in _pieces(part)]
-        self._parts = parts
-        self.sessions = [piece for piece in found if isinstance(piece, BufferedSession)]
-        self._targets = sum(isinstance(piece, BufferedSession) for piece in _pieces(parts[0]))
-        contexts = [piece.context if isinstance(piece, BufferedSession) else piece for piece in found]
-        self.contexts = list({id(context): context for context in contexts}.values())  # wrappers show the same one
+    def __init__(self, target: Session, drafter: Guarded, note: Callable[[str], None] | None = None) -> None:
+        self._drafting = drafter.abilities
+        sessions = [target, *self._drafting.model_sessions]
+        self.sessions = [session for session in sessions if isinstance(session, BufferedSession)]
+        self._targets = int(isinstance(target, BufferedSession))
+        self.contexts = [*(session.context for session in sessions), *self._drafting.contexts]
         self.note = note or (lambda text: None)
         self.device = self.contexts[0].device
         self._recordings: dict[Hashable, list[_Recording]] = {}
         self._pool: Any = None
+        self._side: torch.cuda.Stream | None = None
         self.made = 0  # recordings, those dropped since included
         self._state = self.state()
 
@@ -63,7 +64,7 @@ class Recorder:
         state = [context.lengths for context in self.contexts]
         for session in self.sessions:
             state += [session.cached] + ([] if session.hidden is None else [session.hidden])
-        return state + [tensor for part in self._parts for tensor in _learned(part)]
+        return state + list(self._drafting.learned)
 
     def run(self, name: Hashable, step: Callable[[], Tensor], drafting: bool = True) -> Tensor:
         """What ``step`` returns, by a replay if it was recorded for these shapes; a recording is made if not.
@@ -182,29 +183,9 @@ class Recorder:
 
     def _stream(self) -> torch.cuda.Stream:
         """One stream for warming up and recording: what is set up per stream must exist when recording starts."""
-        if not hasattr(self, "_side"):
+        if self._side is None:
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         return self._side
-
-
-def _pieces(part: Any) -> Iterator[BufferedSession | Context]:
-    """The sessions and contexts behind a session: wrappers hold others as ``session`` or ``sessions``."""
-    if isinstance(part, BufferedSession):
-        yield part
-        return
-    inner = [part.session] if getattr(part, "session", None) is not None else list(getattr(part, "sessions", ()))
-    for one in inner:
-        yield from _pieces(one)
-    if isinstance(getattr(part, "context", None), Context):
-        yield part.context
-
-
-def _learned(part: Any) -> Iterator[Tensor]:
-    """Whatever else a drafter says it changes from step to step, outside its sessions and contexts."""
-    inner = [part.session] if getattr(part, "session", None) is not None else list(getattr(part, "sessions", ()))
-    for one in inner:
-        yield from _learned(one)
-    yield from getattr(part, "learned", ())
 
 
 def _brief(error: BaseException) -> str:
