@@ -1,4 +1,4 @@
-"""The sessions of one batch and how its steps are run: one by one, or recorded once and replayed."""
+"""The sessions of one batch and how its steps are run: one by one, or captured once as CUDA graphs and replayed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from outrider.core.algorithm import speculative_step
 from outrider.core.noise import Noise, Silence
 from outrider.core.protocols import Drafter, LanguageModel, Shape, Verifier
 from outrider.core.sampling import Sampling
-from outrider.decoding.capture.checks import NotRecordable
-from outrider.decoding.capture.graphs import Recorder
+from outrider.decoding.capture.checks import NotCapturable
+from outrider.decoding.capture.graphs import StepGraphs
 from outrider.decoding.safe_drafter import Guarded
 from outrider.decoding.step_result import Ticket, table
 from outrider.errors import OutriderError
@@ -29,7 +29,7 @@ class Rule:
     sampling: Sampling
 
     @property
-    def recordable(self) -> bool:
+    def capturable(self) -> bool:
         return not self.sampling.processors  # they are called row by row, with lengths read from the device
 
     @property
@@ -59,7 +59,7 @@ class Stepper:
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=target.device)
         self.shape, self.graphs, self.note = shape, graphs, note
         self.spoiled = False  # a model's bad numbers are in its memory: not for another batch
-        self._recorder: Recorder | None = None
+        self._captured: StepGraphs | None = None
         self.drafter.captured = graphs
         if graphs:
             self.drafter.abilities.declare_only_drafter()
@@ -69,7 +69,7 @@ class Stepper:
         noise = Silence(self.seeds) if rule.sampling.greedy else Noise(self.seeds)
         gamma = gamma if self.drafter.session is not None else 0
         watch = watch or Stopwatch(_Anything())
-        replayed = self._replay(rule, noise, gamma) if self.graphs and rule.recordable else None
+        replayed = self._replay(rule, noise, gamma) if self.graphs and rule.capturable else None
         if replayed is not None:
             watch.lap("target")
             return Ticket(replayed)
@@ -82,12 +82,12 @@ class Stepper:
         return self.graphs and self.target.device.type != "cpu"
 
     @property
-    def recorded(self) -> int:
-        """Recordings made so far."""
-        return 0 if self._recorder is None else self._recorder.made
+    def captures(self) -> int:
+        """CUDA graphs captured so far."""
+        return 0 if self._captured is None else self._captured.made
 
     def idle(self) -> None:
-        """Release every row, so that the next batch finds the slots empty; recordings stay."""
+        """Release every row, so that the next batch finds the slots empty; captured graphs stay."""
         for slot in range(self.seeds.shape[0]):
             self.target.release(slot)
             self.drafter.release(slot)
@@ -98,23 +98,23 @@ class Stepper:
         if self.drafter.session is not None and not self.drafter.abilities.capturable:
             self._give_up(f"drafter {self.name!r} does not say that it can be captured")
             return None
-        if self._recorder is None:
-            self._recorder = Recorder(self.target, self.drafter, note=self.note)
-        if not self._recorder.steady(gamma > 0):
+        if self._captured is None:
+            self._captured = StepGraphs(self.target, self.drafter, note=self.note)
+        if not self._captured.steady(gamma > 0):
             return None
         name = (self.seeds.shape[0], gamma, rule.key)
         try:
-            return self._recorder.run(name, lambda: self._step_table(rule, noise, gamma), gamma > 0)
+            return self._captured.run(name, lambda: self._step_table(rule, noise, gamma), gamma > 0)
         except OutriderError:
             raise
-        except NotRecordable as reason:
+        except NotCapturable as reason:
             self._give_up(str(reason))
         except Exception as error:  # the eager step has its own way with a drafter or model that raises
             self._give_up(f"{type(error).__name__}: {error}")
         return None
 
     def _give_up(self, reason: str) -> None:
-        self.graphs, self._recorder = False, None
+        self.graphs, self._captured = False, None
         warnings.warn(
             f"steps cannot be replayed as CUDA graphs and run one by one, with the same text: {reason}", stacklevel=5
         )

@@ -20,8 +20,7 @@ class ContextSession:
     """A drafting session that needs only the tokens so far. Subclasses write ``propose``."""
 
     capturable = False
-    """True: its steps may be replayed as a CUDA graph. They ask the device nothing, send it nothing, and change
-    nothing from step to step but the context, and memory by position that is written again before it is read."""
+    """Whether its steps can be captured as CUDA graphs: what that asks of them is said in ``Capturable``."""
 
     def __init__(self, rows: int, shape: Shape, target: Session) -> None:
         self.context = Context(rows, shape.capacity, target.device)
