@@ -19,8 +19,8 @@ from outrider.core.noise import Noise
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.core.verification.maximal import maximal_coupling
-from outrider.decoding.capture.checks import NotRecordable, Questions
-from outrider.decoding.capture.graphs import Recorder
+from outrider.decoding.capture.checks import CaptureCheck, NotCapturable
+from outrider.decoding.capture.graphs import StepGraphs
 from outrider.decoding.step_runner import Rule, Stepper
 from outrider.errors import DeviceError
 from steppers import GREEDY, RULES, stepper, steps
@@ -36,14 +36,14 @@ def ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "rule"),
     [("other", r) for r in ("greedy", "gumbel", "maximal", "filtered", "penalised", "block", "lenient")]
     + [("self", "greedy"), ("self", "maximal"), ("standardised", "maximal"), ("none", "gumbel"), ("copy", "greedy")]
-    + [("copy", "penalised"), ("recorded", "gumbel"), ("ngram", "maximal"), ("table", "maximal")]
+    + [("copy", "penalised"), ("known text", "gumbel"), ("ngram", "maximal"), ("table", "maximal")]
     + [("fallback", "greedy"), ("mixture", "greedy"), ("mixture", "maximal"), ("head", "maximal"), ("head", "greedy")],
 )
 def test_replayed_steps_give_the_eager_tokens(name: str, rule: str) -> None:
     """Through one recording only: a second one would mean that the shapes were not constant."""
     replayed = stepper(name)
     assert steps(replayed, RULES[rule], [4] * 7) == steps(stepper(name, graphs=False), RULES[rule], [4] * 7)
-    assert replayed._recorder is not None and replayed._recorder.recorded == 1
+    assert replayed._captured is not None and replayed._captured.kept == 1
 
 
 @pytest.mark.parametrize("name", ["other", "self", "copy"])
@@ -63,7 +63,7 @@ def test_rows_come_and_go_without_a_new_recording() -> None:
         for session in (one.target, one.drafter):
             session.admit(1, [20, 21, 22])
     assert steps(made, GREEDY, [4] * 4) == steps(eager, GREEDY, [4] * 4)
-    assert made._recorder is not None and made._recorder.recorded == 1
+    assert made._captured is not None and made._captured.kept == 1
 
 
 def test_selected_rows_are_recorded_anew() -> None:
@@ -79,36 +79,36 @@ def test_selected_rows_are_recorded_anew() -> None:
 def test_recording_leaves_no_trace_in_the_state() -> None:
     """Warming up runs steps for real; what they did is undone before the first replay counts."""
     made = stepper("self")
-    recorder = Recorder(made.target, made.drafter)
-    before = [tensor.clone() for tensor in recorder.state()]
-    recorder._record("step", lambda: made._step_table(GREEDY, Noise(made.seeds), 4), len(recorder.sessions))
-    assert all(torch.equal(a, b) for a, b in zip(before, recorder.state(), strict=True))
+    captured = StepGraphs(made.target, made.drafter)
+    before = [tensor.clone() for tensor in captured.state()]
+    captured._capture("step", lambda: made._step_table(GREEDY, Noise(made.seeds), 4), len(captured.sessions))
+    assert all(torch.equal(a, b) for a, b in zip(before, captured.state(), strict=True))
 
 
-def assert_recordable(made: Stepper, rule: Rule, gamma: int = 4) -> None:
+def assert_capturable(made: Stepper, rule: Rule, gamma: int = 4) -> None:
     noise = Noise(made.seeds)
     made._step_table(rule, noise, gamma)  # what is lazy happens here, as in a warm-up
-    with Questions(made.target.device, constants=True):
+    with CaptureCheck(made.target.device, constants=True):
         made._step_table(rule, noise, gamma)
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_every_family_asks_nothing_of_the_device(family: str) -> None:
-    assert_recordable(stepper("other", family), RULES["maximal"])
+    assert_capturable(stepper("other", family), RULES["maximal"])
 
 
 @pytest.mark.parametrize("rule", ["filtered", "penalised", "block"])
-@pytest.mark.parametrize("name", ["none", "copy", "uniform", "recorded", "ngram", "table", "mixture", "head"])
+@pytest.mark.parametrize("name", ["none", "copy", "uniform", "known text", "ngram", "table", "mixture", "head"])
 def test_every_rule_and_drafter_asks_nothing_of_the_device(name: str, rule: str) -> None:
-    assert_recordable(stepper(name), RULES[rule])
+    assert_capturable(stepper(name), RULES[rule])
 
 
 def test_the_watch_sees_a_question() -> None:
     """A draft model that does not know whether its own guesses are verified asks how far behind it is."""
     made = stepper("other")
-    made.drafter.session.sole = False  # type: ignore[union-attr]
-    with pytest.raises(NotRecordable, match="_local_scalar_dense"):
-        assert_recordable(made, GREEDY)
+    made.drafter.session.only_drafter = False  # type: ignore[union-attr]
+    with pytest.raises(NotCapturable, match="_local_scalar_dense"):
+        assert_capturable(made, GREEDY)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_the_watch_sees_a_question() -> None:
 )
 def test_the_watch_sees_every_kind_of_question(question: Callable[[torch.Tensor], object]) -> None:
     x = torch.arange(3)
-    with pytest.raises(NotRecordable), Questions(x.device, constants=True):
+    with pytest.raises(NotCapturable), CaptureCheck(x.device, constants=True):
         question(x)
 
 
@@ -132,7 +132,7 @@ def test_plain_steps_of_a_draft_model_are_one_recording() -> None:
     made, eager = stepper("other"), stepper("other", graphs=False)
     gammas = [3, 0, 0, 0, 0, 0, 3, 3]
     assert steps(made, GREEDY, gammas) == steps(eager, GREEDY, gammas)
-    assert made._recorder is not None and made._recorder.recorded == 2
+    assert made._captured is not None and made._captured.kept == 2
 
 
 @pytest.mark.parametrize("name", ["cascade", "unmarked"])
@@ -161,7 +161,7 @@ def test_processors_run_eagerly() -> None:
     rule = Rule(gumbel_coupling, Sampling(processors=(lambda ids, scores: scores,)))
     made = stepper("other")
     assert steps(made, rule, [4] * 3) == steps(stepper("other", graphs=False), GREEDY, [4] * 3)
-    assert made._recorder is None
+    assert made._captured is None
 
 
 class _Additions(TorchDispatchMode):  # type: ignore[misc]
@@ -204,7 +204,7 @@ def test_a_recording_keeps_the_biases_it_reads(name: str) -> None:
     ("error", "kind", "match"),
     [
         (torch.cuda.OutOfMemoryError("full"), DeviceError, "fewer slots, a smaller max_new_tokens, or graphs=False"),
-        (RuntimeError("operation not permitted when stream is capturing"), NotRecordable, "not permitted"),
+        (RuntimeError("operation not permitted when stream is capturing"), NotCapturable, "not permitted"),
     ],
 )
 def test_a_capture_that_fails(
@@ -220,20 +220,20 @@ def test_a_capture_that_fails(
         raise error
 
     made = stepper("none")
-    recorder = Recorder(made.target, made.drafter)
+    captured = StepGraphs(made.target, made.drafter)
     for name, stand_in in {"graph_pool_handle": int, "CUDAGraph": object, "graph": capturing}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(Recorder, "_stream", lambda self: None)
+    monkeypatch.setattr(StepGraphs, "_stream", lambda self: None)
     with pytest.raises(kind, match=match):
-        recorder._capture(step, torch.zeros(1))
+        captured._cuda_graph(step, torch.zeros(1))
 
 
 def test_a_capture_that_fails_leaves_the_text_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Recorder, *ignored: object) -> None:
-        raise NotRecordable("the driver says no")
+    def refuse(self: StepGraphs, *ignored: object) -> None:
+        raise NotCapturable("the driver says no")
 
-    monkeypatch.setattr(Recorder, "_record", refuse)
+    monkeypatch.setattr(StepGraphs, "_capture", refuse)
     made = stepper("other")
     with pytest.warns(UserWarning, match="one by one, with the same text: the driver says no"):
         found = steps(made, GREEDY, [3] * 5)

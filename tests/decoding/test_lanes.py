@@ -54,9 +54,9 @@ def test_replayed_text_is_eager_text(name: str, rule: str, pool: Lanes) -> None:
     expected = texts(Lanes(), drafter, requests, rule)
     assert texts(pool, drafter, requests, rule) == expected
     ((_, stepper),) = pool._idle
-    assert stepper.graphs and stepper._recorder is not None and stepper._recorder.recorded == 1
+    assert stepper.graphs and stepper._captured is not None and stepper._captured.kept == 1
     assert texts(pool, drafter, requests, rule) == expected
-    assert pool._idle[0][1] is stepper and stepper._recorder.recorded == 1, "the second call records nothing"
+    assert pool._idle[0][1] is stepper and stepper._captured.kept == 1, "the second call records nothing"
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_an_encoder_decoder_is_replayed_too(pool: Lanes) -> None:
     decoder = Decoder(known.model, Copying(), gumbel_coupling, Sampling(), 3, slots=2, lanes=pool)
     rows = {event.index: event.row.tokens for event in decoder.stream(known.requests, Trace())}
     assert [rows[i] for i in range(len(rows))] == known.expected
-    assert pool._idle[0][1]._recorder is not None
+    assert pool._idle[0][1]._captured is not None
 
 
 def test_a_stream_left_early_gives_its_slots_back(pool: Lanes) -> None:
@@ -169,7 +169,7 @@ def test_a_reason_is_given_once(pool: Lanes) -> None:
     class Unmarked(Copying):
         def start(self, *arguments: object) -> object:
             session = super().start(*arguments)  # type: ignore[arg-type]
-            session.recordable = False  # type: ignore[attr-defined]
+            session.capturable = False  # type: ignore[attr-defined]
             return session
 
     drafter, requests = Unmarked(), case("llama").requests

@@ -30,7 +30,7 @@ from outrider.drafters import (
 )
 from outrider.drafters.base import ContextSession
 from outrider.drafters.head import Head, HeadConfig, HeadDrafter
-from outrider.drafters.recorded import Recorded
+from outrider.drafters.known_text import KnownText
 
 SHAPE = Shape(capacity=256, width=5, source_capacity=64, chunk=8)
 GREEDY = Rule(gumbel_coupling, Sampling())
@@ -51,7 +51,7 @@ RULES = {
 class _Liar(ContextSession):
     """Guesses what it has read off the device."""
 
-    recordable = True
+    capturable = True
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: torch.Tensor) -> Draft:
         guess = int(self.context.lengths.max()) % self.vocab_size
@@ -67,7 +67,7 @@ class _Drafter:
 
 
 class _Unmarked(_Liar):
-    recordable = False
+    capturable = False
 
 
 def head() -> HeadDrafter:
@@ -86,7 +86,7 @@ def drafter(name: str, family: str = "llama") -> Drafter:
         "uniform": Uniform,
         "ngram": Ngram,
         "table": lambda: Ngram(NgramTable.fit([text.tolist()], tiny.VOCAB, order=3)),
-        "recorded": lambda: Recorded(text.expand(2, -1), 0.3),
+        "known text": lambda: KnownText(text.expand(2, -1), 0.3),
         "standardised": lambda: Standardised(ModelDrafter(wrapped(family, seed=1)), temperature=0.5),
         "head": head,
         "fallback": lambda: Fallback(Copying(), head()),
