@@ -28,7 +28,7 @@ from outrider.core.sampling import Sampling, standardise
 from outrider.core.verification.choose import choose
 from outrider.decoding.step_result import Ticket
 from outrider.drafters import Mixture
-from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.head import HeadDrafter
 
 PROMPT = (
     "Explain how rain forms, and why some clouds give none, in a few sentences a child can follow. Then list three "

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from outrider.bench.measure import Interval, bootstrap, total_ratio
 from outrider.bench.prompts import read
-from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.head import HeadDrafter
 from outrider.models.hub import loading
 from outrider.training.answers import messages
 from outrider.training.data import Corpus, Pair, from_answers

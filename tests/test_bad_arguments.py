@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 import library
 import outrider
@@ -41,3 +42,15 @@ def test_end_tokens_and_prompts_are_tokens(tmp_path: Path) -> None:
         llm.generate([1, 2], eos=size)
     with pytest.raises(outrider.OutriderError, match="a prompt is a text or token ids"):
         llm.generate([True])
+
+
+def test_a_processor_that_returns_nan_is_named(tmp_path: Path) -> None:
+    """It was said to forbid all tokens."""
+    library.save_llama(tmp_path)
+    llm = outrider.load(str(tmp_path))
+
+    def broken(ids: Tensor, scores: Tensor) -> Tensor:
+        return scores * float("nan") if ids.shape[1] > 3 else scores
+
+    with pytest.raises(outrider.OutriderError, match="logits_processor broken returned NaN or plus infinity after 4"):
+        llm.generate([1, 2], logits_processor=[broken])

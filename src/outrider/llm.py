@@ -10,6 +10,7 @@ from typing import Any
 
 from outrider.beam.search import beam_search
 from outrider.call import Call
+from outrider.core.model_facts import dtype_name
 from outrider.core.protocols import Drafter
 from outrider.core.verification.choose import choose
 from outrider.decoding.loop import WIDTH, Decoder, Request
@@ -113,7 +114,7 @@ class LLM:
 
     def with_draft(self, draft: str | Drafter | None, trust_remote_code: bool = False) -> LLM:
         """The same target, loaded once, with another drafter: what ``draft`` of ``load`` may be."""
-        dtype = str(self.target.model.dtype).removeprefix("torch.")
+        dtype = dtype_name(self.target.model.dtype)
         drafter = drafter_named(draft, Beside(self.target, dtype, trust_remote_code))
         return LLM(self.target, drafter, width=self.width, slots=self.slots, exact=self.exact, graphs=self.graphs)
 
@@ -199,7 +200,7 @@ class LLM:
         special: dict[str, int] = {}
         if options.stop_strings or self._defaults.stop:
             special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
-        engine = {"engine": model.engine_name, "dtype": model.computes_in}
+        engine = {"engine": model.facts.engine, "dtype": model.facts.computes_in}
         return Call.compiled(options, decoder, self._defaults, self.decode, special, model.encoder_decoder, engine)
 
     @cached_property

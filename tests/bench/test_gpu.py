@@ -21,9 +21,8 @@ from outrider.bench.inflate import Larger, inflate
 from outrider.bench.timing import Report
 from outrider.cli.main import app
 from outrider.core.protocols import Shape
-from outrider.drafters.head_layers import Head, HeadConfig
-from outrider.drafters.heads import HeadDrafter
-from outrider.drafters.ready_head import ReadyHead
+from outrider.drafters.head import Head, HeadConfig, HeadDrafter, prepared
+from outrider.drafters.head.choice import Choice
 from outrider.errors import BadOption, DeviceError, ModelNotFound
 from outrider.models.hub.loading import load
 from outrider.models.transformers.model import HuggingFaceModel
@@ -212,7 +211,7 @@ def test_a_head_beside_an_inflated_target_guesses_as_before(
     tmp_path: Path, graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head reads the first columns of states and tables: its guesses are those it makes for the small model."""
-    monkeypatch.setattr(ReadyHead, "alone", None)  # as on a GPU: the way of one row on a CPU cannot be recorded
+    monkeypatch.setattr(prepared, "choose", lambda *facts: Choice("torch", "as on a GPU: it can be captured"))
     library.save_llama(tmp_path)
     small = load(str(tmp_path), "cpu", "float32").model
     size = small.hidden_size
@@ -228,7 +227,7 @@ def test_a_head_beside_an_inflated_target_guesses_as_before(
         setting = Setting(target, target, gamma=3, width=5)
         rule, lanes = pair.Rule(pair.choose("maximal", True), pair.Sampling()), pair.Lanes(graphs)
         traced = pair._decoded(made, drafter, rule, setting, lanes, 20)
-        assert all(stepper.recorded == 1 for _, stepper in lanes._idle) and len(lanes._idle) == graphs
+        assert all(stepper.captures == 1 for _, stepper in lanes._idle) and len(lanes._idle) == graphs
         texts.append([(r.drafted, r.token) for r in traced.trace.records])
     assert texts[0] == texts[1] and texts[0]
     with pytest.raises(BadOption, match="hidden states of size"):

@@ -11,7 +11,7 @@ import torch
 import library
 import outrider
 from outrider.drafters import Cascade, Copying, ModelDrafter
-from outrider.drafters.heads import CONFIG, Head, HeadConfig, HeadDrafter
+from outrider.drafters.head import CONFIG, Head, HeadConfig, HeadDrafter
 from outrider.errors import BadOption
 from outrider.models.hub.loading import load
 from outrider.models.transformers import trimmed

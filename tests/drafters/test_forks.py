@@ -7,11 +7,12 @@ import torch
 
 import tiny
 from helpers import wrapped
+from outrider.core.abilities import Forkable
 from outrider.core.noise import Silence
-from outrider.core.protocols import Drafter, Forkable, Shape
+from outrider.core.protocols import Drafter, Shape
 from outrider.core.sampling import Sampling
 from outrider.drafters import Copying, Mixture, ModelDrafter, Standardised
-from outrider.drafters.heads import Head, HeadConfig, HeadDrafter
+from outrider.drafters.head import Head, HeadConfig, HeadDrafter
 
 GUESSES = 4
 PROMPTS = ((1, 2, 3, 4, 5, 6, 7), (9, 8, 7, 6, 5), (3, 1, 4, 1, 5, 9, 2, 6, 5, 3))

@@ -21,8 +21,7 @@ from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Cascade, Copying, Fallback, Mixture, ModelDrafter, Ngram, Nothing, Uniform
-from outrider.drafters.head_layers import Head, HeadConfig
-from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.head import Head, HeadConfig, HeadDrafter
 from outrider.models.toy import ToyModel
 from outrider.trace import Trace
 

@@ -9,7 +9,7 @@ import plain_kernels
 from outrider.core import top_p as nucleus_module
 from outrider.core.noise import Noise, counter_of
 from outrider.core.top_p import nucleus
-from outrider.drafters import head_fused
+from outrider.drafters.head.backends import triton_backend
 from outrider.kernels.triton import available
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -206,7 +206,7 @@ def test_a_heads_kernels_prove_themselves(dtype: torch.dtype) -> None:
     """Where this fails a head drafts without them, with a warning: slower, and nobody would look."""
     if DEVICE.type == "cpu" and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter has no products of bfloat16")
-    assert head_fused._try(DEVICE, dtype)
+    assert triton_backend.agrees(DEVICE, dtype)
 
 
 def test_top_p_proves_itself() -> None:

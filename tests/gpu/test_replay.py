@@ -23,8 +23,7 @@ from outrider.decoding.loop import Decoder
 from outrider.decoding.session_pool import Lanes
 from outrider.decoding.step_runner import Rule, Stepper
 from outrider.drafters import Copying, Mixture, ModelDrafter, Ngram, NgramTable, Standardised, Uniform
-from outrider.drafters.head_layers import Head, HeadConfig
-from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.head import Head, HeadConfig, HeadDrafter
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.trace import Trace
 

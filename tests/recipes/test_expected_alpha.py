@@ -13,7 +13,7 @@ import pytest
 
 import library
 from outrider.bench.measure import Cell, total_ratio
-from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.head import HeadDrafter
 from outrider.llm import LLM
 from outrider.models.hub import loading
 from outrider.training.data import from_answers

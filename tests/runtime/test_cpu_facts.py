@@ -14,7 +14,8 @@ import transformers as tf
 import cpu_paths
 import cpus
 import outrider
-from outrider.drafters import compiled_row, narrow
+from outrider.drafters.head import choice as head_choice
+from outrider.drafters.head.backends import cpu_products
 from outrider.errors import BadOption
 from outrider.kernels import packed_linear
 from outrider.models.engine import choice
@@ -217,7 +218,7 @@ def facts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
     """Each CPU in turn, with every package installed."""
     monkeypatch.setattr(choice, "find_spec", lambda name: object())
     monkeypatch.setattr(choice, "_import_error", lambda: None)
-    monkeypatch.setattr(compiled_row, "_compiles", lambda: True)
+    monkeypatch.setattr(head_choice, "_numba_error", lambda: None)
     with cpu.using(cpus.ALL[request.param]):
         yield cpus.ALL[request.param]
 
@@ -252,15 +253,15 @@ def test_an_engine_by_name_decides_the_dtype(facts: CpuFacts, engine: str) -> No
 
 def test_products_by_themselves(facts: CpuFacts) -> None:
     assert choice.numba_computes_in_half(torch.float32, settled=False) is (facts.name in IN_HALF)
-    assert compiled_row.available() is (facts.name in BYTES)
+    assert head_choice.choose_for_one_row().backend == ("numba" if facts.name in BYTES else "numpy")
     assert packed_linear.worth_packing(9) and packed_linear.worth_packing(1) is (not facts.arm)
 
 
 def test_products_of_a_draft(facts: CpuFacts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four bits twice where KleidiAI has the instructions, eight where torch has the vectors, else float32."""
-    monkeypatch.setattr(narrow, "_nibbles", lambda weight: "nibbles")
-    monkeypatch.setattr(narrow.int8_linear, "quantised", lambda weight: "bytes")
-    made: Any = narrow.product_with(torch.ones(4, 2))
+    monkeypatch.setattr(cpu_products, "_nibbles", lambda weight: "nibbles")
+    monkeypatch.setattr(cpu_products.int8_linear, "quantised", lambda weight: "bytes")
+    made: Any = cpu_products.product_with(torch.ones(4, 2))
     if made != "nibbles":
         cells = [cell.cell_contents for cell in made.__closure__]
         made = "bytes" if "bytes" in cells else "floats"

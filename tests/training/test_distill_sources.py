@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import library
 import outrider
-from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.head import HeadDrafter
 from outrider.errors import BadOption, TokenizerMismatch
 from outrider.models.hub import loading
 from outrider.models.transformers import trimmed

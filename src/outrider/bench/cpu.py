@@ -13,7 +13,7 @@ from outrider.bench.cpu_rows import Cell, Results, rows
 from outrider.bench.machine import Neighbours, available_bytes, cpu_name, read_bandwidth
 from outrider.bench.peers import MODULES, SEPARATE, Peer, PeerFailed, Seat, engine_and_dtype, process_seconds
 from outrider.drafters import built_in
-from outrider.drafters.heads import CONFIG
+from outrider.drafters.head import CONFIG
 from outrider.errors import require
 from outrider.models.hub import names, pairs
 from outrider.models.hub.checkpoint import Checkpoint

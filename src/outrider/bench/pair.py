@@ -29,7 +29,7 @@ from outrider.decoding.step_runner import Rule
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, Nothing
 from outrider.drafters.by_name import shipped_draft
-from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.head import HeadDrafter
 from outrider.errors import BadOption
 from outrider.models.hub.generation_config import defaults
 from outrider.models.hub.loading import load

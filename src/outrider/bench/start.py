@@ -72,8 +72,8 @@ stage("first token")
 for chunk in chunks:
     pass
 stage("end")
-weights = model.prepared.weights if hasattr(model, "prepared") else str(model.dtype).removeprefix("torch.")
-print(json.dumps({"engine": model.engine_name, "weights": weights}), flush=True)
+facts = model.facts
+print(json.dumps({"engine": facts.engine, "weights": facts.weights_in}), flush=True)
 """
 
 

@@ -39,7 +39,6 @@ class Outrider:
 
     def __init__(self, wanted: Request) -> None:
         import outrider
-        from outrider.models.engine.model import EngineModel
 
         drafts = {"plain": "none", "speculative": wanted["draft"] or "auto"}
         first, *others = wanted["ways"]
@@ -49,11 +48,8 @@ class Outrider:
         self.ways = {first: llm, **{way: llm.with_draft(drafts[way]) for way in others}}
         model = llm.target.model
         # What a run reads from memory: an engine may keep its weights in fewer bytes than it computes with.
-        kept = str(model.dtype).removeprefix("torch.")
-        if isinstance(model, EngineModel):
-            kept = model.prepared.weights
-        self.version, self.dtype = outrider.__version__, kept
-        self.notes = {way: f"{model.engine_name}, draft {engine.drafter.name}" for way, engine in self.ways.items()}
+        self.version, self.dtype = outrider.__version__, model.facts.weights_in
+        self.notes = {way: f"{model.facts.engine}, draft {engine.drafter.name}" for way, engine in self.ways.items()}
 
     def generate(self, request: Request, heard: Heard) -> list[int]:
         options = {"max_new_tokens": request["tokens"], "temperature": request["temperature"], "seed": request["seed"]}

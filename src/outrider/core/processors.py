@@ -66,14 +66,19 @@ def process(
                 break
             scores = logits[row : row + 1, k]
             for processor in own:
-                scores = _processed(processor, ids[None, : length + k], scores)
+                scores = processed(processor, ids[None, : length + k], scores)
             result[row, k] = scores[0]
     return result
 
 
-def _processed(processor: Processor, ids: Tensor, scores: Tensor) -> Tensor:
+def named(processor: Processor) -> str:
+    """For errors: as the option, and by its own name where it has one."""
+    return f"logits_processor {getattr(processor, '__name__', type(processor).__name__)}"
+
+
+def processed(processor: Processor, ids: Tensor, scores: Tensor) -> Tensor:
     """What a processor makes of scores [1, V]: anything but scores of that form is refused, by the processor's name."""
-    name = f"logits_processor {getattr(processor, '__name__', type(processor).__name__)}"
+    name = named(processor)
     form = f"input_ids [1, {ids.shape[1]}] and scores [1, {scores.shape[1]}]"
     try:
         given = processor(ids, scores)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.context import Context
+from outrider.core.draft import Choices
 from outrider.core.numpy_ops import largest
 from outrider.core.processors import ByRow, OfRows, Processor, process
-from outrider.core.protocols import Choices
 from outrider.core.top_p import nucleus
 from outrider.errors import BadOption, require
 

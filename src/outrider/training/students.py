@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from outrider.drafters.head_layers import Head, Memory
+from outrider.drafters.head.layers import Head, Memory
 from outrider.training.data import PADDING, Corpus
 from outrider.training.objectives import Objective
 from outrider.training.teacher import Teacher

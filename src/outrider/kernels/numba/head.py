@@ -1,7 +1,7 @@
-"""A feature head for one row, compiled by numba: a guess is one call that runs on every thread.
+"""A feature head for one row, compiled by numba: a whole draft is one call that runs on every thread.
 
-The mathematics of ``drafters/head_layers.py`` on weights of eight bits: a draft may be rounded as one likes. Threads
-share pieces of work as in ``llama.py``.
+The layers of ``drafters/head/layers.py`` on weights of eight bits: a draft may be rounded as one likes. Threads share
+pieces of work as in ``llama.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from outrider.kernels.numba.code_cache import on_disk
-from outrider.kernels.numba.head_records import Drawing, Reading, Room, Text, Weights
+from outrider.kernels.numba.head_records import Drawing, HeadMatrices, KVCache, Reading, Scratch
 from outrider.kernels.numba.int8_products import GIVEN, RECORD, blocks_of, product, shorten
 from outrider.kernels.numba.layer_math import STRIDE, attend, exp, finish, norm, rotate, take
 from outrider.kernels.numba.race import race, shares
@@ -20,8 +20,6 @@ from outrider.kernels.numba.tiles import PANEL, compiled
 
 READING, GUESSING = 3, 6
 """Pieces of work: of reading text, and of a guess beside two for every block."""
-
-_EPSILON = 1e-5
 
 
 @compiled
@@ -54,23 +52,23 @@ def _shortened(x: Any) -> Any:
 
 
 @compiled
-def _joined(head: Weights, x: Any, tokens: Any) -> Any:
+def _joined(head: HeadMatrices, x: Any, tokens: Any) -> Any:
     """States and the tokens behind them, side by side, in eight bits."""
     both = np.empty((len(x), 2 * head.size), np.float32)
-    norm(x, head.norms[0], _EPSILON, both[:, : head.size])
-    norm(tokens, head.norms[1], _EPSILON, both[:, head.size :])
+    norm(x, head.norms[0], head.epsilon, both[:, : head.size])
+    norm(tokens, head.norms[1], head.epsilon, both[:, head.size :])
     return _shortened(both)
 
 
 @compiled
-def _normed(head: Weights, which: int, x: Any) -> Any:
+def _normed(head: HeadMatrices, which: int, x: Any) -> Any:
     found = np.empty_like(x)
-    norm(x, head.norms[which], _EPSILON, found)
+    norm(x, head.norms[which], head.epsilon, found)
     return _shortened(found)
 
 
 @compiled
-def _project(head: Weights, text: Text, counters: int, piece: int, x: Any, place: int, queries: Any) -> None:
+def _project(head: HeadMatrices, cache: KVCache, counters: int, piece: int, x: Any, place: int, queries: Any) -> None:
     """A piece of work: keys and values of x [T, size] at positions from ``place`` on; queries too, where wanted."""
     rows = len(x)
     first = 0 if len(queries) else head.heads
@@ -84,38 +82,38 @@ def _project(head: Weights, text: Text, counters: int, piece: int, x: Any, place
         weights = head.attention[0] + RECORD * blocks_of(head.size) * panels * at
         product(weights, given, head.size, temp.ctypes.data, head.padded, panels)
         for row in range(rows):
-            cos, sin = text.cos[place + row], text.sin[place + row]
+            cos, sin = cache.cos[place + row], cache.sin[place + row]
             if at < head.heads:
                 rotate(temp[row], cos, sin, queries[at])
             elif at < head.heads + head.shared:
-                rotate(temp[row], cos, sin, text.keys[at - head.heads, place + row])
+                rotate(temp[row], cos, sin, cache.keys[at - head.heads, place + row])
             else:
-                text.values[at - head.heads - head.shared, place + row] = temp[row, : head.depth]
+                cache.values[at - head.heads - head.shared, place + row] = temp[row, : head.depth]
         done, item = done + 1, take(counters, piece)
     finish(counters, piece, done, items)
 
 
 @compiled
-def _read(head: Weights, text: Text, reading: Reading, counters: int, threads: int) -> None:
+def _read(head: HeadMatrices, cache: KVCache, reading: Reading, counters: int, threads: int) -> None:
     """Keys are kept of all positions but the last, whose are made with its guess."""
     states, seen, last = reading.states, reading.seen, reading.states.shape[1] - 1
     if head.fuse:
         others = np.empty((len(states), last * head.size), np.float32)
         for layer in range(last):
             columns = others[:, layer * head.size : (layer + 1) * head.size]
-            norm(states[:, layer], head.layer_norms[layer], _EPSILON, columns)
+            norm(states[:, layer], head.layer_norms[layer], head.epsilon, columns)
         _multiply(counters, 0, head.fuse, _shortened(others), others.shape[1], states[:, last], seen, threads)
         _multiply(counters, 1, head.join, _joined(head, seen, reading.tokens), 2 * head.size, seen, reading.x, threads)
     else:
         given = _joined(head, states[:, last], reading.tokens)
         _multiply(counters, 1, head.join, given, 2 * head.size, states[:, last], reading.x, threads)
     if head.heads and len(states) > 1:
-        _project(head, text, counters, 2, reading.x[:-1], reading.start, np.empty((0, head.depth), np.float32))
+        _project(head, cache, counters, 2, reading.x[:-1], reading.start, np.empty((0, head.depth), np.float32))
 
 
 @compiled
 def _look(
-    head: Weights, text: Text, counters: int, piece: int, place: int, oldest: int, queries: Any, mixed: Any
+    head: HeadMatrices, cache: KVCache, counters: int, piece: int, place: int, oldest: int, queries: Any, mixed: Any
 ) -> None:
     """A piece of work: attention from where it is over all before."""
     scores = np.empty(place + 1 - oldest, np.float32)
@@ -124,13 +122,13 @@ def _look(
     while item < head.heads:
         group = item // (head.heads // head.shared)
         out = mixed[0, item * head.depth : (item + 1) * head.depth]
-        attend(queries[item], text.keys[group, seen], text.values[group, seen], scale, scores, out)
+        attend(queries[item], cache.keys[group, seen], cache.values[group, seen], scale, scores, out)
         done, item = done + 1, take(counters, piece)
     finish(counters, piece, done, head.heads)
 
 
 @compiled
-def _gate(head: Weights, counters: int, piece: int, block: int, x: Any, gated: Any, threads: int) -> None:
+def _gate(head: HeadMatrices, counters: int, piece: int, block: int, x: Any, gated: Any, threads: int) -> None:
     """A piece of work: silu(gate) * up."""
     panels = head.inner // PANEL
     step = max(1, panels // (8 * threads))
@@ -151,7 +149,7 @@ def _gate(head: Weights, counters: int, piece: int, block: int, x: Any, gated: A
 
 
 @compiled
-def _write(head: Weights, counters: int, piece: int, x: Any, logits: Any, best: Any, rate: float) -> None:
+def _write(head: HeadMatrices, counters: int, piece: int, x: Any, logits: Any, best: Any, rate: float) -> None:
     """A piece of work: the output layer, and of each item the largest logit, its place, and all others beside it."""
     panels = (head.tokens + PANEL - 1) // PANEL
     step, items = max(1, panels // len(best)), len(best)
@@ -185,7 +183,7 @@ def _summary(logits: Any, first: int, rate: float) -> Any:
 
 @compiled
 def _think(
-    head: Weights, text: Text, before: Any, token: Any, x: Any, place: int, oldest: int, between: Any,
+    head: HeadMatrices, cache: KVCache, before: Any, token: Any, x: Any, place: int, oldest: int, between: Any,
     counters: int, threads: int,
 ) -> None:  # fmt: skip
     """The state x [1, size] behind position ``place``.
@@ -199,8 +197,8 @@ def _think(
     if head.heads:
         queries = between[0, :wide].reshape((head.heads, head.depth))
         mixed = between[:, wide : 2 * wide]
-        _project(head, text, counters, 1, x, place, queries)
-        _look(head, text, counters, 2, place, oldest, queries, mixed)
+        _project(head, cache, counters, 1, x, place, queries)
+        _look(head, cache, counters, 2, place, oldest, queries, mixed)
         _multiply(counters, 3, head.attention[1], _shortened(mixed), wide, x, x, threads)
     gated = between[:, 2 * wide :]
     for block in range(len(head.blocks)):
@@ -239,7 +237,7 @@ def _first_largest(best: Any, value: int, place: int) -> Any:
 
 @on_disk
 def draft(
-    head: Weights, text: Text, reading: Reading, drawing: Drawing, room: Room,
+    head: HeadMatrices, cache: KVCache, reading: Reading, drawing: Drawing, scratch: Scratch,
     embedding: Table, tokens: Any, floors: Any, place: int, oldest: int, found: Any, threads: int,
 ) -> int:  # fmt: skip
     """Read, then guess after guess, the likeliest token each time or a drawn one -> how many there are; found [G].
@@ -248,28 +246,28 @@ def draft(
     made only if all before it are right with a chance of floors[k], by the head's own confidence. Every thread calls
     this with the same arguments, and comes to the same end by itself.
     """
-    pieces, chance, first = GUESSING + 2 * len(head.blocks), 1.0, room.counters.ctypes.data
+    pieces, chance, first = GUESSING + 2 * len(head.blocks), 1.0, scratch.counters.ctypes.data
     if len(reading.states):
-        _read(head, text, reading, first, threads)
+        _read(head, cache, reading, first, threads)
     x, before = reading.x[len(reading.x) - 1 :], reading.before
     token = np.empty((1, head.size), np.float32)
     token[: len(reading.guess)] = reading.guess
     for k in range(len(floors)):
         if k and chance < floors[k]:
             return k
-        counters, best = first + STRIDE * (READING + pieces * k), room.best[k]
+        counters, best = first + STRIDE * (READING + pieces * k), scratch.best[k]
         if k:
-            x, before = room.states[k % 2 : k % 2 + 1], x
+            x, before = scratch.states[k % 2 : k % 2 + 1], x
         given = token if k or len(reading.guess) else token[:0]
-        _think(head, text, before, given, x, place + k, oldest, room.between, counters, threads)
-        _write(head, counters, pieces - 2, x, room.logits, best, drawing.rate)
+        _think(head, cache, before, given, x, place + k, oldest, scratch.between, counters, threads)
+        _write(head, counters, pieces - 2, x, scratch.logits, best, drawing.rate)
         most, chosen = _first_largest(best, 0, 1)
         total = 0.0
         for item in range(len(best)):
             total += best[item, 2] * exp(np.float32((best[item, 0] - most) * drawing.rate))
         if len(drawing.keys):
             q = drawing.probs[k]
-            _draw(drawing, counters, pieces - 1, room.logits, best, most, total, drawing.keys[k], q)
+            _draw(drawing, counters, pieces - 1, scratch.logits, best, most, total, drawing.keys[k], q)
             _, chosen = _first_largest(best, 3, 4)
         chance /= total
         found[k] = tokens[chosen]

@@ -1,4 +1,4 @@
-"""What a compiled head reads and writes; see ``head.py``."""
+"""The arguments of a compiled head: weights, KV cache, text to read, and scratch buffers; see ``head.py``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Weights(NamedTuple):
-    """A head as it is read: matrices at addresses, as ``bytes.py`` packs them."""
+class HeadMatrices(NamedTuple):
+    """Sizes of a head, its norms, and its matrices at addresses, as ``int8_products.py`` packs them."""
 
     size: int
     inner: int
@@ -17,6 +17,7 @@ class Weights(NamedTuple):
     depth: int
     padded: int  # columns of a head: depth, up to whole panels
     tokens: int  # it has logits for
+    epsilon: float  # of all norms
     fuse: int  # address of the product that joins the target's layers, or 0
     join: int
     attention: np.ndarray[Any, Any]  # [2]: queries+keys+values, head by head, and output
@@ -39,16 +40,16 @@ class Reading(NamedTuple):
     """Text to read first, T positions from ``start`` on, or the last guess and the state it came from."""
 
     start: int
-    states: np.ndarray[Any, Any]  # [T, L, size]: what the target's layers gave; T may be 0
+    states: np.ndarray[Any, Any]  # [T, L, size]: outputs of the target's layers; T may be 0
     tokens: np.ndarray[Any, Any]  # [T, size]: embeddings of the tokens behind them
-    seen: np.ndarray[Any, Any]  # [T, size]: used on the way
+    seen: np.ndarray[Any, Any]  # [T, size]: scratch
     before: np.ndarray[Any, Any]  # [1, size], with the guess
     guess: np.ndarray[Any, Any]  # [0 or 1, size]: its embedding
     x: np.ndarray[Any, Any]  # [max(T, 1), size]: what was read, and in the last row what the first guess comes from
 
 
-class Text(NamedTuple):
-    """What a head keeps of one text, C positions."""
+class KVCache(NamedTuple):
+    """Keys and values of one text by position, up to C of them, and the rotary tables."""
 
     keys: np.ndarray[Any, Any]  # [shared, C, depth]
     values: np.ndarray[Any, Any]
@@ -56,11 +57,11 @@ class Text(NamedTuple):
     sin: np.ndarray[Any, Any]
 
 
-class Room(NamedTuple):
-    """What a draft of up to G guesses uses on the way."""
+class Scratch(NamedTuple):
+    """Scratch buffers for a draft of up to G guesses."""
 
     states: np.ndarray[Any, Any]  # [2, size]: what the last two guesses came from, but for the first
-    between: np.ndarray[Any, Any]  # [1, heads * depth * 2 + inner]: queries, what they found, what was gated
+    between: np.ndarray[Any, Any]  # [1, heads * depth * 2 + inner]: queries, attention's output, gated activations
     logits: np.ndarray[Any, Any]  # [1, N]: of the last guess
-    best: np.ndarray[Any, Any]  # [G, items, 5]: largest logit, its place, all beside it; who won a race, its place
+    best: np.ndarray[Any, Any]  # [G, items, 5]: largest logit, its index, sum of exp; a race's winner, its index
     counters: np.ndarray[Any, Any]  # zeros, STRIDE bytes for every piece of work

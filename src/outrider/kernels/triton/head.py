@@ -1,4 +1,4 @@
-"""What a trained head does besides its matrix products, in one launch each; ``drafters/head_fused.py`` uses them."""
+"""Rotation, attention and argmax of a trained head, a kernel each, for ``drafters/head/backends/triton_backend.py``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def turn_and_store(qkv: Tensor, speed: Tensor, positions: Tensor, buffers: Buffe
     """qkv [R, T, (H + 2 Hk) D] side by side at positions [R or 1, T] -> queries [R, T, H, D].
 
     Keys and values go into the buffers, into ``rows`` [R] of them or all. Queries and keys are turned by rotary
-    positions; ``speed`` [D / 2] is how fast each pair of numbers turns.
+    positions; ``speed`` [D / 2] is the angle by which each pair of numbers turns from one position to the next.
     """
     count, width, _ = qkv.shape
     k_heads, capacity, half = buffers[0].shape[1], buffers[0].shape[2], speed.shape[0]

@@ -1,8 +1,8 @@
-"""Small trained heads that draft from what the target's layers gave, its embeddings and its output layer.
+"""The drafter of a trained head: loading and saving it, what a guess costs, and its sessions.
 
-Feature: a small recurrent network runs once per guess, at first on what the target's layers saw, then on its own
-states; with attention it also looks back over the text. Blockwise: k blocks guess k tokens from one
-look at the target (Stern et al. 2018), so a whole draft costs no sequential run at all. Both write logits for
+A feature head is a small recurrent network that runs once per guess, at first on the outputs of the target's layers,
+then on its own states; with attention it also reads the text so far. A blockwise head guesses k tokens from one state
+of the target with k blocks (Stern et al. 2018), so a whole draft costs no sequential run at all. Both have logits for
 the N most frequent tokens only: the output layer is most of a head's cost, and q = 0 elsewhere is still exact.
 """
 
@@ -21,17 +21,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.core.protocols import DraftSession, Session, Shape
-from outrider.drafters import compiled_row
-from outrider.drafters.head_layers import Head, HeadConfig
-from outrider.drafters.head_sessions import BlockwiseSession, FeatureSession
-from outrider.drafters.ready_head import ReadyHead
+from outrider.core.traits import DrafterTraits
+from outrider.drafters.head.choice import choose
+from outrider.drafters.head.config import HeadConfig
+from outrider.drafters.head.layers import Head
+from outrider.drafters.head.prepared import PreparedHead
+from outrider.drafters.head.session import HeadSession
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
 from outrider.runtime.files import replace_whole, write_whole
 
 CONFIG = "outrider_draft.json"
 
-_SMALL_RUNS, _COMPILED = 1.6, 0.5
-"""What a guess takes for each weight, where a large run takes one: by numpy, and compiled, where weights are bytes.
+_TIME_PER_WEIGHT = {"numba": 0.5, "numpy": 1.6, "torch": 1.6, "triton": 1.6}
+"""What a guess takes for each weight it reads, by backend, where a run of the target takes one: numba reads bytes.
 
 Measured on two cores of a Neoverse-N1; see ``recipes/draft_cost.py``.
 """
@@ -44,14 +46,14 @@ class HeadDrafter:
     policy tells it what guesses cost, with a chance that is not worth another one.
     """
 
-    cost = 0.05  # target runs a guess takes, about, alone; see ``beside`` and ``cost_for``
+    cost = DrafterTraits.cost  # of a guess for one row; see ``beside``
 
     def __init__(self, head: Head, tokens: Tensor, name: str = "head", floor: float = 0.1) -> None:
         self.saved, self.tokens, self.name = head.eval().requires_grad_(False), tokens, name
         require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
         self.floor = floor
-        self._prepared: ReadyHead | None = None
-        self._batched_cost: float | None = None  # of a guess for several rows; see ``cost_for``
+        self._prepared: PreparedHead | None = None
+        self._batched_cost: float | None = None  # of a guess for several rows; which torch drafts for
 
     @cached_property
     def head(self) -> Head:
@@ -66,27 +68,24 @@ class HeadDrafter:
 
     @property
     def weights_read(self) -> int:
-        """Numbers a guess multiplies with: all matrices but the one that joins the target's layers, and N rows."""
-        head = self.saved
-        parts = sum(p.numel() for p in head.parameters() if p.dim() == 2)
-        joined = 0 if head.fuse is None else head.fuse.weight.numel()
-        return parts - joined + len(self.tokens) * head.config.hidden_size
+        """Numbers a guess multiplies with."""
+        return self.saved.config.weights_read(len(self.tokens))
 
     def beside(self, weights_read: int | None) -> HeadDrafter:
         """What a guess costs follows from what it reads, where the target's runs cost what they read."""
         if weights_read is not None:
-            rate = _COMPILED if self.saved.config.kind == "feature" and compiled_row.available() else _SMALL_RUNS
-            self.cost = rate * self.weights_read / weights_read
-            self._batched_cost = _SMALL_RUNS * self.weights_read / weights_read
+            alone = choose(self.saved.config, torch.device("cpu"), 1, torch.float32).backend
+            self.cost = _TIME_PER_WEIGHT[alone] * self.weights_read / weights_read
+            self._batched_cost = _TIME_PER_WEIGHT["torch"] * self.weights_read / weights_read
         return self
-
-    def cost_for(self, rows: int) -> float:
-        """Several rows are drafted for by torch, and not by what is compiled for one."""
-        return self.cost if rows == 1 or self._batched_cost is None else self._batched_cost
 
     @property
     def plans(self) -> bool:
-        return self.floor > 0 and self.saved.config.kind == "feature"
+        return self.floor > 0 and not self.saved.config.blockwise
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(self.cost, self._batched_cost, self.gamma, stops_itself=self.plans)
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         size = None if target.hidden is None else target.hidden.shape[-1]
@@ -95,13 +94,12 @@ class HeadDrafter:
                 f"draft {self.name!r} reads hidden states of size {self.saved.config.hidden_size}, "
                 f"the target shows {size or 'none'}; use the draft with the target it was trained for"
             )
-        kind = BlockwiseSession if self.saved.config.kind == "blockwise" else FeatureSession
-        return kind(self._ready(target), self.floor if self.plans else 0.0, rows, shape, target)
+        return HeadSession(self.prepared(target), self.floor if self.plans else 0.0, rows, shape, target)
 
-    def _ready(self, target: Session) -> ReadyHead:
+    def prepared(self, target: Session) -> PreparedHead:
         """Weights are prepared once for a target, not for every request."""
         if self._prepared is None or not self._prepared.fits(target):
-            self._prepared = ReadyHead(self.saved, self.tokens, target)
+            self._prepared = PreparedHead(self.saved, self.tokens, target)
         return self._prepared
 
     def save(self, folder: Path) -> None:

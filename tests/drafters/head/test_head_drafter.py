@@ -1,4 +1,4 @@
-"""A head that drafts for one row on a CPU."""
+"""The drafter of a head: what is loaded and prepared when, and what a guess is said to cost."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 import cpus
 import tiny
 from outrider.core.noise import Noise
-from outrider.core.protocols import Shape, declared_cost
+from outrider.core.protocols import Shape
 from outrider.core.sampling import Sampling
-from outrider.drafters import Copying, Mixture, compiled_row
-from outrider.drafters.head_layers import Head, HeadConfig
-from outrider.drafters.heads import HeadDrafter
+from outrider.core.traits import declared_cost
+from outrider.drafters import Copying, Mixture
+from outrider.drafters.head import Head, HeadConfig, HeadDrafter, choice
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.planning.policies import Setting
 from outrider.runtime import cpu
@@ -56,12 +56,12 @@ def test_nothing_is_made_ready_for_several_rows() -> None:
     for temperature in (0.0, 1.0):
         noise, at = Noise(torch.zeros(1, dtype=torch.int64)), torch.zeros((1, 4), dtype=torch.int64)
         assert drafting.propose(3, Sampling(temperature=temperature), noise, at).tokens.shape == (1, 3)
-    assert "batched" not in vars(drafter._ready(session))
+    assert list(drafter.prepared(session).weights) == [choice.choose_for_one_row().backend]
 
 
 def test_a_guess_for_several_rows_costs_what_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head declared what its compiled code takes for one row, and torch drafts for several: three times as long."""
-    monkeypatch.setattr(compiled_row, "_compiles", lambda: True)
+    monkeypatch.setattr(choice, "_numba_error", lambda: None)
     head = HeadDrafter(Head(HeadConfig("feature", 16, 32, 1)), torch.arange(10))
     assert declared_cost(head) == declared_cost(head, 4) == HeadDrafter.cost, "nothing is known of the target"
     with cpu.using(cpus.N1):

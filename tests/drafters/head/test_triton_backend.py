@@ -1,4 +1,4 @@
-"""A head fused for a GPU guesses as it does without: plain functions stand in for the kernels, as in test_fused.py."""
+"""The Triton backend guesses as torch does: plain functions stand in for the kernels, as in test_fused.py."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from helpers import wrapped
 from outrider.core.noise import Noise
 from outrider.core.protocols import Shape
 from outrider.core.sampling import Sampling
-from outrider.drafters import head_fused
-from outrider.drafters.head_layers import Head, HeadConfig
-from outrider.drafters.heads import HeadDrafter
+from outrider.drafters.head import Head, HeadConfig, HeadDrafter
+from outrider.drafters.head.backends import triton_backend
 from outrider.kernels.triton import available
 from outrider.runtime import cpu
 
 pytestmark = pytest.mark.cpu_paths
+
+FUSED = {triton_backend.FusedHead, triton_backend.FusedBlock, triton_backend.FusedAttention}
 
 
 @pytest.fixture(params=[cpus.AMX, cpus.N1], ids=lambda facts: facts.name, autouse=True)
@@ -44,7 +45,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "outrider.kernels.triton.head", head)
     monkeypatch.setitem(sys.modules, "outrider.kernels.triton.product", product)
     proven = available.proven
-    monkeypatch.setattr(head_fused, "available", SimpleNamespace(run_on=lambda device: True, proven=proven))
+    monkeypatch.setattr(triton_backend, "available", SimpleNamespace(run_on=lambda device: True, proven=proven))
     monkeypatch.setattr(available, "_proven", {})
 
 
@@ -94,8 +95,11 @@ def test_a_fused_head_guesses_as_before(
 def test_a_head_to_be_trained_stays_as_it_is(on_a_gpu: None) -> None:
     """Only the copy that a session runs is fused; the drafter's own head can still be trained and saved."""
     made = drafter((4, 2), 512)
+    before = {name: weight.clone() for name, weight in made.head.state_dict().items()}
     guesses(made)
-    assert "forward" not in vars(made.head.blocks[0]) and "read" not in vars(made.head)
+    assert {type(module) for module in made.head.modules()}.isdisjoint(FUSED)
+    after = made.head.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize("fault", ["raises", "differs"])

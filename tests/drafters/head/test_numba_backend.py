@@ -1,4 +1,4 @@
-"""Heads compiled for one row: their products, and drafts made in one call."""
+"""The numba backend: its products, drafts made in one call, and the same head in numpy."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ import numpy as np
 
 from outrider.core import noise
 from outrider.core.noise import Noise, counter_of
-from outrider.drafters import compiled_row
-from outrider.drafters.compiled_row import CompiledRow, CompiledWeights, Draw, table_of
-from outrider.drafters.head_layers import Head, HeadConfig
-from outrider.drafters.one_row import OneRow, Weights
+from outrider.core.protocols import Shape
+from outrider.drafters.head import Head, HeadConfig
+from outrider.drafters.head.backend import OutputRows
+from outrider.drafters.head.backends import numpy_backend
+from outrider.drafters.head.backends.numba_backend import Draw, NumbaWeights, table_of
+from outrider.drafters.head.backends.numpy_backend import NumpyWeights
+from outrider.drafters.head.choice import choose_for_one_row
 
-if not compiled_row.available():
+if choose_for_one_row().backend != "numba":
     pytest.skip("this CPU has no products of bytes", allow_module_level=True)
 
 from outrider.kernels.numba import int8_products, race
@@ -68,18 +71,24 @@ def test_a_row_of_zeros_and_one_large_number_are_kept_apart() -> None:
     assert found[0] == 0 and abs(found[1] - 1000.01) < 0.005
 
 
-def made(config: HeadConfig) -> tuple[Head, Tensor]:
+TOKENS = torch.arange(0, 90, 9 / 5).long()[:50]  # of 90 tokens, those the heads have logits for
+
+
+def made(config: HeadConfig) -> tuple[Head, OutputRows]:
     torch.manual_seed(1)
     head = Head(config)
     for weight in head.parameters():
         torch.nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
-    return head.eval().requires_grad_(False), torch.randn(50, config.hidden_size)
+    return head.eval().requires_grad_(False), OutputRows(torch.randn(90, config.hidden_size), TOKENS)
 
 
-def begun(kind: Any, weights: Any, config: HeadConfig) -> Any:
-    heads, shared = config.heads
-    memory = torch.zeros((2, shared, 40, config.hidden_size // heads)) if heads else None
-    row = kind(weights, None if memory is None else (memory[0], memory[1]))
+def _never() -> Any:
+    raise AssertionError("nothing here has several rows")
+
+
+def begun(weights: NumpyWeights | NumbaWeights) -> Any:
+    config = weights.config
+    row = weights.start(1, Shape(40, 5), several=_never)
     torch.manual_seed(2)
     states, tokens = torch.randn(12, len(config.layers), config.hidden_size), torch.randn(12, config.hidden_size)
     row.read(states[:5], tokens[:5], 0)
@@ -91,12 +100,9 @@ def begun(kind: Any, weights: Any, config: HeadConfig) -> Any:
 @pytest.mark.parametrize("name", SHAPES)
 def test_guesses_are_those_of_the_same_head_in_numpy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches keys at the wrong place, a norm left out, or a window that is not the head's."""
-    monkeypatch.setattr("outrider.drafters.one_row.product_with", lambda w: lambda x: x @ w.detach().float().t())
+    monkeypatch.setattr(numpy_backend, "product_with", lambda w: lambda x: x @ w.detach().float().t())
     head, output = made(SHAPES[name])
-    rows = [
-        begun(OneRow, Weights(head, output), head.config),
-        begun(CompiledRow, CompiledWeights(head, output), head.config),
-    ]
+    rows = [begun(NumpyWeights(head, output)), begun(NumbaWeights(head, output))]
     token: Tensor | None = None
     for _ in range(4):
         exact, found = (row.guess(token) for row in rows)
@@ -108,43 +114,43 @@ def test_guesses_are_those_of_the_same_head_in_numpy(name: str, monkeypatch: pyt
 def test_a_draft_in_one_call_is_guess_after_guess(name: str) -> None:
     """Catches a token read from the wrong place, a state of the guess before, and a draft that goes on too long."""
     head, output = made(SHAPES[name])
-    embedding, tokens = torch.randn(90, head.config.hidden_size), torch.arange(0, 90, 9 / 5).long()[:50]
-    weights = CompiledWeights(head, output)
-    one, other = (begun(CompiledRow, weights, head.config) for _ in range(2))
+    embedding = torch.randn(90, head.config.hidden_size)
+    weights = NumbaWeights(head, output)
+    one, other = (begun(weights) for _ in range(2))
     expected, chances, token, chance = [], [], None, 1.0
     for _ in range(5):
         logits = one.guess(token)
-        expected.append(int(tokens[logits.argmax()]))
+        expected.append(int(TOKENS[logits.argmax()]))
         chance *= float(logits.softmax(-1).max())
         chances.append(chance)
         token = embedding[expected[-1]][None]
-    assert other.draft(table_of(embedding), tokens, [0.0] * 5)[0].tolist() == expected
-    assert other.place == one.place and np.allclose(other.x, one.x, atol=1e-5)
+    assert other.guesses(table_of(embedding), [0.0] * 5)[0].tolist() == expected
+    assert other.position == one.position and np.allclose(other.x, one.x, atol=1e-5)
     for most in (1, 3):
-        again = begun(CompiledRow, weights, head.config)
+        again = begun(weights)
         floors = [0.0] * most + [chances[most - 1] * 1.01] + [0.0] * (4 - most)
-        assert again.draft(table_of(embedding), tokens, floors)[0].tolist() == expected[:most]
+        assert again.guesses(table_of(embedding), floors)[0].tolist() == expected[:most]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_tokens_are_drawn_as_noise_says(temperature: float) -> None:
     """Catches a draft that draws from another distribution than the one it shows, or with other noise."""
     head, output = made(SHAPES["all"])
-    embedding, tokens = torch.randn(90, head.config.hidden_size), torch.arange(0, 90, 9 / 5).long()[:50]
-    weights, counter = CompiledWeights(head, output), counter_of(tokens)
+    embedding = torch.randn(90, head.config.hidden_size)
+    weights, counter = NumbaWeights(head, output), counter_of(TOKENS)
     differing = 0
     for seed in range(12):
         streams, at = Noise(torch.tensor([seed])), torch.arange(7, 11)[None]
-        one, other = (begun(CompiledRow, weights, head.config) for _ in range(2))
-        draw = Draw(temperature, streams.keys("token", at)[0], counter)
-        found, q = other.draft(table_of(embedding), tokens, [0.0] * 4, draw)
+        one, other = (begun(weights) for _ in range(2))
+        draw = Draw(temperature, streams.keys("token", at)[0])
+        found, q = other.guesses(table_of(embedding), [0.0] * 4, draw)
         assert q is not None
         token: Tensor | None = None
         for k in range(4):
             exact = (one.guess(token) / temperature).softmax(-1)
             assert torch.allclose(q[k], exact[0], atol=1e-5)
             winner = streams.winner("token", at[:, k : k + 1], q[None, k : k + 1], counter)
-            assert int(found[k]) == int(tokens[winner])
+            assert int(found[k]) == int(TOKENS[winner])
             differing += int(winner) != int(q[k].argmax())
             token = embedding[found[k]][None]
     assert differing > 5, "or the likeliest would always do"

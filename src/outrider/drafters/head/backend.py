@@ -1,0 +1,146 @@
+"""What a draft session asks of the code that runs a head's layers: the protocol of all backends, and what they get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from outrider.core.context import Context
+from outrider.core.noise import Noise, counter_of
+from outrider.core.numpy_ops import largest
+from outrider.core.protocols import Session, Shape
+from outrider.core.sampling import Sampling
+from outrider.drafters.head.layers import Head
+from outrider.drafters.prices import Prices
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a head reads: the committed tokens of every row, the target's states behind them, and its embeddings."""
+
+    context: Context
+    target: Session
+    embedding: Tensor  # [V, size]
+
+    @property
+    def states(self) -> Tensor:
+        """[B, C, L, size]: outputs of the layers that the head reads, by position."""
+        states = self.target.states
+        assert states is not None
+        return states
+
+    @property
+    def newest(self) -> Tensor:
+        """[B]: the last position whose state and next token are both known."""
+        return (self.context.lengths - 2).clamp(min=0)
+
+
+class OutputRows:
+    """The rows of the target's output layer for the N tokens that a head can draft.
+
+    Indexed by slices, as a matrix [N, size]: a copy of all of them takes more memory than the rest of the head.
+    """
+
+    def __init__(self, table: Any, tokens: Tensor) -> None:
+        self._table = table
+        self.tokens = tokens  # [N]
+        self.counter = counter_of(tokens)  # [N]: by which noise knows the tokens
+        self.shape = torch.Size((len(tokens), table.shape[1]))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, some: slice) -> Tensor:
+        return cast(Tensor, self._table[self.tokens[some]])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return cast(torch.dtype, self._table.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.device
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """The token with the highest of logits [B, N] -> [B]."""
+        return self.tokens[largest(logits)]
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """A whole draft: how many guesses, how tokens are chosen, and when to stop early."""
+
+    gamma: int
+    sampling: Sampling
+    noise: Noise
+    at: Tensor  # [B, gamma + 1]: absolute positions
+    floor: float  # the least chance that all guesses so far are right at which another is made
+    prices: Prices | None  # give every guess a floor of its own
+
+    def floors(self, row: int) -> list[float]:
+        """Of each guess of a row."""
+        if self.prices is not None and self.floor > 0:
+            return self.prices.floors(row, self.gamma)
+        return [self.floor] * self.gamma
+
+
+class HeadBackend(Protocol):
+    """A head's layers at work for the rows of one session, with the KV cache of its attention."""
+
+    @property
+    def name(self) -> str:
+        """As ``choice.choose`` names it."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether its steps may be captured as a CUDA graph: no host-device sync, constant shapes."""
+
+    def admit(self, texts: Texts, row: int, length: int) -> None:
+        """A new text of so many tokens has begun in a row."""
+
+    def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
+        """Append the first count [B] of tokens [B, K] to the texts, and read what the target's states tell of them.
+
+        In a fork the target has not run them: there the head's own states stand for the target's.
+        """
+
+    def rewind(self, texts: Texts) -> None:
+        """The texts have become shorter."""
+
+    def select(self, texts: Texts, rows: Tensor) -> HeadBackend:
+        """The backend to go on with when row i becomes the old row rows[i]; ``texts`` are still the old ones."""
+
+    def fork(self, texts: Texts, rows: Tensor) -> HeadBackend:
+        """Another backend whose row i is a copy of row rows[i], for tokens that the target has not run."""
+
+    def begin(self, texts: Texts, gamma: int) -> int:
+        """Read the newest states, before the first guess of a draft -> how many guesses there can be."""
+
+    def logits(self, texts: Texts, k: int, last: Tensor) -> Tensor:
+        """Of the N tokens for guess k (from 0), behind token ``last`` [B] -> [B, N]."""
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """The token with the highest of logits [B, N] -> [B]."""
+
+    def draft(self, texts: Texts, request: DraftRequest) -> tuple[Tensor, Tensor | None] | None:
+        """After ``begin``, a whole draft in one call: tokens [B, G] and what they were drawn from [B, G, N], if drawn.
+
+        None where the backend has no such call, or none for this request: then guess by guess.
+        """
+
+
+class HeadWeights(Protocol):
+    """A head's weights in the form a backend reads, made once for all sessions beside one target."""
+
+    def start(self, rows: int, shape: Shape, several: Callable[[], HeadBackend]) -> HeadBackend:
+        """A backend for the rows of a session. ``several``: one for any number of rows, if this one has a limit."""
+
+
+class WeightsFor(Protocol):
+    """How a head's weights are prepared for a backend."""
+
+    def __call__(self, head: Head, output: OutputRows) -> HeadWeights: ...

@@ -1,0 +1,76 @@
+"""A blockwise head, run by torch or Triton: all guesses come from one look at the target's last state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.head.backend import DraftRequest, Texts
+
+if TYPE_CHECKING:
+    from outrider.drafters.head.backends.torch_weights import TorchWeights
+
+
+class BlockwiseBackend:
+    """It keeps nothing from step to step."""
+
+    capturable = True
+
+    def __init__(self, weights: TorchWeights) -> None:
+        self.weights, self.name = weights, weights.name
+
+    def admit(self, texts: Texts, row: int, length: int) -> None:
+        """The target has its last state."""
+
+    def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
+        texts.context.append(tokens, count)
+
+    def rewind(self, texts: Texts) -> None:
+        """The target goes back."""
+
+    def select(self, texts: Texts, rows: Tensor) -> Self:
+        return self
+
+    def fork(self, texts: Texts, rows: Tensor) -> BlockwiseFork:
+        return BlockwiseFork(self.weights, self._states(texts).index_select(0, rows))
+
+    def begin(self, texts: Texts, gamma: int) -> int:
+        self.states = self._states(texts)
+        return min(gamma, self.states.shape[1])
+
+    def logits(self, texts: Texts, k: int, last: Tensor) -> Tensor:
+        return self.weights.logits(self.states[:, k])
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        return self.weights.likeliest(logits)
+
+    def draft(self, texts: Texts, request: DraftRequest) -> None:
+        """Guess by guess."""
+
+    def _states(self, texts: Texts) -> Tensor:
+        """Behind all guesses -> [B, k, size]."""
+        assert texts.target.hidden is not None
+        last = texts.context.read(texts.context.lengths - 1, 1)[:, 0]
+        return self.weights.head.fan(texts.target.hidden, texts.embedding[last])
+
+
+class BlockwiseFork(BlockwiseBackend):
+    """A fork goes on with what is left of the states that one look at the target gave."""
+
+    def __init__(self, weights: TorchWeights, left: Tensor) -> None:
+        super().__init__(weights)
+        self.left = left  # [B, k, size]: behind its next guesses
+
+    def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
+        super().commit(texts, tokens, count)
+        columns = torch.arange(max(0, self.left.shape[1] - tokens.shape[1]), device=count.device)
+        self.left = self.left[torch.arange(len(count), device=count.device)[:, None], columns + count[:, None]]
+
+    def select(self, texts: Texts, rows: Tensor) -> Self:
+        self.left = self.left.index_select(0, rows)
+        return self
+
+    def _states(self, texts: Texts) -> Tensor:
+        return self.left

@@ -1,0 +1,133 @@
+"""A feature head run by torch: any number of rows, on any device, in the target's dtype.
+
+The target keeps its states by position, as it keeps its keys and values. So does the head its own keys: at each
+commit, whether it drafts or not, it makes those of the newest W tokens again, whose states the target has run since.
+So rollback needs no work, and every shape stays constant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.head.backend import DraftRequest, Texts
+from outrider.drafters.head.layers import KeysValues, Memory
+
+if TYPE_CHECKING:
+    from outrider.drafters.head.backends.torch_weights import TorchWeights
+
+
+class TorchBackend:
+    """The KV cache of a feature head's attention, and the draft under way."""
+
+    capturable = True
+
+    def __init__(self, weights: TorchWeights, cache: KeysValues | None, slots: Tensor, width: int) -> None:
+        self.weights, self.head, self.name = weights, weights.head, weights.name
+        self.cache = cache  # [B, Hk, C, D] each; None without attention
+        self.slots = slots  # [C]: all positions
+        self.width = width  # W: no commit has more tokens
+
+    def admit(self, texts: Texts, row: int, length: int) -> None:
+        if self.cache is not None:
+            for kept in self.cache:
+                kept[row] = 0
+            if length > 1:
+                self._read(texts, torch.tensor([row], device=self.slots.device), self.slots[None, : length - 1])
+
+    def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
+        texts.context.append(tokens, count)
+        if self.cache is not None:
+            start = (texts.newest + 1 - self.width).clamp(min=0)
+            self._read(texts, self._all(texts), start[:, None] + torch.arange(self.width, device=start.device))
+
+    def rewind(self, texts: Texts) -> None:
+        """Keys behind the end are made again before they are read."""
+
+    def select(self, texts: Texts, rows: Tensor) -> Self:
+        self.cache = self._selected(rows)
+        return self
+
+    def fork(self, texts: Texts, rows: Tensor) -> TorchFork:
+        supposed = self._newest(texts).index_select(0, rows)
+        return TorchFork(self.weights, self._selected(rows), self.slots, self.width, supposed)
+
+    def begin(self, texts: Texts, gamma: int) -> int:
+        newest = texts.newest[:, None]
+        self.x = self._newest(texts)  # [B, 1, size]: what the next guess comes from
+        self.positions = newest + torch.arange(gamma, device=newest.device)  # [B, G]
+        self.memory: Memory | None = None
+        if self.head.attention is not None and self.cache is not None:
+            self.memory = self.head.attention.memory(self.cache, newest, self.slots)
+        return gamma
+
+    def logits(self, texts: Texts, k: int, last: Tensor) -> Tensor:
+        return self.weights.logits(self._state(texts, k, last)[:, 0])
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        return self.weights.likeliest(logits)
+
+    def draft(self, texts: Texts, request: DraftRequest) -> None:
+        """Guess by guess."""
+
+    def _state(self, texts: Texts, k: int, last: Tensor) -> Tensor:
+        """Behind guess k, drawn after token ``last`` [B] -> [B, 1, size]."""
+        position = self.positions[:, k : k + 1]
+        if k > 0:
+            self.x = self.head.read_token(self.x, texts.embedding, last[:, None])
+            if self.memory is not None and self.head.attention is not None:
+                self.head.attention.note(self.x, position, self.memory)
+        self.x = self.head.think(self.x, position, self.memory)
+        return self.x
+
+    def _newest(self, texts: Texts) -> Tensor:
+        """What the head reads at the newest position of every row -> [B, 1, size]."""
+        return self._read(texts, self._all(texts), texts.newest[:, None])
+
+    def _read(self, texts: Texts, rows: Tensor, positions: Tensor) -> Tensor:
+        """What the head reads at positions [R, T] of these rows -> [R, T, size]; its keys are kept."""
+        tokens = texts.context.tokens[rows[:, None], positions + 1]
+        x = self.head.read_token(self.head.seen(texts.states[rows[:, None], positions]), texts.embedding, tokens)
+        if self.head.attention is not None and self.cache is not None:
+            self.head.attention.store(x, positions, self.cache, rows)
+        return x
+
+    def _all(self, texts: Texts) -> Tensor:
+        return torch.arange(texts.context.rows, device=self.slots.device)
+
+    def _selected(self, rows: Tensor) -> KeysValues | None:
+        return (
+            None if self.cache is None else (self.cache[0].index_select(0, rows), self.cache[1].index_select(0, rows))
+        )
+
+
+class TorchFork(TorchBackend):
+    """A fork: behind its last token the target has no states, and the head's own stand for them."""
+
+    def __init__(
+        self, weights: TorchWeights, cache: KeysValues | None, slots: Tensor, width: int, supposed: Tensor
+    ) -> None:
+        super().__init__(weights, cache, slots, width)
+        self.supposed = supposed  # [B, 1, size]: what it reads behind the newest token
+
+    def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
+        for k in range(tokens.shape[1]):
+            self._suppose(texts, tokens[:, k : k + 1], k < count)
+
+    def select(self, texts: Texts, rows: Tensor) -> Self:
+        self.supposed = self.supposed.index_select(0, rows)
+        return super().select(texts, rows)
+
+    def _newest(self, texts: Texts) -> Tensor:
+        return self.supposed
+
+    def _suppose(self, texts: Texts, token: Tensor, real: Tensor) -> None:
+        """Another token [B, 1] behind rows where real [B]: what the head would read there, and its keys."""
+        self.begin(texts, 1)
+        read = self.head.read_token(self._state(texts, 0, token), texts.embedding, token)
+        self.supposed = torch.where(real[:, None, None], read, self.supposed)
+        texts.context.append(token, real.to(torch.int64))
+        if self.head.attention is not None and self.cache is not None:
+            self.head.attention.store(self.supposed, texts.newest[:, None], self.cache)

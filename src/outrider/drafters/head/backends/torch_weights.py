@@ -1,0 +1,55 @@
+"""A head's weights as torch modules, for any number of rows on any device: for feature and blockwise heads alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+
+from outrider.core.protocols import Shape
+from outrider.drafters.head.backend import HeadBackend, OutputRows
+from outrider.drafters.head.backends.blockwise import BlockwiseBackend
+from outrider.drafters.head.backends.torch_backend import TorchBackend
+from outrider.drafters.head.layers import Head
+from outrider.kernels.packed_linear import pack, packed, product
+
+
+class TorchWeights:
+    """A head's modules in the target's dtype, and its rows of the output layer."""
+
+    name = "torch"
+
+    def __init__(self, head: Head, output: OutputRows) -> None:
+        self.output = output
+        self.head = self._modules(head)
+        self.rows = output[:]  # [N, size]
+        self._pack()
+
+    def start(self, rows: int, shape: Shape, several: Callable[[], HeadBackend]) -> HeadBackend:
+        config, device = self.head.config, self.output.device
+        if config.blockwise:
+            return BlockwiseBackend(self)
+        cache = None
+        if config.attends:
+            size = (2, rows, config.heads[1], shape.capacity, config.head_size)
+            keys, values = torch.zeros(size, dtype=self.output.dtype, device=device)
+            cache = keys, values
+        return TorchBackend(self, cache, torch.arange(shape.capacity, device=device), shape.width)
+
+    def logits(self, state: Tensor) -> Tensor:
+        """The output layer: states [B, size] -> [B, N]."""
+        return product(state, self.rows, None)
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        return self.output.likeliest(logits)
+
+    def _modules(self, head: Head) -> Head:
+        # A copy: the drafter is shared, and beside another target it may run in another dtype.
+        return deepcopy(head).to(device=self.output.device, dtype=self.output.dtype)
+
+    def _pack(self) -> None:
+        if self.output.device.type == "cpu" and self.output.dtype == torch.float32:
+            pack(self.head, rows=1)
+            self.rows = packed(self.rows, rows=1)

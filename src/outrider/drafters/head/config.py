@@ -1,0 +1,91 @@
+"""The layers of a trained head, described once: sizes, constants, and every projection by its name.
+
+Training builds its modules from this record, and every backend reads its sizes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+Shape2D = tuple[int, int]
+"""(outputs, inputs) of a projection, as its weight is stored."""
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """The shape of a head, and the target it was trained for. Its fields are saved beside the weights.
+
+    A feature head guesses token by token: ``join`` makes one state of the target's state and the next token's
+    embedding, then follow an optional attention layer and gated feed-forward blocks. A blockwise head has no
+    attention, and each of its blocks makes one guess from the same joined state.
+    """
+
+    kind: str  # feature or blockwise
+    hidden_size: int
+    inner_size: int
+    blocks: int  # feature: stacked blocks per guess; blockwise: k, the guesses per run
+    layers: tuple[int, ...] = (-1,)  # feature: of the target, whose outputs it reads; the last is -1
+    heads: tuple[int, int] = (0, 0)  # feature: attention heads for queries and for keys; none: no attention
+    window: int = 512  # feature: tokens back that attention sees
+    fingerprint: str = ""  # of the target, see training/teacher.py
+    gamma: int = 4  # guesses it is best asked for
+
+    norm_eps: ClassVar[float] = 1e-5
+    rotary_base: ClassVar[float] = 10_000.0
+
+    @property
+    def blockwise(self) -> bool:
+        return self.kind == "blockwise"
+
+    @property
+    def attends(self) -> bool:
+        """Whether there is an attention layer, and so a KV cache."""
+        return self.heads[0] > 0
+
+    @property
+    def head_size(self) -> int:
+        """Numbers in an attention head's query, key or value; 0 without attention."""
+        return self.hidden_size // self.heads[0] if self.attends else 0
+
+    @property
+    def lower_layers(self) -> int:
+        """Layers of the target it reads besides the last: ``fuse`` adds what they give to the last one's state."""
+        return len(self.layers) - 1
+
+    @property
+    def join(self) -> Shape2D:
+        """From a state and a token's embedding, each normed, side by side."""
+        return self.hidden_size, 2 * self.hidden_size
+
+    @property
+    def fuse(self) -> Shape2D | None:
+        """From the lower layers' outputs, each normed, side by side; None where only the last layer is read."""
+        return (self.hidden_size, self.lower_layers * self.hidden_size) if self.lower_layers else None
+
+    @property
+    def block(self) -> Mapping[str, Shape2D]:
+        """Of each feed-forward block: x + down(silu(gate(norm x)) * up(norm x))."""
+        size, inner = self.hidden_size, self.inner_size
+        return {"gate": (inner, size), "up": (inner, size), "down": (size, inner)}
+
+    @property
+    def attention(self) -> Mapping[str, Shape2D]:
+        """Of the attention layer, if there is one: x + out(attention over rotated queries and keys of norm x)."""
+        if not self.attends:
+            return {}
+        size, (queries, keys) = self.hidden_size, (heads * self.head_size for heads in self.heads)
+        return {"query": (queries, size), "key": (keys, size), "value": (keys, size), "out": (size, queries)}
+
+    @property
+    def projections(self) -> Mapping[str, Shape2D]:
+        """Every matrix, by the name it is saved under."""
+        found = {"join": self.join} | ({"fuse": self.fuse} if self.fuse else {})
+        found |= {f"attention.{name}": shape for name, shape in self.attention.items()}
+        return found | {f"blocks.{i}.{name}": shape for i in range(self.blocks) for name, shape in self.block.items()}
+
+    def weights_read(self, tokens: int) -> int:
+        """Numbers a guess multiplies with, given how many tokens it has logits for. ``fuse`` is no part of a guess."""
+        read = [outputs * inputs for name, (outputs, inputs) in self.projections.items() if name != "fuse"]
+        return sum(read) + tokens * self.hidden_size

@@ -1,0 +1,126 @@
+"""Drafting with a trained head: guess after guess from a backend's logits, whatever backend runs the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Session, Shape, Source
+from outrider.core.sampling import Sampling, standardise
+from outrider.drafters.base import ContextSession, Reach
+from outrider.drafters.head.backend import DraftRequest, Texts
+from outrider.drafters.head.prepared import PreparedHead
+from outrider.drafters.prices import Prices
+
+
+class HeadSession(ContextSession):
+    """The rows of a batch, drafted for by one head."""
+
+    prices: Prices | None = None  # what guesses take here and time is worth, where a policy tells
+
+    def __init__(self, prepared: PreparedHead, floor: float, rows: int, shape: Shape, target: Session) -> None:
+        super().__init__(rows, shape, target)
+        assert target.embedding is not None
+        if not prepared.config.blockwise:
+            target.keep_states(prepared.config.layers)
+        self.output, self.floor, self.target = prepared.output, floor, target
+        self.embedding = target.embedding.detach()
+        self.backend = prepared.start(rows, shape)
+
+    @property
+    def capturable(self) -> bool:  # type: ignore[override]
+        return self.backend.capturable
+
+    @property
+    def texts(self) -> Texts:
+        return Texts(self.context, self.target, self.embedding)
+
+    @property
+    def device(self) -> torch.device:
+        return self.context.device
+
+    @torch.no_grad()
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        super().admit(row, prompt, source)
+        self.backend.admit(self.texts, row, len(prompt))
+
+    @torch.no_grad()
+    def commit(self, tokens: Tensor, count: Tensor) -> None:
+        self.backend.commit(self.texts, tokens, count)
+
+    def rewind(self, lengths: Tensor) -> None:
+        super().rewind(lengths)
+        self.backend.rewind(self.texts)
+
+    @torch.no_grad()
+    def select(self, rows: Tensor) -> None:
+        self.backend = self.backend.select(self.texts, rows)
+        super().select(rows)
+
+    @torch.no_grad()
+    def fork(self, rows: Tensor) -> Self:
+        other = copy(self)
+        other.context = copy(self.context)
+        other.context.select(rows)  # gives the copy tensors of its own
+        other.backend = self.backend.fork(self.texts, rows)
+        return other
+
+    @torch.no_grad()
+    def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+        texts = self.texts
+        gamma = self.backend.begin(texts, gamma) if gamma else 0
+        if gamma == 0:  # the target has run nothing yet, or a fork has used up what one look at the target gave
+            return Draft.empty(self.context.rows, self.device)
+        request = DraftRequest(gamma, sampling, noise, at, self.floor, self.prices)
+        whole = self.backend.draft(texts, request)
+        if whole is not None:
+            tokens, q = whole
+            return self._drafted(tokens, q, torch.ones_like(tokens, dtype=torch.bool))
+        return self._guess_by_guess(texts, request)
+
+    def _guess_by_guess(self, texts: Texts, request: DraftRequest) -> Draft:
+        sampling, at = request.sampling, request.at
+        last = self.context.read(self.context.lengths - 1, 1)[:, 0]
+        tokens: list[Tensor] = []
+        probs, proposed = [], []
+        reach = Reach(self.floor, self.context.active, self.prices, request.gamma)
+        for k in range(request.gamma):
+            logits = self.backend.logits(texts, k, last)
+            last, q = self._draw(logits, sampling, request.noise, tokens, at[:, k : k + 1])
+            tokens.append(last)
+            probs.append(q)
+            proposed.append(reach.going)
+            reach.took(q, logits, sampling)
+            sampling = sampling if q is None else sampling.behind(q)
+            if reach.over:
+                break
+        known = [q for q in probs if q is not None]
+        return self._drafted(torch.stack(tokens, 1), torch.stack(known, 1) if known else None, torch.stack(proposed, 1))
+
+    def _drafted(self, tokens: Tensor, q: Tensor | None, proposed: Tensor) -> Draft:
+        """q [B, G, N] may be of the tokens that the head knows only."""
+        trimmed = q is not None and q.shape[-1] < self.vocab_size
+        return Draft(tokens, q, proposed, support=self.output.tokens if trimmed else None)
+
+    def _draw(
+        self, logits: Tensor, sampling: Sampling, noise: Noise, guesses: list[Tensor], at: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """A token [B] and the distribution it came from, over N tokens or, where options ask for tokens, over all.
+
+        At temperature 0 a point mass needs no table.
+        """
+        if not sampling.adjusts:
+            if sampling.greedy:
+                return self.backend.likeliest(logits), None
+            q = standardise(logits[:, None], sampling, self.context, at[:, :0])
+            return self.output.tokens[noise.winner("token", at, q, self.output.counter)[:, 0]], q[:, 0]
+        full = torch.full((logits.shape[0], self.vocab_size), -torch.inf, device=self.device)
+        full[:, self.output.tokens] = logits.to(torch.float32)
+        ahead = self.context.ahead(torch.stack(guesses, 1) if guesses else at[:, :0])
+        q = standardise(full[:, None], sampling, ahead, at[:, :0])
+        return noise.winner("token", at, q)[:, 0], q[:, 0]
