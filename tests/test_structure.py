@@ -56,10 +56,7 @@ BORDERS: dict[str, tuple[str, set[str]]] = {
 }  # fmt: skip
 """Files at the border to other libraries: why an attribute may be missing there, and which attributes."""
 
-LOOKUPS = {
-    "bench": 1, "certificate": 2, "core": 1, "decoding": 14, "drafters": 16, "kernels": 3, "llm.py": 1,
-    "models": 3, "planning": 3,
-}  # fmt: skip
+LOOKUPS = {"llm.py": 1}
 """getattr and hasattr with a literal name outside the borders, by folder. A folder that is not named has none."""
 
 PRIVATE = {
@@ -83,7 +80,6 @@ CIRCLES: list[set[str]] = []
 
 NAMING_CIRCLES = [
     *CIRCLES,
-    {"outrider.core.protocols", "outrider.core.sampling"},
     {"outrider.models.transformers.model", "outrider.models.transformers.selfcheck"},
 ]
 """The same with imports that only type checkers follow."""

@@ -151,7 +151,7 @@ def test_what_cannot_be_recorded_runs_eagerly_and_says_so_once(name: str) -> Non
 def test_a_question_found_while_recording_leaves_no_trace() -> None:
     """A drafter that says it can be recorded and cannot: the steps tried are undone, and the text is the same."""
     made, eager = stepper("liar"), stepper("liar", graphs=False)
-    with pytest.warns(UserWarning, match="asks the device"):
+    with pytest.warns(UserWarning, match="waits for a value of the device"):
         found = steps(made, RULES["gumbel"], [3] * 5)
     assert found == steps(eager, RULES["gumbel"], [3] * 5)
 

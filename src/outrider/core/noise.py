@@ -156,7 +156,7 @@ def _first(weights: Array, counter: Array, key: int) -> int:
 def _compiled_first() -> Callable[[Array, Array, int], int] | None:
     """``_first`` to the bit in a fraction of its time, where something is compiled anyway: numba is heavy to import."""
     compiled = sys.modules.get("outrider.kernels.numba.race")
-    return getattr(compiled, "first", None)  # not while another thread imports it
+    return None if compiled is None else vars(compiled).get("first")  # None while another thread imports it
 
 
 @dataclass(frozen=True)

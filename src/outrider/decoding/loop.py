@@ -191,8 +191,7 @@ class _Batch:
 
     def __init__(self, decoder: Decoder, stepper: Stepper, trace: Trace) -> None:
         self.decoder, self.stepper, self.trace = decoder, stepper, trace
-        self.rule = Rule(decoder.verifier, decoder.sampling)
-        self.watch = Stopwatch(trace.seconds)
+        self.rule, self.watch = Rule(decoder.verifier, decoder.sampling), Stopwatch(trace.seconds)
         self.target, self.drafter, self.seeds = stepper.target, stepper.drafter, stepper.seeds
         slots = stepper.seeds.shape[0]
         self.rows: list[tuple[int, Row] | None] = [None] * slots
