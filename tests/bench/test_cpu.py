@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import library
 from outrider.bench import cpu, peers
-from outrider.bench.cpu import Bench, Plan
+from outrider.bench.cpu import Bench, CpuPlan
 from outrider.bench.peers import Peer, PeerFailed, Seat
 from outrider.cli.main import app
 from outrider.errors import BadOption
@@ -65,7 +65,7 @@ def asked(log: Path) -> list[dict[str, Any]]:
 
 
 def bench(folder: str, out: Path | None = None, engine: str = "vllm", **more: Any) -> Bench:
-    return Bench(Plan(folder, (engine,), tokens=4, threads=1, out=out, **more), look(folder), TASKS)
+    return Bench(CpuPlan(folder, (engine,), tokens=4, threads=1, out=out, **more), look(folder), TASKS)
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +171,7 @@ def test_one_engine_fails_and_the_others_go_on(folder: str, tmp_path: Path, trou
     """From its second text on, the warm-up counted as the first; what it gave before is kept."""
     bad, _ = fake(tmp_path, f"if count > 2: {trouble}", "bad")
     good, log = fake(tmp_path, name="good")
-    plan = Plan(folder, ("vllm", "openvino"), 4, threads=1, pythons={"vllm": bad, "openvino": good})
+    plan = CpuPlan(folder, ("vllm", "openvino"), 4, threads=1, pythons={"vllm": bad, "openvino": good})
     report = Bench(plan, look(folder), TASKS).run()
     assert set(report["failed"]) == {"vllm plain", "vllm lookup"}
     assert all(reason in said and "temperature 0" in said for said in report["failed"].values())
@@ -234,4 +234,4 @@ def test_peers_wait_their_own_way(folder: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_prompts_must_fit(folder: str) -> None:
     with pytest.raises(BadOption, match="no prompt of 1 fits"):
-        Bench(Plan(folder, ("outrider",), tokens=4), look(folder), {"a": ["word " * 99]})
+        Bench(CpuPlan(folder, ("outrider",), tokens=4), look(folder), {"a": ["word " * 99]})

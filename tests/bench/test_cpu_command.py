@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import library
-from outrider.bench.cpu import Plan, draft_place, seats
+from outrider.bench.cpu import CpuPlan, draft_place, seats
 from outrider.bench.start import STAGES, start
 from outrider.cli.main import app
 from outrider.errors import BadOption, OutriderError
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_seats(folder: str, tmp_path: Path) -> None:
     """Ours gets the name it was asked by, others the checkpoint, or a model of their own."""
-    plan = Plan(
+    plan = CpuPlan(
         folder, ("outrider", "transformers", "transformers:bfloat16", "openvino"), draft=folder,
         models={"openvino": str(tmp_path)}, pythons={"openvino": "/other/python"},
     )  # fmt: skip

@@ -13,12 +13,12 @@ import torch
 
 pytest.importorskip("numba")
 
-from outrider.kernels.numba.thread_team import Crew
+from outrider.kernels.numba.thread_team import ThreadTeam
 
 
 def test_helpers_outlive_a_bad_call_and_an_interrupted_caller() -> None:
     """Catches a crew that shrinks unnoticed, and helpers that write into memory that has been given back."""
-    crew = Crew(3)
+    crew = ThreadTeam(3)
     done = threading.Barrier(3, timeout=20)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
@@ -46,7 +46,7 @@ def test_helpers_outlive_a_bad_call_and_an_interrupted_caller() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_process_has_helpers_of_its_own() -> None:
     """Catches calls piling up for threads that a child process does not have."""
-    crew = Crew(3)
+    crew = ThreadTeam(3)
     child = os.fork()
     if child == 0:
         try:

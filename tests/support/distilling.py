@@ -6,11 +6,11 @@ import signal
 from dataclasses import replace
 from typing import Any
 
-from outrider.training.distill import Plan, Quiet
+from outrider.training.distill import DistillPlan, Quiet
 from outrider.training.loop import Budget
 from outrider.training.progress import Written
 
-PLAN = Plan(
+PLAN = DistillPlan(
     text_tokens=1500,
     block=32,
     vocab=64,

@@ -14,7 +14,7 @@ from outrider.models.hub import loading
 from outrider.training import answers
 from outrider.training.answers import SelfText, self_written
 from outrider.training.data import Corpus, frequent_tokens, from_answers
-from outrider.training.distill import Plan, make_student
+from outrider.training.distill import DistillPlan, make_student
 from outrider.training.progress import Gathering
 from outrider.training.rounds import Rounds
 from outrider.training.students import HeadStudent, ModelStudent
@@ -79,7 +79,7 @@ def test_prompts_do_not_count(target: loading.Loaded, tmp_path: Path) -> None:
 def test_only_answers_are_learnt_from(kind: str, target: loading.Loaded) -> None:
     """The loss over a text is that over its answers, whatever lies around them."""
     torch.manual_seed(0)
-    plan = replace(Plan(), kind=kind, depth=1, vocab=0, size="16x32x1x2" if kind == "model" else None)
+    plan = replace(DistillPlan(), kind=kind, depth=1, vocab=0, size="16x32x1x2" if kind == "model" else None)
     student, _ = make_student(target, plan, torch.arange(target.model.vocab_size))
     assert isinstance(student, HeadStudent | ModelStudent) and isinstance(student.teacher, Teacher)
     tokens = torch.randint(0, 64, (1, 12))

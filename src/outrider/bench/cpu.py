@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.cpu_rows import Cell, Results, rows
+from outrider.bench.cpu_rows import EngineCell, EngineResults, rows
 from outrider.bench.machine import Neighbours, available_bytes, cpu_name, read_bandwidth
 from outrider.bench.peers import MODULES, SEPARATE, Peer, PeerFailed, Seat, engine_and_dtype, process_seconds
 from outrider.drafters import built_in
@@ -27,7 +27,7 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class CpuPlan:
     """What is measured, on what, how often."""
 
     target: str
@@ -70,7 +70,7 @@ def draft_place(target: str, draft: str) -> str | None:
     return str(names.resolve(draft) if partner is None else partner)
 
 
-def seats(plan: Plan, checkpoint: Checkpoint) -> list[Seat]:
+def seats(plan: CpuPlan, checkpoint: Checkpoint) -> list[Seat]:
     """Who takes part. Engines that fix their way of decoding when they are loaded get a process for each way."""
     draft, found = draft_place(plan.target, plan.draft), []
     several = [engine_and_dtype(text)[0] for text in plan.engines]
@@ -95,7 +95,7 @@ class Bench:
     """A run: its engines, and what they have given so far."""
 
     def __init__(
-        self, plan: Plan, checkpoint: Checkpoint, tasks: Mapping[str, Sequence[str]], command: str = ""
+        self, plan: CpuPlan, checkpoint: Checkpoint, tasks: Mapping[str, Sequence[str]], command: str = ""
     ) -> None:
         self.plan, self.checkpoint = plan, checkpoint
         encoded = [(task, checkpoint.encode(text)) for task, texts in tasks.items() for text in texts]
@@ -107,7 +107,7 @@ class Bench:
         )
         self.numbers = checkpoint.numbers_read()
         self.peers: list[Peer] = []
-        self.results = Results()
+        self.results = EngineResults()
         self.report: dict[str, Any] = {
             "target": plan.target, "command": command, "cpu": cpu_name(), "threads": plan.cores,
             "prompts": len(self.prompts), "tokens": plan.tokens, "repeats": plan.repeats, "weights": self.numbers,
@@ -231,6 +231,6 @@ class Bench:
                 f"gave {len(got['tokens'])} tokens where {self.plan.tokens} were asked for",
                 PeerFailed,
             )
-            self.results.add(temperature, task, number, name, Cell.of(got))
+            self.results.add(temperature, task, number, name, EngineCell.of(got))
         except PeerFailed as error:
             self._failed(peer.seat, f"{task}, temperature {temperature:g}: {error}", way)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from outrider.bench import curves, gpu, identity, loop, micro
-from outrider.bench.gpu import GREEDY, Lane, Setting
+from outrider.bench.gpu import GREEDY, Lane, StepSetting
 from outrider.bench.shapes import SIZES, build
 from outrider.bench.timing import Report, settle
 from outrider.drafters import ModelDrafter, Nothing
@@ -25,7 +25,7 @@ SECTIONS = ("latency", "decoder", "identity", "curves", "pair", "micro", "profil
 
 
 @dataclass(frozen=True)
-class Plan:
+class GpuPlan:
     """What to measure. ``tiny`` is for machines without a GPU: it runs the same code."""
 
     size: str = "8b"
@@ -57,7 +57,7 @@ class Plan:
         return self.size == "tiny"
 
 
-def run(plan: Plan) -> Report:
+def run(plan: GpuPlan) -> Report:
     """Every section asked for; a section that fails is recorded and the next one runs. Ctrl-C ends it between two."""
     device = torch.device(plan.device)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -67,7 +67,7 @@ def run(plan: Plan) -> Report:
     target = build(SIZES["tiny" if plan.small else "8b"], device, dtype)
     draft = build(SIZES["tinier" if plan.small else "1b"], device, dtype, seed=1)
     few = {"repeats": 2, "inner": 2, "context": 64, "capacity": 256} if plan.small else {}
-    setting = Setting(target, draft, **few)
+    setting = StepSetting(target, draft, **few)
     settle(device)
     report.results["machine"], report.results["size"] = _machine(device), plan.size
     report.results["shapes"] = {"target": str(target.config), "draft": str(draft.config)}
@@ -79,7 +79,7 @@ def run(plan: Plan) -> Report:
     return report
 
 
-def _sections(plan: Plan, setting: Setting, report: Report) -> None:
+def _sections(plan: GpuPlan, setting: StepSetting, report: Report) -> None:
     report.section("noise", lambda: identity.same_noise(setting))
     if "latency" in plan.sections:
         gpu.everything(setting, report)
@@ -109,7 +109,7 @@ def _sections(plan: Plan, setting: Setting, report: Report) -> None:
         report.section("graph_compiled", lambda: _compiled(setting))
 
 
-def _curves(plan: Plan, setting: Setting, report: Report) -> None:
+def _curves(plan: GpuPlan, setting: StepSetting, report: Report) -> None:
     gammas = [1, 2, 4] if plan.small else [1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]
     lengths = [64, 128] if plan.small else [512, 1024, 2048, 4096, 8192, 16384]
     counts = [1, 2] if plan.small else [1, 2, 4, 8, 16, 32, 64]
@@ -119,7 +119,7 @@ def _curves(plan: Plan, setting: Setting, report: Report) -> None:
         report.series(f"by_rows{name}", curves.by_rows(setting, counts, speculative))
 
 
-def _pair(plan: Plan, setting: Setting, report: Report) -> None:
+def _pair(plan: GpuPlan, setting: StepSetting, report: Report) -> None:
     """The pair is made once; each temperature is a section of its own."""
     from outrider.bench import pair  # loads models by name, which needs more packages than the other sections
 
@@ -144,7 +144,7 @@ def _pair(plan: Plan, setting: Setting, report: Report) -> None:
             )
 
 
-def _compiled(setting: Setting) -> Any:
+def _compiled(setting: StepSetting) -> Any:
     """transformers' own layers through torch.compile, for comparison with the fused ones; plain decoding only."""
     began = timer.now()
     target = build(SIZES["8b"], setting.device, setting.target.dtype)
@@ -154,7 +154,7 @@ def _compiled(setting: Setting) -> Any:
     return {"plain": times, "seconds_to_compile_and_time": timer.now() - began}
 
 
-def profile(setting: Setting, out: Path | None) -> dict[str, Any]:
+def profile(setting: StepSetting, out: Path | None) -> dict[str, Any]:
     """Where the time of a replayed step goes, kernel by kernel."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as watch
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--pair-draft", type=Path)
     parser.add_argument("--prompts", type=Path)
     given = vars(parser.parse_args())
-    run(Plan(**given | {"sections": tuple(given["sections"].split(","))}))
+    run(GpuPlan(**given | {"sections": tuple(given["sections"].split(","))}))
 
 
 if __name__ == "__main__":

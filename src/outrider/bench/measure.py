@@ -77,7 +77,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasuredRow:
     """A draft and gamma at one temperature on one task, or on all of them. Intervals: 95 %, bootstrap over prompts."""
 
     draft: str
@@ -121,7 +121,7 @@ def measure(
     for way in ways.values():  # not counted
         way.engine.generate(next(iter(tasks.values()))[0], **warm_up)
     total, done = sum(map(len, tasks.values())) * len(settings.temperatures), 0
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     for temperature in settings.temperatures:
         options = {**settings.options, "temperature": temperature}
         results: dict[str, list[dict[str, Cell]]] = {}
@@ -142,7 +142,7 @@ def measure(
 class Figures:
     """What was measured: all of it, or what was finished before Ctrl-C."""
 
-    rows: list[Row]
+    rows: list[MeasuredRow]
     done: int  # prompts, counted once for each temperature
     wanted: int
     interrupted: bool = False
@@ -157,11 +157,13 @@ class Way:
     gamma: Any = None  # what the option of that name takes
 
 
-def _rows(ways: Mapping[str, Way], options: Mapping[str, Any], results: dict[str, list[dict[str, Cell]]]) -> list[Row]:
+def _rows(
+    ways: Mapping[str, Way], options: Mapping[str, Any], results: dict[str, list[dict[str, Cell]]]
+) -> list[MeasuredRow]:
     if not results:
         return []
     groups = {**results, "all": [cells for group in results.values() for cells in group]}
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     for name, way in ways.items():
         if way.draft is None:
             continue
@@ -178,7 +180,7 @@ def _phases_are_known(engine: LLM) -> bool:
 
 def _timed_cost(engine: LLM, options: Mapping[str, Any], cell: Cell) -> float:
     """c from a guess and a plain step timed by themselves, where a trace cannot tell."""
-    from outrider.bench.gpu import Setting
+    from outrider.bench.gpu import StepSetting
     from outrider.bench.parts import cost
 
     decoder = engine.decoder(Options.parse(dict(options)))
@@ -187,7 +189,7 @@ def _timed_cost(engine: LLM, options: Mapping[str, Any], cell: Cell) -> float:
     if gamma == 0 or isinstance(decoder.drafter, Nothing):
         return math.nan
     model, context = engine.target.model, max(r.position for r in cell.outputs[0].trace.records)
-    setting = Setting(model, model, context, bucket(context + 256), engine.width, gamma)
+    setting = StepSetting(model, model, context, bucket(context + 256), engine.width, gamma)
     return cost(setting, decoder.drafter, Rule(decoder.verifier, decoder.sampling), engine.graphs)
 
 
@@ -229,14 +231,14 @@ def _options_for(way: Way, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _row(
     way: Way, name: str, temperature: float, task: str, cells: Sequence[Mapping[str, Cell]], cost: float | None
-) -> Row:
+) -> MeasuredRow:
     """``cost``: c, where it was timed apart."""
     ours, plain, narrow = ([c[key] for c in cells] for key in (name, PLAIN, NARROW))
     stats = summarise(merge(c.outputs[0].trace for c in ours))
     timed = summarise(merge(o.trace for c in ours for o in c.outputs))
     each = [ratio(_speed([a]), _speed([b])) for a, b in zip(ours, plain, strict=True)]
     low, middle, high = quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
-    return Row(
+    return MeasuredRow(
         draft=str(way.draft),
         gamma=way.gamma if isinstance(way.gamma, int) else str(way.gamma),
         temperature=temperature,

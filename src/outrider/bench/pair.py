@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.bench.gpu import Setting
+from outrider.bench.gpu import StepSetting
 from outrider.bench.inflate import EIGHT_BILLION, Larger, describe, inflate
 from outrider.bench.loop import Decoded, decode
 from outrider.bench.parts import parts
@@ -118,7 +118,7 @@ def _as_chat(words: Any, text: str) -> str:
     return str(words.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
 
 
-def measure(pair: Pair, setting: Setting, tokens: int, temperature: float) -> dict[str, Any]:
+def measure(pair: Pair, setting: StepSetting, tokens: int, temperature: float) -> dict[str, Any]:
     """With the setting's gamma first, then with the one that Theorem 3.8 prefers for the alpha and c found there.
 
     All at the setting's width: another one would round differently, and at temperature 0 write other texts.
@@ -133,7 +133,7 @@ def measure(pair: Pair, setting: Setting, tokens: int, temperature: float) -> di
     return {**_compared(pair, rule, replace(setting, gamma=best), tokens, plain), "first": first}
 
 
-def _compared(pair: Pair, rule: Rule, setting: Setting, tokens: int, plain: Decoded) -> dict[str, Any]:
+def _compared(pair: Pair, rule: Rule, setting: StepSetting, tokens: int, plain: Decoded) -> dict[str, Any]:
     """alpha, c, Theorem 3.8's prediction, the speed-up reached, and where the two differ.
 
     Reached over predicted is the product of three: tokens a run over equation (1), which takes acceptance for
@@ -177,7 +177,7 @@ def _compared(pair: Pair, rule: Rule, setting: Setting, tokens: int, plain: Deco
     }
 
 
-def _decoded(pair: Pair, drafter: Drafter, rule: Rule, setting: Setting, lanes: Lanes, tokens: int) -> Decoded:
+def _decoded(pair: Pair, drafter: Drafter, rule: Rule, setting: StepSetting, lanes: Lanes, tokens: int) -> Decoded:
     decoder = Decoder(
         pair.target, drafter, rule.verifier, rule.sampling, setting.gamma, setting.width, slots=1, lanes=lanes
     )

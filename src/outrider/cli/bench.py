@@ -63,11 +63,11 @@ def gpu(
     if shown is not None:
         results = _read(shown)
     else:
-        from outrider.bench.gpu_run import Plan, run
+        from outrider.bench.gpu_run import GpuPlan, run
 
         common.check_writable(out, "--out")
         sections = tuple(section) if section else ("latency", "identity", "curves")
-        report = run(Plan(size, device, sections, budget, out, tokens, pair, pair_draft, prompts))
+        report = run(GpuPlan(size, device, sections, budget, out, tokens, pair, pair_draft, prompts))
         results, interrupted = report.results, report.interrupted
     drawn = figures(results)
     if as_json:

@@ -60,7 +60,7 @@ def cpu(
     Every engine runs in a process of its own, with the same number of threads, and stands still while another one is
     measured. Ctrl-C ends the run and keeps what was measured. Exit code 1: an engine failed.
     """
-    from outrider.bench.cpu import Bench, Plan
+    from outrider.bench.cpu import Bench, CpuPlan
     from outrider.bench.peers import by_engine, installed
     from outrider.bench.prompts import read
     from outrider.cli.measure import repeated_command
@@ -72,7 +72,7 @@ def cpu(
     pythons = by_engine(peer_python or [], "--peer-python")
     models = by_engine(peer_model or [], "--peer-model")
     chosen = installed(pythons) if engines is None else [name for name in engines.split(",") if name.strip()]
-    plan = Plan(
+    plan = CpuPlan(
         target, tuple(chosen), tokens, tuple(temperature or [0.0]), repeats, draft, dtype, threads, pythons, models, out
     )
     given = None if prompts is None else read(prompts, per_task, spec_bench=True)

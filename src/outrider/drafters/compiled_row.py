@@ -54,7 +54,7 @@ class CompiledWeights:
     def __init__(self, head: Head, output: Tensor | Picked) -> None:
         from outrider.kernels.numba.code_cache import compiling
         from outrider.kernels.numba.head_records import Weights
-        from outrider.kernels.numba.thread_team import Crew
+        from outrider.kernels.numba.thread_team import ThreadTeam
 
         self._kept: list[np.ndarray[Any, Any]] = []  # what the addresses point into
         config, blocks = head.config, list(cast(Iterable[Block], head.blocks))
@@ -63,7 +63,7 @@ class CompiledWeights:
         attention = head.attention
         depth = 0 if attention is None else attention.depth
         norms = [head.state_norm, head.token_norm, head.state_norm if attention is None else attention.norm]
-        self.crew = Crew(torch.get_num_threads())
+        self.crew = ThreadTeam(torch.get_num_threads())
         self.numbers = Weights(
             size=config.hidden_size, inner=_whole(config.inner_size),
             heads=heads, shared=shared, depth=depth, padded=_whole(depth), tokens=len(output),

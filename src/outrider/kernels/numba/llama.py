@@ -22,7 +22,7 @@ PIECES = 5
 """Pieces of work of a layer."""
 
 
-class Weights(NamedTuple):
+class LlamaWeights(NamedTuple):
     """A model as it is read: panels at addresses, vectors as arrays; L layers."""
 
     layers: int
@@ -44,7 +44,7 @@ class Weights(NamedTuple):
     last_powers: np.ndarray[Any, Any]  # [2]: those of the output matrix
 
 
-class Batch(NamedTuple):
+class LlamaRows(NamedTuple):
     """What a run reads and writes, for B rows of W tokens; N = B * W."""
 
     x: np.ndarray[Any, Any]  # [N, hidden]: embedded tokens, written over
@@ -66,7 +66,7 @@ class Batch(NamedTuple):
 
 
 @compiled
-def _project(model: Weights, batch: Batch, layer: int, head: int, given: Given, temp: Any) -> None:
+def _project(model: LlamaWeights, batch: LlamaRows, layer: int, head: int, given: Given, temp: Any) -> None:
     """Queries, keys or values of one head; keys and values go to their place in the buffers."""
     rows, width, depth = len(batch.x), len(batch.x) // len(batch.starts), model.depth
     panels = model.padded // PANEL
@@ -90,7 +90,7 @@ def _project(model: Weights, batch: Batch, layer: int, head: int, given: Given, 
 
 
 @compiled
-def _mix(model: Weights, batch: Batch, layer: int, row: int, head: int, scores: Any) -> None:
+def _mix(model: LlamaWeights, batch: LlamaRows, layer: int, row: int, head: int, scores: Any) -> None:
     """Attention of one head for the W tokens of one row."""
     width, depth = len(batch.x) // len(batch.starts), model.depth
     buffer = (len(batch.starts), model.shared, batch.capacity, depth)
@@ -106,7 +106,7 @@ def _mix(model: Weights, batch: Batch, layer: int, row: int, head: int, scores: 
 
 @compiled
 def _add_product(
-    model: Weights, batch: Batch, layer: int, which: int, given: Given, item: int, step: int, temp: Any
+    model: LlamaWeights, batch: LlamaRows, layer: int, which: int, given: Given, item: int, step: int, temp: Any
 ) -> None:
     """Some columns of a product, added to x."""
     rows, first = len(batch.x), item * step
@@ -123,7 +123,7 @@ def _add_product(
 
 
 @compiled
-def _gate(model: Weights, batch: Batch, layer: int, item: int, step: int, given: Given, temp: Any) -> None:
+def _gate(model: LlamaWeights, batch: LlamaRows, layer: int, item: int, step: int, given: Given, temp: Any) -> None:
     """Some columns of silu(gate) * up; a panel of the one lies behind the same of the other."""
     rows, first = len(batch.x), item * step
     panels = min(step, model.inner // PANEL - first)
@@ -152,7 +152,7 @@ def _step(parts: int, threads: int) -> int:
 
 @compiled
 def _add_all(
-    model: Weights, batch: Batch, layer: int, piece: int, which: int, given: Given, step: int, temp: Any
+    model: LlamaWeights, batch: LlamaRows, layer: int, piece: int, which: int, given: Given, step: int, temp: Any
 ) -> None:
     """A piece of work: a product, added to x."""
     counters = batch.counters.ctypes.data
@@ -167,7 +167,7 @@ def _add_all(
 
 
 @compiled
-def _write(model: Weights, x: Any, logits: Any, counters: int, piece: int, threads: int) -> None:
+def _write(model: LlamaWeights, x: Any, logits: Any, counters: int, piece: int, threads: int) -> None:
     """A piece of work: x [N, inputs] times the output matrix -> logits [N, V]."""
     rows, vocabulary = x.shape[0], logits.shape[1]
     panels = (vocabulary + PANEL - 1) // PANEL
@@ -190,7 +190,7 @@ def _write(model: Weights, x: Any, logits: Any, counters: int, piece: int, threa
 
 
 @on_disk
-def layers(model: Weights, batch: Batch) -> None:
+def layers(model: LlamaWeights, batch: LlamaRows) -> None:
     """x -> found and logits, with keys, values and states written on the way.
 
     Every thread calls this with the same arguments.

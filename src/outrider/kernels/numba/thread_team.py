@@ -16,7 +16,7 @@ from outrider.kernels.numba.layer_math import STRIDE
 Call = tuple[Callable[..., Any], tuple[Any, ...], object]
 
 
-class Crew:
+class ThreadTeam:
     """Threads that wait, asleep, for a function to join in on; the caller is one of them."""
 
     def __init__(self, threads: int) -> None:
