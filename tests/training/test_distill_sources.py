@@ -26,7 +26,7 @@ from outrider.training import distill as module
 from outrider.training import student_models
 from outrider.training.answers import SelfText
 from outrider.training.data import PADDING, Corpus, frequent_tokens
-from outrider.training.distill import DistillPlan, Quiet, distill
+from outrider.training.distill import DistillPlan, NoProgress, distill
 from outrider.training.loop import Budget, train
 from outrider.training.progress import Gathering
 from outrider.training.sources import examples, from_examples
@@ -68,7 +68,7 @@ def plan_for(root: Path, **changes: Any) -> DistillPlan:
     return replace(plan, **changes)
 
 
-class Listener(Quiet):
+class Listener(NoProgress):
     """Collects reports, and dies when told to."""
 
     def __init__(self, deadly: bool = False) -> None:

@@ -58,7 +58,7 @@ def test_texts_end_where_they_are(target: loading.Loaded) -> None:
     asked = [[5, 6, 7]] * 4
     how: dict[str, Any] = {"new_tokens": 40, "temperature": 1.0, "batch": 2, "seed": 1}
     whole = list(write(target.model, target.tokenizer, asked, **how))
-    cut = list(write(target.model, target.tokenizer, asked, **how, going_on=lambda texts, tokens: tokens < 10))
+    cut = list(write(target.model, target.tokenizer, asked, **how, keep_going=lambda texts, tokens: tokens < 10))
     assert len(whole) == 4 and len(cut) == 2  # the second batch is not begun
     for (_, short), (_, long) in zip(cut, whole[:2], strict=True):
         assert len(short) <= 5 and long[: len(short)] == short

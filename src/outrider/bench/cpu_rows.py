@@ -1,4 +1,4 @@
-"""From single timings of engines to figures: totals over totals, medians, intervals, ratios and equal texts."""
+"""Turns timings of engines into figures: totals over totals, medians, intervals, ratios, and which texts are equal."""
 
 from __future__ import annotations
 

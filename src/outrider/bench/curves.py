@@ -1,4 +1,4 @@
-"""How the time of a step grows with guesses, context and rows: data first, a plot from the data."""
+"""Times a step against the number of guesses, the context length and the number of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step costs, ours and transformers' in the same process, beside what the memory bus allows."""
+"""Times decoding steps, Outrider's and transformers' in one process, beside the limit of the memory bandwidth."""
 
 from __future__ import annotations
 

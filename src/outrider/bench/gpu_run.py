@@ -1,4 +1,4 @@
-"""The whole of ``outrider bench gpu``: models of a size, every section, one result file.
+"""Runs all of ``outrider bench gpu``: models of a size, every section, one result file.
 
 Also ``python -m outrider.bench.gpu_run``, for machines without the command line's own dependencies.
 """
@@ -45,15 +45,13 @@ class GpuPlan:
         require(self.size in ("8b", "tiny"), f"size must be 8b or tiny, got {self.size!r}")
         require(self.tokens >= 1, f"tokens must be at least 1, got {self.tokens}")
         usual = self.prompts is None and self.pair_draft is None
-        require(
-            usual or not self.small, "prompts and pair_draft are for a trained pair; size tiny makes one of its own"
-        )
+        require(usual or not self.tiny, "prompts and pair_draft are for a trained pair; size tiny makes one of its own")
         require(
             self.prompts is None or self.prompts.is_file(), f"prompts file {self.prompts} does not exist", ModelNotFound
         )
 
     @property
-    def small(self) -> bool:
+    def tiny(self) -> bool:
         return self.size == "tiny"
 
 
@@ -64,9 +62,9 @@ def run(plan: GpuPlan) -> Report:
         raise DeviceError("no GPU is visible here; use --device cpu --size tiny to try the command on a CPU")
     report = Report(plan.out, plan.budget)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    target = build(SIZES["tiny" if plan.small else "8b"], device, dtype)
-    draft = build(SIZES["tinier" if plan.small else "1b"], device, dtype, seed=1)
-    few = {"repeats": 2, "inner": 2, "context": 64, "capacity": 256} if plan.small else {}
+    target = build(SIZES["tiny" if plan.tiny else "8b"], device, dtype)
+    draft = build(SIZES["tinier" if plan.tiny else "1b"], device, dtype, seed=1)
+    few = {"repeats": 2, "inner": 2, "context": 64, "capacity": 256} if plan.tiny else {}
     setting = StepSetting(target, draft, **few)
     settle(device)
     report.results["machine"], report.results["size"] = _machine(device), plan.size
@@ -86,11 +84,11 @@ def _sections(plan: GpuPlan, setting: StepSetting, report: Report) -> None:
     else:
         setting.target.fuse(), setting.draft.fuse()
     if "latency" in plan.sections or "decoder" in plan.sections:
-        report.section("decoder", lambda: loop.exposed(setting, 16 if plan.small else 96))
+        report.section("decoder", lambda: loop.exposed(setting, 16 if plan.tiny else 96))
     if "identity" in plan.sections:
-        count = 12 if plan.small else 40
+        count = 12 if plan.tiny else 40
         report.section("replayed_is_eager", lambda: identity.replayed_is_eager(setting, count))
-        rows, count = (2, 16) if plan.small else (8, plan.tokens)
+        rows, count = (2, 16) if plan.tiny else (8, plan.tokens)
         report.section("identity_one_row", lambda: identity.compare(setting, 1, min(count, 300), 0.3))
         report.section("identity", lambda: identity.compare(setting, rows, count, 0.3))
     if "pair" in plan.sections:
@@ -110,9 +108,9 @@ def _sections(plan: GpuPlan, setting: StepSetting, report: Report) -> None:
 
 
 def _curves(plan: GpuPlan, setting: StepSetting, report: Report) -> None:
-    gammas = [1, 2, 4] if plan.small else [1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]
-    lengths = [64, 128] if plan.small else [512, 1024, 2048, 4096, 8192, 16384]
-    counts = [1, 2] if plan.small else [1, 2, 4, 8, 16, 32, 64]
+    gammas = [1, 2, 4] if plan.tiny else [1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]
+    lengths = [64, 128] if plan.tiny else [512, 1024, 2048, 4096, 8192, 16384]
+    counts = [1, 2] if plan.tiny else [1, 2, 4, 8, 16, 32, 64]
     report.series("by_gamma", curves.by_gamma(setting, gammas))
     for name, speculative in (("", False), ("_speculative", True)):
         report.series(f"by_context{name}", curves.by_context(setting, lengths, speculative))
@@ -129,7 +127,7 @@ def _pair(plan: GpuPlan, setting: StepSetting, report: Report) -> None:
         dtype = str(setting.target.dtype).removeprefix("torch.")
         made.append(
             pair.tiny_pair(setting.device)
-            if plan.small
+            if plan.tiny
             else pair.trained_pair(plan.pair, plan.pair_draft, setting.device, dtype, plan.prompts)
         )
         lengths = [len(prompt) for prompt in made[0].prompts]
@@ -140,7 +138,7 @@ def _pair(plan: GpuPlan, setting: StepSetting, report: Report) -> None:
         if made:
             report.section(
                 f"pair_temperature_{temperature}",
-                lambda: pair.measure(made[0], setting, 64 if plan.small else 256, temperature),  # noqa: B023
+                lambda: pair.measure(made[0], setting, 64 if plan.tiny else 256, temperature),  # noqa: B023
             )
 
 

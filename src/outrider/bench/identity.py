@@ -1,4 +1,4 @@
-"""Is replayed equal to eager, and speculative equal to plain? Counted token by token, on the machine at hand."""
+"""Compares tokens: CUDA graph replay with eager steps, and speculative with plain decoding."""
 
 from __future__ import annotations
 

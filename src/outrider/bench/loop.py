@@ -1,4 +1,4 @@
-"""What an iteration of the product's own loop takes, beside the step it runs: the difference is exposed host time."""
+"""Times the decoding loop beside the bare step it runs: the difference is host time that the GPU waits for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a step by themselves: matrix products, attention, filters. Each replayed from a graph of its own."""
+"""Times the kernels of a step one by one (matrix products, attention, filters), each in a CUDA graph of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real acceptance at a real cost: a trained target inflated to a large one's size, and the draft it was trained with.
+"""Measures acceptance and speed with a trained target padded to a large model's size and the draft trained for it.
 
 The inflated model computes the trained one's function (bench/inflate.py), so alpha is genuine; its weights are as
 many as a large model's, so c is as small as in the paper. What was inflated stands in the result.

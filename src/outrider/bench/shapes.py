@@ -1,4 +1,4 @@
-"""Llama models of known sizes with random weights, made on the device they are for: for timing, not for reading."""
+"""Llama models of known sizes with random weights, built on their device: for timing only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the start of a process to its first token: seconds and resident memory at every stage.
+"""Measures the start of a process up to its first token: seconds and resident memory at every stage.
 
 Every measurement is a process of its own. A model that was used before is warm: its files are in the system's cache
 and its conversion is done. Libraries are what is private to a process that has imported everything, and the pages of

@@ -1,4 +1,4 @@
-"""``outrider bench``: what this machine gives. On a GPU: what a step costs, and whether the bits are the same."""
+"""``outrider bench``: speed of this machine. On a GPU: the cost of a step, and whether the bits are the same."""
 
 from __future__ import annotations
 

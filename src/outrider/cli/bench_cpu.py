@@ -1,4 +1,4 @@
-"""``outrider bench cpu``: our engine and others on this CPU, same weights, prompts and token counts, in one run."""
+"""``outrider bench cpu``: Outrider and other engines on this CPU with the same weights, prompts and token counts."""
 
 from __future__ import annotations
 

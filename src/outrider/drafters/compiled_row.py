@@ -63,7 +63,7 @@ class CompiledWeights:
         attention = head.attention
         depth = 0 if attention is None else attention.depth
         norms = [head.state_norm, head.token_norm, head.state_norm if attention is None else attention.norm]
-        self.crew = ThreadTeam(torch.get_num_threads())
+        self.team = ThreadTeam(torch.get_num_threads())
         self.numbers = Weights(
             size=config.hidden_size, inner=_whole(config.inner_size),
             heads=heads, shared=shared, depth=depth, padded=_whole(depth), tokens=len(output),
@@ -164,7 +164,7 @@ class CompiledRow:
         self._zeros = torch.zeros((1, numbers.size))
         self._blank = table_of(self._zeros)  # where a guess is not read again
         self._between = np.empty((1, 2 * numbers.heads * numbers.depth + numbers.inner), np.float32)
-        self._items = max(1, min(64 * weights.crew.threads, -(-numbers.tokens // 16)))  # of the output layer
+        self._items = max(1, min(64 * weights.team.threads, -(-numbers.tokens // 16)))  # of the output layer
 
     def read(self, states: Tensor, tokens: Tensor, start: int) -> None:
         """Read the text from position start on: what the target's layers gave there [T, L, size], and the embeddings
@@ -197,7 +197,7 @@ class CompiledRow:
         from outrider.kernels.numba import head, thread_team
         from outrider.kernels.numba.head_records import Drawing, Room
 
-        numbers, most, threads = self.weights.numbers, len(floors), self.weights.crew.threads
+        numbers, most, threads = self.weights.numbers, len(floors), self.weights.team.threads
         logits = torch.empty((1, numbers.tokens)) if logits is None else logits
         tokens = torch.zeros(numbers.tokens, dtype=torch.int64) if tokens is None else tokens
         room = Room(
@@ -211,7 +211,7 @@ class CompiledRow:
         if draw is not None:
             how = Drawing(1 / draw.temperature, draw.keys.numpy(), draw.counter.numpy(), probs.numpy())
         reading = self._reading(token)
-        made: int = self.weights.crew.run(
+        made: int = self.weights.team.run(
             head.draft, numbers, self._text, reading, how, room, embedding or self._blank, tokens.numpy(),
             np.array(floors), self.place, self.oldest, found.numpy(), threads, holding=(self, self.reads),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Facts about the CPU that choices are made by: which engine, which dtype, packed weights, products of bytes.
+"""Facts about this CPU by which engine, dtype and kernels are chosen. Tests can replace them.
 
 They are read once, and everything that chooses by them asks ``facts()``. Settings of the libraries below narrow them
 down: ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY what torch uses, NUMBA_CPU_NAME, NUMBA_CPU_FEATURES and

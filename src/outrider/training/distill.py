@@ -1,4 +1,4 @@
-"""From a target to a trained draft in a directory: data, student, training, model card."""
+"""Distillation of a target into a draft in a directory: data, student, training, model card."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class DistillPlan:
 
 
 WRITING_SHARE = 0.5
-"""Of ``Plan.seconds``: what writing text may take at most. Training has the rest."""
+"""Of ``DistillPlan.seconds``: what writing text may take at most. Training has the rest."""
 
 
-class Say(Protocol):
-    """Where progress goes."""
+class ProgressListener(Protocol):
+    """Is told how far a run has come."""
 
     def writing(self, text: Written) -> None:
         """Text is being gathered."""
@@ -90,8 +90,8 @@ class Say(Protocol):
         """An earlier run has done this much."""
 
 
-class Quiet:
-    """No progress."""
+class NoProgress:
+    """Reports nothing."""
 
     def writing(self, text: Written) -> None: ...
 
@@ -101,23 +101,23 @@ class Quiet:
 
 
 def distill(
-    target: Loaded, out: Path, plan: DistillPlan, say: Say | None = None, now: Now = timer.now
+    target: Loaded, out: Path, plan: DistillPlan, progress: ProgressListener | None = None, now: Now = timer.now
 ) -> TrainingReport:
     """Train a draft for ``target`` into ``out``. Run again after Ctrl-C or a kill, it goes on where it stopped."""
-    say = say or Quiet()
+    progress = progress or NoProgress()
     work = prepare(out, plan)
     _same_target(work, fingerprint(target.model))
     if (kept := kept_so_far(out)) is not None:
-        say.resuming(kept)
+        progress.resuming(kept)
     with _memory_explained(plan, work):
-        corpus = _corpus(target, plan, work, say, now)
+        corpus = _corpus(target, plan, work, progress, now)
         training, held_out = corpus.split(max(2, min(256, len(corpus) // 20)))
         torch.manual_seed(plan.budget.seed)
         tokens = _tokens(target, plan, training)
         budget = replace(plan.budget, seconds=None if plan.seconds is None else max(0.0, plan.seconds - _spent(work)))
         torch.manual_seed(budget.seed)
         student, save = make_student(target, plan, tokens)
-        last = train(student, training, held_out, budget, work / "checkpoint.pt", say.training, now=now)
+        last = train(student, training, held_out, budget, work / "checkpoint.pt", progress.training, now=now)
     save(out)
     return last
 
@@ -179,13 +179,14 @@ def prepare(out: Path, plan: DistillPlan) -> Path:
     return work
 
 
-def _corpus(target: Loaded, plan: DistillPlan, work: Path, say: Say, now: Now) -> Corpus:
+def _corpus(target: Loaded, plan: DistillPlan, work: Path, progress: ProgressListener, now: Now) -> Corpus:
     """Gathered once, then kept: a resumed run must see the same text."""
     path, name = work / "text.safetensors", fingerprint(target.model)
     if not path.is_file():
-        corpus = (
-            Corpus.load(Path(plan.text), name) if plan.text is not None else _gathered(target, plan, work, say, now)
-        )
+        if plan.text is not None:
+            corpus = Corpus.load(Path(plan.text), name)
+        else:
+            corpus = _gathered(target, plan, work, progress, now)
         temporary = path.with_suffix(".tmp")
         corpus.save(temporary, name)
         os.replace(temporary, path)
@@ -193,12 +194,12 @@ def _corpus(target: Loaded, plan: DistillPlan, work: Path, say: Say, now: Now) -
     return Corpus.load(path, name)
 
 
-def _gathered(target: Loaded, plan: DistillPlan, work: Path, say: Say, now: Now) -> Corpus:
+def _gathered(target: Loaded, plan: DistillPlan, work: Path, progress: ProgressListener, now: Now) -> Corpus:
     how = SelfText(
         plan.text_tokens, plan.temperatures, batch=plan.generate_batch, block=plan.block, seed=plan.budget.seed
     )
     limit = None if plan.seconds is None else WRITING_SHARE * plan.seconds
-    gathering, rounds = Gathering(plan.text_tokens, limit, _spent(work), say.writing, now), Rounds(work / "rounds")
+    gathering, rounds = Gathering(plan.text_tokens, limit, _spent(work), progress.writing, now), Rounds(work / "rounds")
     gathering.add(0, 0)  # shows that writing has begun
     try:
         if target.model.encoder_decoder:

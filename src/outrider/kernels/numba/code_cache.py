@@ -1,4 +1,4 @@
-"""What numba compiles, kept on the disk: compiled by one process, read by all others, removed when long unused."""
+"""numba's compiled code on disk: compiled by one process, read by all others, removed when long unused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products in float16, compiled by numba for CPUs that compute in it: twice the numbers a vector, and none to widen.
+"""float16 matrix products compiled by numba, for CPUs with float16 arithmetic: no conversion to float32.
 
 A float16 has three more bits than the bfloat16 that weights were saved in, so they are kept exactly
 (``models/engine/numba_weights.py`` says where not), but a smaller range. So a row of inputs is multiplied by the

@@ -1,4 +1,4 @@
-"""Products with weights of eight bits, by the dot products of bytes that CPUs have, compiled by numba.
+"""int8 matrix products compiled by numba, on the int8 dot-product instructions of CPUs.
 
 A matrix is cut into panels of sixteen columns and these into blocks of 64 inputs: the block's whole numbers, four
 inputs of a column side by side, and behind them a scale for each column. What is multiplied with it is rounded in

@@ -1,4 +1,4 @@
-"""A Llama-like model's layers and output matrix, compiled by numba: one call runs them all, on every thread.
+"""All layers and the output matrix of a Llama-like model in one compiled call that runs on every thread.
 
 All threads run the same function. A layer is five pieces of work, each cut into items that whoever is free takes; the
 next piece starts when all items are finished. No thread waits for another to begin, so one that comes late, because
@@ -15,7 +15,7 @@ from numba import carray
 
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.layer_math import attend, exp, finish, norm, rotate, take
-from outrider.kernels.numba.products import Given, chained, given_to, multiply, ready
+from outrider.kernels.numba.products import ProductInput, chained, product_input, multiply, convert_input
 from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
 
 PIECES = 5
@@ -66,7 +66,7 @@ class LlamaRows(NamedTuple):
 
 
 @compiled
-def _project(model: LlamaWeights, batch: LlamaRows, layer: int, head: int, given: Given, temp: Any) -> None:
+def _project(model: LlamaWeights, batch: LlamaRows, layer: int, head: int, given: ProductInput, temp: Any) -> None:
     """Queries, keys or values of one head; keys and values go to their place in the buffers."""
     rows, width, depth = len(batch.x), len(batch.x) // len(batch.starts), model.depth
     panels = model.padded // PANEL
@@ -106,7 +106,7 @@ def _mix(model: LlamaWeights, batch: LlamaRows, layer: int, row: int, head: int,
 
 @compiled
 def _add_product(
-    model: LlamaWeights, batch: LlamaRows, layer: int, which: int, given: Given, item: int, step: int, temp: Any
+    model: LlamaWeights, batch: LlamaRows, layer: int, which: int, given: ProductInput, item: int, step: int, temp: Any
 ) -> None:
     """Some columns of a product, added to x."""
     rows, first = len(batch.x), item * step
@@ -123,7 +123,9 @@ def _add_product(
 
 
 @compiled
-def _gate(model: LlamaWeights, batch: LlamaRows, layer: int, item: int, step: int, given: Given, temp: Any) -> None:
+def _gate(
+    model: LlamaWeights, batch: LlamaRows, layer: int, item: int, step: int, given: ProductInput, temp: Any
+) -> None:
     """Some columns of silu(gate) * up; a panel of the one lies behind the same of the other."""
     rows, first = len(batch.x), item * step
     panels = min(step, model.inner // PANEL - first)
@@ -152,14 +154,14 @@ def _step(parts: int, threads: int) -> int:
 
 @compiled
 def _add_all(
-    model: LlamaWeights, batch: LlamaRows, layer: int, piece: int, which: int, given: Given, step: int, temp: Any
+    model: LlamaWeights, batch: LlamaRows, layer: int, piece: int, which: int, given: ProductInput, step: int, temp: Any
 ) -> None:
     """A piece of work: a product, added to x."""
     counters = batch.counters.ctypes.data
     items = (model.hidden // PANEL + step - 1) // step
     done, item = 0, take(counters, piece)
     if item < items:
-        ready(given, model.powers[layer, which])
+        convert_input(given, model.powers[layer, which])
     while item < items:
         _add_product(model, batch, layer, which, given, item, step, temp)
         done, item = done + 1, take(counters, piece)
@@ -175,10 +177,10 @@ def _write(model: LlamaWeights, x: Any, logits: Any, counters: int, piece: int, 
     items = (panels + step - 1) // step
     temp = np.empty((rows, PANEL * step), np.float32)
     room = np.empty(rows * chained(x.shape[1]) if model.half else 0, np.uint16)
-    given = given_to(model.half, x, room, np.empty(rows, np.float32))
+    given = product_input(model.half, x, room, np.empty(rows, np.float32))
     done, item = 0, take(counters, piece)
     if item < items:
-        ready(given, model.last_powers)
+        convert_input(given, model.last_powers)
     while item < items:
         first, count = item * step, min(step, panels - item * step)
         multiply(given, model.output, first, count, temp)
@@ -204,15 +206,18 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
     scores = np.empty(batch.capacity, np.float32)
     widest = max(hidden, batch.mixed.shape[1], model.inner)
     room, factors = np.empty(rows * chained(widest) if model.half else 0, np.uint16), np.empty(rows, np.float32)
-    around = given_to(model.half, normed, room, factors)
-    mixed, gated = given_to(model.half, batch.mixed, room, factors), given_to(model.half, batch.gated, room, factors)
+    around = product_input(model.half, normed, room, factors)
+    mixed, gated = (
+        product_input(model.half, batch.mixed, room, factors),
+        product_input(model.half, batch.gated, room, factors),
+    )
     for layer in range(model.layers):
         piece = PIECES * layer
         items = (thirds + beside - 1) // beside
         done, item = 0, take(counters, piece)
         if item < items:  # only then: while an item of this piece is open, nobody changes x
             norm(batch.x, model.norms[2 * layer], model.epsilon, normed)
-            ready(around, model.powers[layer, 0])
+            convert_input(around, model.powers[layer, 0])
         while item < items:
             if item == 0 and batch.kept[layer] >= 0:
                 batch.states[batch.kept[layer]] = batch.x
@@ -237,7 +242,7 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
         done, item = 0, take(counters, piece)
         if item < items:
             norm(batch.x, model.norms[2 * layer + 1], model.epsilon, normed)
-            ready(around, model.powers[layer, 2])
+            convert_input(around, model.powers[layer, 2])
         while item < items:
             _gate(model, batch, layer, item, across, around, temp)
             done, item = done + 1, take(counters, piece)

@@ -1,4 +1,4 @@
-"""Drawing a token by a race, compiled: what ``noise.py`` says, for a stretch of the vocabulary at a time."""
+"""Sampling by an exponential race, compiled by numba: the bits of ``core/noise.py``, in parts of the vocabulary."""
 
 from __future__ import annotations
 

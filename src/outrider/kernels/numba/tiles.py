@@ -1,4 +1,4 @@
-"""What is compiled for this CPU by numba: products with packed weights, and how threads share work.
+"""Matrix products with packed bfloat16 weights compiled by numba, and the atomic counters that threads share.
 
 Weights are read as they are kept, in two bytes, and multiplied in four: a bfloat16 is the upper half of a float32, so
 widening costs an instruction and no accuracy, and half the bytes come from memory. Sixteen columns lie side by side

@@ -1,4 +1,4 @@
-"""Matrix products of a few rows, with the norm before them and the gate or the sum after them in the same launch.
+"""Matrix products of a few rows, fused with the norm before them and the gate or residual sum after them.
 
 A row of a product reads the whole matrix, so a few rows take as long as the memory does: what can be saved is launches.
 A norm is a factor for the whole row and is found beside the product, out of the same numbers.

@@ -1,4 +1,4 @@
-"""The keys and the exponential race of ``noise.py``, each in one kernel, with the same bits.
+"""The random keys and the exponential race of ``core/noise.py`` as one kernel each, with the same bits.
 
 Integer arithmetic wraps the same way everywhere; float operations are rounded one by one, never fused.
 """

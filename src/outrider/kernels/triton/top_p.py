@@ -1,4 +1,4 @@
-"""Top-p by searching for the least logit that stays, with no order made among the others; see ``core/top_p.py``.
+"""Top-p filtering by a search for the smallest logit that is kept, without sorting; see ``core/top_p.py``.
 
 A float's bits, read as a whole number, are in the order of the floats: so the search is one over whole numbers. Three
 times the weights are added up by eleven bits of them, from the highest bits down, and the place is found where the

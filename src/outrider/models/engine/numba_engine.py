@@ -38,7 +38,7 @@ class Engine:
 
     def __init__(self, prepared: Prepared, config: Any, vocabulary: int) -> None:
         self.threads = torch.get_num_threads()
-        self._crew = ThreadTeam(self.threads)
+        self._team = ThreadTeam(self.threads)
         self.vocabulary = vocabulary
         self._known: WeakKeyDictionary[Buffers, Addresses] = WeakKeyDictionary()
         self._places = prepared.record["places"]
@@ -122,7 +122,7 @@ class Engine:
             gated=np.empty((tokens, model.inner), np.float32),
             counters=zeros(llama.PIECES * model.layers + 2), threads=self.threads,
         )  # fmt: skip
-        self._crew.run(llama.layers, model, batch, holding=(cache, self._file))
+        self._team.run(llama.layers, model, batch, holding=(cache, self._file))
         return found, dict(zip(layers, states, strict=True)) if layers else {}, output if logits else None
 
     def _buffers(self, cache: Buffers) -> Addresses:
