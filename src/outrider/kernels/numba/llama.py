@@ -15,7 +15,7 @@ from numba import carray
 
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.layer_math import attend, exp, finish, norm, rotate, take
-from outrider.kernels.numba.products import ProductInput, chained, product_input, multiply, convert_input
+from outrider.kernels.numba.products import ProductInput, chained, convert_input, multiply, product_input
 from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
 
 PIECES = 5

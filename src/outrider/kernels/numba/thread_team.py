@@ -17,7 +17,7 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], object]
 
 
 class ThreadTeam:
-    """Threads that run one function together, as in OpenMP. The caller is one of them; the others sleep until called."""
+    """Threads that run one function together, as in OpenMP. The caller is one; the others sleep until called."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
