@@ -226,8 +226,8 @@ def test_peers_wait_their_own_way(folder: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(peers, "ADDED", {"OMP_WAIT_POLICY": "PASSIVE"})
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     monkeypatch.setenv("PYTHONPATH", "/some/where")
-    own = peers._environment(3, Contender("transformers", "float32", folder, ("plain",)))
-    other = peers._environment(3, Contender("vllm", "float32", folder, ("plain",), python="/other/python"))
+    own = peers.worker_environment(3, Contender("transformers", "float32", folder, ("plain",)))
+    other = peers.worker_environment(3, Contender("vllm", "float32", folder, ("plain",), python="/other/python"))
     assert "OMP_WAIT_POLICY" not in own and own["OMP_NUM_THREADS"] == "3" and own["PYTHONPATH"] == "/some/where"
     assert "PYTHONPATH" not in other
 

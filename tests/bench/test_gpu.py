@@ -166,7 +166,7 @@ def test_alpha_by_task() -> None:
     """A guess of rows 0 and 2, which are of one task, was kept every time; of row 1 never."""
     kept = [(0, 1), (1, 0), (2, 1), (0, 1)]
     records = [Record(row, 9, (5,), n, token=1, overlap=(float(n),), emitted=n + 1) for row, n in kept]
-    assert pair._by_task(Trace(records=records), ("a", "b", "a")) == {"a": 1.0, "b": 0.0}
+    assert pair.by_task(Trace(records=records), ("a", "b", "a")) == {"a": 1.0, "b": 0.0}
 
 
 def test_a_section_that_fails_is_named_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_head_beside_an_inflated_target_guesses_as_before(
         made = pair.Pair(target, drafter, [(5, 6, 7, 8), (9, 10)], "")
         setting = StepSetting(target, target, gamma=3, width=5)
         rule, lanes = pair.Rule(pair.choose("maximal", True), pair.Sampling()), pair.Lanes(graphs)
-        traced = pair._decoded(made, drafter, rule, setting, lanes, 20)
+        traced = pair.decoded(made, drafter, rule, setting, lanes, 20)
         assert all(stepper.recorded == 1 for _, stepper in lanes._idle) and len(lanes._idle) == graphs
         texts.append([(r.drafted, r.token) for r in traced.trace.records])
     assert texts[0] == texts[1] and texts[0]

@@ -37,7 +37,7 @@ def test_a_killed_run_keeps_its_rounds(target: loading.Loaded, tmp_path: Path, m
     prompts = ["the end", "a thin", "then the"]
     whole = self_written(target, PLAN, prompts, gathering())
     began = []
-    real = answers._round
+    real = answers.write_round
 
     def killed(*given: Any) -> Any:
         began.append(given[3])
@@ -45,7 +45,7 @@ def test_a_killed_run_keeps_its_rounds(target: loading.Loaded, tmp_path: Path, m
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(answers, "_round", killed)
+    monkeypatch.setattr(answers, "write_round", killed)
     with pytest.raises(KeyboardInterrupt):
         self_written(target, PLAN, prompts, gathering(), Rounds(tmp_path / "rounds"))
     resumed = self_written(target, PLAN, prompts, gathering(), Rounds(tmp_path / "rounds"))
@@ -60,7 +60,7 @@ def test_given_prompts_are_asked_in_turn(target: loading.Loaded, monkeypatch: py
     monkeypatch.setattr(answers, "messages", lambda loaded, texts: asked.extend(texts) or [])
     prompts = [f"prompt {i}" for i in range(12)]
     for number in (0, 1, 3):
-        answers._asked(target, PLAN, prompts, number, 4, gathering().until())
+        answers.round_prompts(target, PLAN, prompts, number, 4, gathering().until())
     assert asked == prompts
 
 

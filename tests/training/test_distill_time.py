@@ -141,8 +141,8 @@ def test_checkpoints_by_the_clock(target: loading.Loaded, tmp_path: Path, monkey
     """A kill cost up to 100 steps, however long they take."""
     monkeypatch.setattr(loop, "SAVE_SECONDS", 40.0)
     saved: list[int] = []
-    real = loop._save
-    monkeypatch.setattr(loop, "_save", lambda *given: (saved.append(int(given[-1]["step"])), real(*given)))
+    real = loop.save_checkpoint
+    monkeypatch.setattr(loop, "save_checkpoint", lambda *given: (saved.append(int(given[-1]["step"])), real(*given)))
     distill(target, tmp_path / "draft", SHORT, None, Clock(2.0))
     assert len(saved) > 2 and saved[-1] > saved[0] and saved[0] < 11
 

@@ -28,7 +28,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Settings:
+class MeasureSettings:
     """What every prompt is run with."""
 
     temperatures: tuple[float, ...] = (0.0,)
@@ -108,7 +108,7 @@ class MeasuredRow:
 def measure(
     drafts: Mapping[str, LLM],
     tasks: Mapping[str, Sequence[Any]],
-    settings: Settings,
+    settings: MeasureSettings,
     progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> Figures:
     """Run every prompt with every draft and gamma and plainly, one after the other, the order turning from run to run.
@@ -128,7 +128,7 @@ def measure(
         try:
             for task, prompts in tasks.items():
                 for prompt in prompts:
-                    cells = _decode(ways, prompt, options, settings.repeats, done)
+                    cells = timed_text(ways, prompt, options, settings.repeats, done)
                     results.setdefault(task, []).append(cells)
                     done += 1
                     progress(f"{task}, temperature {temperature:g}", done / total)
@@ -209,7 +209,7 @@ def _ways(drafts: Mapping[str, LLM], gammas: Sequence[Any]) -> dict[str, Way]:
     return {PLAIN: Way(wide), NARROW: Way(narrow), **guessing}
 
 
-def _decode(
+def timed_text(
     ways: Mapping[str, Way], prompt: Any, options: Mapping[str, Any], repeats: int, turn: int
 ) -> dict[str, Cell]:
     """One prompt in every way. Whatever slows the machine down for a while hits all of them alike."""

@@ -125,7 +125,7 @@ def measure(pair: Pair, setting: StepSetting, tokens: int, temperature: float) -
     """
     lanes = Lanes(graphs=True)
     rule = Rule(choose("maximal", temperature == 0), Sampling(temperature))
-    plain = _decoded(pair, Nothing(), rule, replace(setting, gamma=0), lanes, tokens)
+    plain = decoded(pair, Nothing(), rule, replace(setting, gamma=0), lanes, tokens)
     first = _compared(pair, rule, setting, tokens, plain)
     best = optimal_gamma(first["alpha"], first["c"], setting.width - 1) if first["examined"] else 0
     if best in (0, setting.gamma):
@@ -140,7 +140,7 @@ def _compared(pair: Pair, rule: Rule, setting: StepSetting, tokens: int, plain: 
     independent and equal everywhere; what the end of a text cuts off; and the predicted time of a run over the real
     one, in which lies all the overhead.
     """
-    ours = _decoded(pair, pair.drafter, rule, setting, Lanes(graphs=True), tokens)
+    ours = decoded(pair, pair.drafter, rule, setting, Lanes(graphs=True), tokens)
     own = replace(setting, target=pair.target, context=ours.context, capacity=bucket(ours.context + 256))
     steps = parts(own, pair.drafter, rule)
     stats, gamma, c = summarise(ours.trace), setting.gamma, steps.c
@@ -151,7 +151,7 @@ def _compared(pair: Pair, rule: Rule, setting: StepSetting, tokens: int, plain: 
         "alpha_counted": stats.alpha_counted,
         "alpha_interval": stats.alpha_interval,
         "alpha_by_depth": _by_depth(ours.trace, gamma),
-        "alpha_by_task": _by_task(ours.trace, pair.tasks),
+        "alpha_by_task": by_task(ours.trace, pair.tasks),
         "examined": stats.examined,
         "c": c,
         "gamma": gamma,
@@ -177,7 +177,7 @@ def _compared(pair: Pair, rule: Rule, setting: StepSetting, tokens: int, plain: 
     }
 
 
-def _decoded(pair: Pair, drafter: Drafter, rule: Rule, setting: StepSetting, lanes: Lanes, tokens: int) -> Decoded:
+def decoded(pair: Pair, drafter: Drafter, rule: Rule, setting: StepSetting, lanes: Lanes, tokens: int) -> Decoded:
     decoder = Decoder(
         pair.target, drafter, rule.verifier, rule.sampling, setting.gamma, setting.width, slots=1, lanes=lanes
     )
@@ -193,7 +193,7 @@ def _by_depth(trace: Trace, gamma: int) -> list[float]:
     return [round(ratio(a, b), 4) for a, b in zip(kept, tried, strict=True)]
 
 
-def _by_task(trace: Trace, tasks: tuple[str, ...]) -> dict[str, float]:
+def by_task(trace: Trace, tasks: tuple[str, ...]) -> dict[str, float]:
     found = {}
     for name in dict.fromkeys(tasks):
         rows = {row for row, task in enumerate(tasks) if task == name}

@@ -93,7 +93,7 @@ class Peer:
         group = None if os.name == "nt" else 0  # its own: Ctrl-C is not for it, and a stop is for all of it
         self.process = subprocess.Popen(
             [contender.python, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
-            encoding="utf-8", env=_environment(threads, contender), process_group=group,
+            encoding="utf-8", env=worker_environment(threads, contender), process_group=group,
         )  # fmt: skip
         self.answers: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -155,7 +155,7 @@ def process_seconds(pid: int) -> float:
         return 0.0
 
 
-def _environment(threads: int, contender: Contender) -> dict[str, str]:
+def worker_environment(threads: int, contender: Contender) -> dict[str, str]:
     """The user's own settings and one number of threads: what Outrider sets for itself is not for its peers."""
     kept = {name: value for name, value in os.environ.items() if name not in ADDED}
     kept["OMP_NUM_THREADS"] = str(threads)

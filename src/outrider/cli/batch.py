@@ -30,7 +30,7 @@ Advance = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Batch:
+class PromptBatch:
     """A run over the lines of a file."""
 
     lines: Sequence[PromptLine]
@@ -50,7 +50,7 @@ class Batch:
         }
 
 
-def run(batch: Batch, target: str, load: Callable[[int], Any]) -> None:
+def run(batch: PromptBatch, target: str, load: Callable[[int], Any]) -> None:
     """Answer every line that is not in the file already, and say how it went. Exit code 1 if a line failed."""
     check_writable(batch.out, "--out")
     keys, total = batch.keys(), len(batch.lines)
@@ -83,7 +83,7 @@ def run(batch: Batch, target: str, load: Callable[[int], Any]) -> None:
         raise typer.Exit(1)
 
 
-def _seeds(batch: Batch, keys: Mapping[int, str]) -> dict[int, int] | None:
+def _seeds(batch: PromptBatch, keys: Mapping[int, str]) -> dict[int, int] | None:
     """A seed for each line, whatever was generated before: a repeated prompt gets the next one."""
     seed = batch.options["seed"]
     if seed is None:

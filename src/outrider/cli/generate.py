@@ -96,7 +96,7 @@ def generate(
 
         lines = prompt_file.read_lines(prompts, system, chat or system is not None)
         settings = {"target": target, "dtype": dtype, "weights": weights, "exact": exact}
-        batch.run(batch.Batch(lines, options, settings, out, slots), target, load)
+        batch.run(batch.PromptBatch(lines, options, settings, out, slots), target, load)
         return
     with progress.loading(target):
         llm = load(None)

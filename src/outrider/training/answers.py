@@ -47,17 +47,21 @@ def self_written(
         if gathering.done:
             break
         known = kept.load(number)
-        fresh = _round(loaded, plan, prompts, number, plan.batch * batches, gathering, kept) if known is None else known
+        fresh = (
+            write_round(loaded, plan, prompts, number, plan.batch * batches, gathering, kept)
+            if known is None
+            else known
+        )
         gathering.add(len(fresh), size(fresh), read=known is not None)
         pairs += fresh
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(plan.seed)).tolist()
     return from_answers([pairs[i] for i in order], plan.block)
 
 
-def _round(
+def write_round(
     loaded: Loaded, plan: SelfText, prompts: Sequence[str], number: int, texts: int, gathering: Gathering, kept: Rounds
 ) -> list[Pair]:
-    asked = _asked(loaded, plan, prompts, number, texts, gathering.until(1 / 3))
+    asked = round_prompts(loaded, plan, prompts, number, texts, gathering.until(1 / 3))
     pairs: list[Pair] = []
     try:
         for prompt, answer in write(
@@ -73,7 +77,7 @@ def _round(
     return pairs
 
 
-def _asked(
+def round_prompts(
     loaded: Loaded, plan: SelfText, prompts: Sequence[str], number: int, texts: int, keep_going: KeepGoing
 ) -> list[list[int]]:
     """Prompts for a round: the next of those given, as a user's message where there is a chat template.

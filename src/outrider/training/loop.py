@@ -113,14 +113,14 @@ def train(
             total = float(loss)
             require(math.isfinite(total), f"the loss became {total} at step {step}; lower --rate", BadOption)
             if whole or now() - saved >= SAVE_SECONDS:
-                _save(student, optimiser, budget, checkpoint, pace.at(step))
+                save_checkpoint(student, optimiser, budget, checkpoint, pace.at(step))
                 saved = now()
             quality = measure(student, held_out, budget.batch) if whole else last.measured
             last, said = TrainingReport(step, steps, total, quality, *pace.speed(step), text), now()
             report(last)
     except KeyboardInterrupt:
         if step > first and math.isfinite(float(loss)):
-            _save(student, optimiser, budget, checkpoint, pace.at(step))
+            save_checkpoint(student, optimiser, budget, checkpoint, pace.at(step))
         raise
     return last
 
@@ -205,7 +205,7 @@ def measure(student: Student, held_out: Corpus, batch: int) -> Measured:
     return Measured(mean("overlap"), mean("agreement"))
 
 
-def _save(
+def save_checkpoint(
     student: Student, optimiser: torch.optim.Optimizer, budget: Budget, path: Path | None, place: dict[str, float]
 ) -> None:
     if path is None:

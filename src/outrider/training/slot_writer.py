@@ -22,7 +22,7 @@ KeepGoing = Callable[[int, int], bool]
 LOOK_EVERY = 16
 """Steps between looks at which texts have ended: each look waits for the device."""
 
-_READ_AT_ONCE = 65_536
+READ_AT_ONCE = 65_536
 """Tokens of prompts read in one run."""
 
 
@@ -95,7 +95,7 @@ class _Slots(HuggingFaceSession):
         """Read a prompt in each of some slots."""
         batch: list[int] = []
         for slot in sorted(prompts, key=lambda s: len(prompts[s])):
-            if batch and (len(batch) + 1) * len(prompts[slot]) > _READ_AT_ONCE:
+            if batch and (len(batch) + 1) * len(prompts[slot]) > READ_AT_ONCE:
                 self._read(batch, [prompts[s] for s in batch])
                 batch = []
             batch.append(slot)

@@ -39,7 +39,7 @@ def shares(logits: Any, most: float, rate: float, total: float, out: Any) -> Non
 
 
 @njit(nogil=True, error_model="numpy")  # rounded step by step, as everywhere else
-def _value(weight: Any, bits: Any) -> Any:
+def exponential(weight: Any, bits: Any) -> Any:
     """A weight over its arrival, as ``noise._exponential`` has it."""
     one, half = np.float32(1), np.float32(0.5)
     u = min((np.float32(bits) + half) * np.float32(2.0**-31), np.float32(1 - 2.0**-24))
@@ -76,7 +76,7 @@ def race(weights: Any, counters: Any, key: int, temp: Any) -> Any:
         if temp[j] >= reached:
             bits = _mixed(np.uint32(counters[j]), low, high) & np.uint32(0x7FFFFFFF)
             reached = max(reached, np.float32(temp[j] * (1 - bits * 2.0**-31) * _AHEAD))
-            found = _value(weights[j], bits)
+            found = exponential(weights[j], bits)
             if found > best:
                 best, place = found, j
     return best, place
