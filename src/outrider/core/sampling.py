@@ -93,7 +93,7 @@ class Sampling:
             number("top_k", 1)
         number("top_p", 0, 1, open_low=True)
         number("min_p", 0, 1)
-        number("repetition_penalty", 0, open_low=True)
+        number("repetition_penalty", 0, 1e6, open_low=True)
         number("frequency_penalty", -2, 2)
         number("presence_penalty", -2, 2)
 
