@@ -74,7 +74,7 @@ class EngineResults:
             yield from ((temperature, task) for task in (None, *tasks))
 
     def samples(self) -> list[dict[str, Any]]:
-        """The timings themselves, for whoever wants other figures."""
+        """The timings themselves, for other figures."""
         return [
             {"temperature": t, "task": task, "prompt": number, "way": way, "seconds": cell.seconds,
              "first_seconds": cell.first_seconds, "first_tokens": cell.first_tokens}

@@ -67,7 +67,7 @@ def decode(decoder: Decoder, requests: Sequence[Request]) -> Decoded:
 
 
 def exposed(setting: StepSetting, tokens: int) -> dict[str, Any]:
-    """Milliseconds of an iteration and of its step when nobody reads it: plain, speculative, and with a planner.
+    """Milliseconds of an iteration and of its step without reading the result: plain, speculative, and with a planner.
 
     The planner takes guesses for free, so that it asks for as many as it may; only its own work counts here.
     """

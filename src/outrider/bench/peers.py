@@ -85,7 +85,7 @@ def installed(pythons: Mapping[str, str]) -> list[str]:
 
 
 class Peer:
-    """A running engine: ``ask`` it, and it stands still again."""
+    """An engine in its process, which runs while ``ask`` waits for an answer and is suspended otherwise."""
 
     def __init__(self, contender: Contender, threads: int) -> None:
         self.contender = contender
@@ -119,7 +119,7 @@ class Peer:
         finally:
             self._signal("SIGSTOP")
         if not line:
-            raise PeerFailed(f"{self.contender.name} ended unasked: {self._last_words()}")
+            raise PeerFailed(f"{self.contender.name} ended unexpectedly: {self._last_words()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise PeerFailed(f"{self.contender.name}: {answer['error']}")

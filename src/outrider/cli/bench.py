@@ -17,14 +17,14 @@ from outrider.report import plots, terminal
 from outrider.report.gpu import figures
 from outrider.trace import strict_json
 
-app = typer.Typer(no_args_is_help=True, help="Measurements of the machine at hand.")
+app = typer.Typer(no_args_is_help=True, help="Benchmarks of this machine.")
 app.command()(bench_cpu.cpu)
 app.command()(bench_cpu.start)
 
 
 @app.callback()
 def _group() -> None:
-    """Measurements of the machine at hand."""
+    """Benchmarks of this machine."""
 
 
 @app.command()

@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _failed(error: Exception) -> int:
-    """Say what went wrong -> the exit code. What is nobody's mistake but ours keeps its traceback."""
+    """Print an error -> the exit code. A bug of Outrider keeps its traceback."""
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -104,7 +104,7 @@ def _find(name: str) -> inventory.Entry:
 
 def _ask(name: str, chosen: list[inventory.Part], as_json: bool) -> None:
     if as_json or not sys.stdin.isatty():
-        raise BadOption(f"models rm {name}: there is nobody to confirm it; add --yes")
+        raise BadOption(f"models rm {name}: no terminal to confirm it on; add --yes")
     for part in chosen:
         typer.echo(f"{part.path} ({_size(part.bytes)})", err=True)
     typer.confirm("Remove?", abort=True, err=True)

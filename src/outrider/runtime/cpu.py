@@ -122,10 +122,10 @@ def read(environment: Mapping[str, str] = os.environ) -> CpuFacts:
 
 
 def make_mkl_batch_invariant(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Ask MKL for products whose rows have the same bits in every place of a batch, where it would not by itself.
+    """Set MKL to batch-invariant matrix products where its default is not: with AVX2.
 
-    That is with AVX2: rows left over behind a tile are added up in another order. With AVX-512 they are not. MKL reads
-    the setting at its first product, so this is for the start of a process; a user's own setting stays.
+    There, rows left over after full tiles are summed in another order; with AVX-512 they are not. MKL reads the setting
+    at its first product, so call this at the start of a process. A user's own setting stays.
     """
     if platform.machine() not in ("x86_64", "AMD64") or "MKL_CBWR" in environment:
         return

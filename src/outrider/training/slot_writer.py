@@ -1,8 +1,8 @@
 """Continuous batching for generated training text on a GPU: a text that ends gives its slot to the next one.
 
-Every slot is at a place of its own in its own text, as rows of a session are, and keys are read up to there only. So
-thousands of texts of any length are written without padding, and no step costs the host more than one launch and a
-few small ones for the draw.
+Every slot has its own position in its own text, as rows of a session have, and attention reads its KV cache up to that
+position only. So thousands of texts of any length are written without padding. A step costs the host one launch of a
+CUDA graph, and a few small kernels for sampling.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ KeepGoing = Callable[[int, int], bool]
 """Called while texts are written, with (texts, tokens of them so far). False: end them where they are."""
 
 LOOK_EVERY = 16
-"""Steps between looks at which texts have ended: each look waits for the device."""
+"""Steps between checks of which texts have ended: each check is a host-device sync."""
 
 READ_AT_ONCE = 65_536
-"""Tokens of prompts read in one run."""
+"""Tokens of prompts in one prefill run."""
 
 
 def roll(

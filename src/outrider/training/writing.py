@@ -20,7 +20,7 @@ from outrider.training.slot_writer import KeepGoing, ends_of, roll
 
 GROUPED = "outrider_grouped"
 COMPACT_EVERY = 32
-"""Steps between looks at which rows have ended: each look waits for the device."""
+"""Steps between checks of which sequences have ended: each check is a host-device sync."""
 
 
 def user_turn_opener(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -78,7 +78,7 @@ def code_folder() -> Path:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Other versions of this package may use their code today: only what nobody has used for long goes."""
+    """Remove compiled code that was not used for long. Other versions of this package may still use theirs."""
     before = time.time() - _UNUSED
     for old in folder.glob("compiled-*"):
         with contextlib.suppress(OSError):

@@ -43,8 +43,8 @@ _FLOATS, _FOUR = ir.VectorType(FLOAT, _LANES), ir.VectorType(WORD, 4)
 
 
 def packed(weight: Any) -> np.ndarray[Any, Any]:
-    """A weight [out, in], which is asked for some rows at a time, in eight bits -> bytes [out / 16, in / 64, RECORD],
-    both rounded up."""
+    """Quantise a weight [out, in], which is read some rows at a time -> bytes [out / 16, in / 64, RECORD], both rounded
+    up."""
     inputs, outputs = weight.shape[1], weight.shape[0]
     found = np.empty((-(-outputs // PANEL), blocks_of(inputs), RECORD), np.uint8)
     for first in range(0, len(found), _PIECE):

@@ -1,9 +1,9 @@
 """All layers and the output matrix of a Llama-like model in one compiled call that runs on every thread.
 
-All threads run the same function. A layer is five pieces of work, each cut into items that whoever is free takes; the
-next piece starts when all items are finished. No thread waits for another to begin, so one that comes late, because
-somebody else needs its core, holds nobody up. Items write to places of their own and chains of sums know of no other
-rows (``tiles.py``), so bits depend neither on who took an item nor on the width of a run.
+All threads run the same function. A layer is five pieces of work, each cut into items. A thread takes the next item
+from an atomic counter; the next piece starts when all items are finished. No thread waits for another to begin, so a
+thread that is scheduled late delays none. Items write to separate memory, and each sum is over one row in a fixed order
+(``tiles.py``): the bits depend neither on which thread took an item nor on the width of a run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PIECES = 5
 
 
 class LlamaWeights(NamedTuple):
-    """A model as it is read: panels at addresses, vectors as arrays; L layers."""
+    """The weights of a model: matrices as addresses of panels, vectors as arrays; L layers."""
 
     layers: int
     hidden: int
@@ -40,12 +40,12 @@ class LlamaWeights(NamedTuple):
     windows: np.ndarray[Any, Any]  # [L]: how far back a position looks
     output: int  # address of the output matrix
     half: bool  # products are computed in float16
-    powers: np.ndarray[Any, Any]  # [L, 4, 2]: what their inputs are scaled by (``half.py``)
+    powers: np.ndarray[Any, Any]  # [L, 4, 2]: what their inputs are scaled by (``float16_products.py``)
     last_powers: np.ndarray[Any, Any]  # [2]: those of the output matrix
 
 
 class LlamaRows(NamedTuple):
-    """What a run reads and writes, for B rows of W tokens; N = B * W."""
+    """Inputs, outputs and scratch buffers of a run, for B rows of W tokens; N = B * W."""
 
     x: np.ndarray[Any, Any]  # [N, hidden]: embedded tokens, written over
     found: np.ndarray[Any, Any]  # [N, hidden]: the result
@@ -207,15 +207,13 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
     widest = max(hidden, batch.mixed.shape[1], model.inner)
     room, factors = np.empty(rows * chained(widest) if model.half else 0, np.uint16), np.empty(rows, np.float32)
     around = product_input(model.half, normed, room, factors)
-    mixed, gated = (
-        product_input(model.half, batch.mixed, room, factors),
-        product_input(model.half, batch.gated, room, factors),
-    )
+    mixed = product_input(model.half, batch.mixed, room, factors)
+    gated = product_input(model.half, batch.gated, room, factors)
     for layer in range(model.layers):
         piece = PIECES * layer
         items = (thirds + beside - 1) // beside
         done, item = 0, take(counters, piece)
-        if item < items:  # only then: while an item of this piece is open, nobody changes x
+        if item < items:  # only then: while an item of this piece is open, no thread changes x
             norm(batch.x, model.norms[2 * layer], model.epsilon, normed)
             convert_input(around, model.powers[layer, 0])
         while item < items:

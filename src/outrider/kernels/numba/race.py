@@ -62,10 +62,10 @@ def exponential(weight: Any, bits: Any) -> Any:
 
 @compiled
 def race(weights: Any, counters: Any, key: int, temp: Any) -> Any:
-    """Who of a stretch of tokens arrives first -> weight over arrival, and the place in the stretch.
+    """The winner of the race among some tokens -> weight over arrival time, and the index among these tokens.
 
-    An arrival -log(1 - u) lies between u and u / (1 - u), so weight / u is a bound that nobody passes, and who has the
-    highest bound reaches at least (1 - u) of it: few arrivals have to be worked out.
+    An arrival time -log(1 - u) lies between u and u / (1 - u), so weight / u is an upper bound, and the token with the
+    highest bound reaches at least (1 - u) of it: few arrival times have to be computed exactly.
     """
     low, high = np.uint32(key & 0xFFFFFFFF), np.uint32((key >> 32) & 0xFFFFFFFF)
     for j in range(len(weights)):
@@ -84,6 +84,6 @@ def race(weights: Any, counters: Any, key: int, temp: Any) -> Any:
 
 @on_disk
 def first(weights: Any, counters: Any, key: int) -> int:
-    """Who of all tokens arrives first."""
+    """The winner of the race among all tokens."""
     place: int = race(weights, counters, key, np.empty(len(weights), np.float32))[1]
     return place

@@ -1,9 +1,9 @@
 """Matrix products with packed bfloat16 weights compiled by numba, and the atomic counters that threads share.
 
-Weights are read as they are kept, in two bytes, and multiplied in four: a bfloat16 is the upper half of a float32, so
-widening costs an instruction and no accuracy, and half the bytes come from memory. Sixteen columns lie side by side
-(a panel), so that each column of each row is one chain of fused multiplications and additions in the order of the
-inputs. No chain knows how many rows or panels run beside it: **bits do not depend on the width of a run.**
+Weights are stored as bfloat16 and multiplied as float32: a bfloat16 is the upper half of a float32, so widening costs
+one instruction and no accuracy, and half the bytes are read from memory. Sixteen columns are stored side by side (a
+panel). Each output is one chain of fused multiply-adds in the order of the inputs, whatever the number of rows or
+panels in the run. So the products are batch-invariant: **bits do not depend on the width of a run.**
 """
 
 from __future__ import annotations
