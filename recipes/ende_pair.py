@@ -30,7 +30,7 @@ from transformers import AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGenera
 from outrider.errors import require
 from outrider.training.data import open_text
 from outrider.training.objectives import OBJECTIVES
-from outrider.training.student_models import Size
+from outrider.training.student_models import DraftSize
 
 PAD, END = "<pad>", "</s>"
 PADDING, STOP = 0, 1  # their ids; as with every T5, padding also begins the output
@@ -46,7 +46,7 @@ PAPER = {
 """Table 3, T5-XXL (EnDe); the draft's row is T5-small's."""
 
 
-def build(size: Size, vocab: int, dropout: float) -> T5ForConditionalGeneration:
+def build(size: DraftSize, vocab: int, dropout: float) -> T5ForConditionalGeneration:
     model = T5ForConditionalGeneration(
         T5Config(
             vocab_size=vocab, d_model=size.dim, d_ff=size.inner, d_kv=size.dim // size.heads, num_heads=size.heads,
@@ -61,7 +61,7 @@ def build(size: Size, vocab: int, dropout: float) -> T5ForConditionalGeneration:
     return model
 
 
-def scale(size: Size) -> Any:
+def scale(size: DraftSize) -> Any:
     """Factors that give Adam the usual parametrisation of a transformer.
 
     T5 keeps the embeddings sqrt(width) larger (its output layer divides by that) and the queries sqrt(head width)
@@ -153,7 +153,7 @@ def main(argv: Sequence[str]) -> None:
         "BLEU needs sacrebleu, which is not installed: pip install sacrebleu, or do without by --no-bleu",
     )
     options.vocab = 8192 if options.vocab is None else options.vocab
-    sizes = Size.parse(options.target_size), Size.parse(options.draft_size)
+    sizes = DraftSize.parse(options.target_size), DraftSize.parse(options.draft_size)
     run = Run(options, Path(__file__).name, argv)
 
     pairs = read_pairs(options.data)

@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from outrider.errors import require
 from outrider.training.data import documents
 from outrider.training.objectives import OBJECTIVES
-from outrider.training.student_models import Size
+from outrider.training.student_models import DraftSize
 
 END = "<|endoftext|>"
 
@@ -54,7 +54,7 @@ PRESETS: dict[bool, dict[str, Any]] = {
 """By --small: width, inner width, layers, heads."""
 
 
-def build(size: Size, vocab: int, positions: int, end: int, tied: bool) -> GPT2LMHeadModel:
+def build(size: DraftSize, vocab: int, positions: int, end: int, tied: bool) -> GPT2LMHeadModel:
     model = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=vocab, n_positions=positions, n_embd=size.dim, n_inner=size.inner, n_layer=size.layers,
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
         if getattr(options, name) is None:
             setattr(options, name, value)
     require(options.block >= 8, f"block must be at least 8, got {options.block}")
-    sizes = Size.parse(options.target_size), Size.parse(options.draft_size)
+    sizes = DraftSize.parse(options.target_size), DraftSize.parse(options.draft_size)
     run = Run(options, Path(__file__).name, argv)
 
     text, unseen, tokenizer = prepare(run)

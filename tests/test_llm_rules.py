@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import outrider
-from outrider.bench.measure import Settings, measure
+from outrider.bench.measure import MeasureSettings, measure
 from outrider.certificate import Plan
 from outrider.certificate.law import laws
 from outrider.cli.main import app
@@ -88,7 +88,7 @@ def test_on_the_command_line(two_models: Path, tmp_path: Path) -> None:
 def test_measure_hands_the_rules_to_the_speculative_arm_only(llm: outrider.LLM) -> None:
     """Catches a plain baseline that is called inexact, or a draft option that plain decoding refuses."""
     options = {"max_new_tokens": 6, "seed": 0, "draft_temperature": 0.5, "coupling": "block"}
-    (row, *_) = measure({"mine": llm}, {"task": [PROMPT]}, Settings((1.0,), 1, options), lambda *_: None).rows
+    (row, *_) = measure({"mine": llm}, {"task": [PROMPT]}, MeasureSettings((1.0,), 1, options), lambda *_: None).rows
     assert row.stats.drafter.endswith("at temperature 0.5") and row.stats.coupling == "block"
 
 

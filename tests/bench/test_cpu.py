@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import library
 from outrider.bench import cpu, peers
-from outrider.bench.cpu import Bench, Plan
-from outrider.bench.peers import Peer, PeerFailed, Seat
+from outrider.bench.cpu import Bench, CpuPlan
+from outrider.bench.peers import Contender, Peer, PeerFailed
 from outrider.cli.main import app
 from outrider.errors import BadOption
 from outrider.models.hub.checkpoint import look
@@ -65,7 +65,7 @@ def asked(log: Path) -> list[dict[str, Any]]:
 
 
 def bench(folder: str, out: Path | None = None, engine: str = "vllm", **more: Any) -> Bench:
-    return Bench(Plan(folder, (engine,), tokens=4, threads=1, out=out, **more), look(folder), TASKS)
+    return Bench(CpuPlan(folder, (engine,), tokens=4, threads=1, out=out, **more), look(folder), TASKS)
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +100,7 @@ def test_a_peer_stands_still_between_requests(folder: str, tmp_path: Path) -> No
     if not hasattr(signal, "SIGSTOP") or not Path("/proc/self/stat").is_file():
         pytest.skip("no such thing here")
     python, _ = fake(tmp_path)
-    peer = Peer(Seat("vllm", "float32", folder, ("plain",), python=python), threads=1)
+    peer = Peer(Contender("vllm", "float32", folder, ("plain",), python=python), threads=1)
     try:
         for _ in range(2):
             peer.ask({"do": "load"}, timeout=30)
@@ -171,7 +171,7 @@ def test_one_engine_fails_and_the_others_go_on(folder: str, tmp_path: Path, trou
     """From its second text on, the warm-up counted as the first; what it gave before is kept."""
     bad, _ = fake(tmp_path, f"if count > 2: {trouble}", "bad")
     good, log = fake(tmp_path, name="good")
-    plan = Plan(folder, ("vllm", "openvino"), 4, threads=1, pythons={"vllm": bad, "openvino": good})
+    plan = CpuPlan(folder, ("vllm", "openvino"), 4, threads=1, pythons={"vllm": bad, "openvino": good})
     report = Bench(plan, look(folder), TASKS).run()
     assert set(report["failed"]) == {"vllm plain", "vllm lookup"}
     assert all(reason in said and "temperature 0" in said for said in report["failed"].values())
@@ -193,7 +193,7 @@ def test_an_engine_without_room(folder: str, tmp_path: Path, monkeypatch: pytest
 
 def test_no_answer_is_a_failure(folder: str, tmp_path: Path) -> None:
     python, _ = fake(tmp_path, "time.sleep(60)")
-    peer = Peer(Seat("vllm", "float32", folder, ("plain",), python=python), threads=1)
+    peer = Peer(Contender("vllm", "float32", folder, ("plain",), python=python), threads=1)
     with pytest.raises(PeerFailed, match="no answer"):
         peer.ask({"do": "load"}, timeout=0.5)
     peer.end()
@@ -226,12 +226,12 @@ def test_peers_wait_their_own_way(folder: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(peers, "ADDED", {"OMP_WAIT_POLICY": "PASSIVE"})
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     monkeypatch.setenv("PYTHONPATH", "/some/where")
-    own = peers._environment(3, Seat("transformers", "float32", folder, ("plain",)))
-    other = peers._environment(3, Seat("vllm", "float32", folder, ("plain",), python="/other/python"))
+    own = peers.worker_environment(3, Contender("transformers", "float32", folder, ("plain",)))
+    other = peers.worker_environment(3, Contender("vllm", "float32", folder, ("plain",), python="/other/python"))
     assert "OMP_WAIT_POLICY" not in own and own["OMP_NUM_THREADS"] == "3" and own["PYTHONPATH"] == "/some/where"
     assert "PYTHONPATH" not in other
 
 
 def test_prompts_must_fit(folder: str) -> None:
     with pytest.raises(BadOption, match="no prompt of 1 fits"):
-        Bench(Plan(folder, ("outrider",), tokens=4), look(folder), {"a": ["word " * 99]})
+        Bench(CpuPlan(folder, ("outrider",), tokens=4), look(folder), {"a": ["word " * 99]})

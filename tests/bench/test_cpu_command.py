@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import library
-from outrider.bench.cpu import Plan, draft_place, seats
+from outrider.bench.cpu import CpuPlan, contenders, draft_place
 from outrider.bench.start import STAGES, start
 from outrider.cli.main import app
 from outrider.errors import BadOption, OutriderError
@@ -28,11 +28,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_seats(folder: str, tmp_path: Path) -> None:
     """Ours gets the name it was asked by, others the checkpoint, or a model of their own."""
-    plan = Plan(
+    plan = CpuPlan(
         folder, ("outrider", "transformers", "transformers:bfloat16", "openvino"), draft=folder,
         models={"openvino": str(tmp_path)}, pythons={"openvino": "/other/python"},
     )  # fmt: skip
-    found = seats(plan, look(folder))
+    found = contenders(plan, look(folder))
     assert [(s.name, s.dtype, s.ways) for s in found] == [
         ("outrider", "auto", ("plain", "speculative")),
         ("transformers", "float32", ("plain", "lookup", "assisted")),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import library
-from outrider.bench.cpu_rows import Cell, Results, rows
+from outrider.bench.cpu_rows import EngineCell, EngineResults, rows
 from outrider.bench.machine import Neighbours, cpu_name, read_bandwidth
 from outrider.bench.prompts import CONVERSATIONS, read
 from outrider.models.hub.checkpoint import look
@@ -25,17 +25,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 # --- figures -----------------------------------------------------------------------------------------
 
 
-def cell(seconds: float, first_seconds: float = 1.0, first_tokens: int = 1, last: int = 0, tokens: int = 5) -> Cell:
-    return Cell((*range(tokens - 1), last), seconds, first_tokens, first_seconds)
+def cell(
+    seconds: float, first_seconds: float = 1.0, first_tokens: int = 1, last: int = 0, tokens: int = 5
+) -> EngineCell:
+    return EngineCell((*range(tokens - 1), last), seconds, first_tokens, first_seconds)
 
 
-def found(results: Results, floor: float | None = 8.0) -> dict[tuple[str, str], Any]:
+def found(results: EngineResults, floor: float | None = 8.0) -> dict[tuple[str, str], Any]:
     return {(row.task, row.way): row for row in rows(results, lambda way: floor)}
 
 
 def test_the_prompts_time_counts_apart() -> None:
     """Four tokens in two seconds behind a first one that took one: 2 a second, 5/3 with the prompt."""
-    results = Results()
+    results = EngineResults()
     results.add(0.0, "a", 0, "outrider plain", cell(3.0))
     row = found(results)["all", "outrider plain"]
     assert (row.tokens_per_second, row.whole_tokens_per_second, row.first_seconds) == (2.0, pytest.approx(5 / 3), 1.0)
@@ -45,7 +47,7 @@ def test_the_prompts_time_counts_apart() -> None:
 
 def test_totals_over_totals_and_ratios() -> None:
     """Catches means of ratios, and ratios over prompts that only one of the two has decoded."""
-    results = Results()
+    results = EngineResults()
     for number, seconds in enumerate((2.0, 5.0)):
         results.add(0.0, "a", number, "outrider plain", cell(seconds))
         results.add(0.0, "a", number, "outrider speculative", cell(1.5))
@@ -62,7 +64,7 @@ def test_totals_over_totals_and_ratios() -> None:
 
 
 def test_the_middle_repeat_counts() -> None:
-    results = Results()
+    results = EngineResults()
     for seconds in (9.0, 2.0, 3.0):
         results.add(0.0, "a", 0, "outrider plain", cell(seconds))
     assert found(results)["a", "outrider plain"].tokens_per_second == 2.0
@@ -71,7 +73,7 @@ def test_the_middle_repeat_counts() -> None:
 
 def test_texts_are_compared_with_the_same_engines() -> None:
     """At temperature 0 only, and each engine with itself; the agreement with ours is counted in tokens."""
-    results = Results()
+    results = EngineResults()
     for temperature in (0.0, 1.0):
         for way, last in (("outrider plain", 1), ("vllm plain", 2), ("vllm lookup", 2), ("outrider speculative", 3)):
             results.add(temperature, "a", 0, way, cell(2.0, last=last))

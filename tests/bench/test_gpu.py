@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import library
 from outrider.bench import gpu_run, pair
-from outrider.bench.gpu import Setting
-from outrider.bench.gpu_run import Plan, run
-from outrider.bench.gpu_table import Line, failed, lines
+from outrider.bench.gpu import StepSetting
+from outrider.bench.gpu_run import GpuPlan, run
+from outrider.bench.gpu_table import GpuLine, failed, lines
 from outrider.bench.inflate import Larger, inflate
 from outrider.bench.timing import Report
 from outrider.cli.main import app
@@ -122,7 +122,7 @@ def test_the_papers_speed_up_is_a_bar_for_drafts_as_good(alpha: float, speedup: 
 def test_without_a_gpu_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="--device cpu --size tiny"):
-        run(Plan())
+        run(GpuPlan())
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_without_a_gpu_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(BadOption, match=match):
-        Plan(**settings)
+        GpuPlan(**settings)
 
 
 def test_prompts_that_are_not_there_are_named_before_anything_is_measured() -> None:
     with pytest.raises(ModelNotFound, match=r"nowhere.jsonl does not exist"):
-        Plan(prompts=Path("nowhere.jsonl"))
+        GpuPlan(prompts=Path("nowhere.jsonl"))
 
 
 def test_the_trained_pair_is_asked_what_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_alpha_by_task() -> None:
     """A guess of rows 0 and 2, which are of one task, was kept every time; of row 1 never."""
     kept = [(0, 1), (1, 0), (2, 1), (0, 1)]
     records = [Record(row, 9, (5,), n, token=1, overlap=(float(n),), emitted=n + 1) for row, n in kept]
-    assert pair._by_task(Trace(records=records), ("a", "b", "a")) == {"a": 1.0, "b": 0.0}
+    assert pair.by_task(Trace(records=records), ("a", "b", "a")) == {"a": 1.0, "b": 0.0}
 
 
 def test_a_section_that_fails_is_named_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_budget_skips_what_is_too_late() -> None:
     report = Report(None, budget=-1.0)
     report.section("late", lambda: {"ran": True})
     assert "skipped" in report.results["late"]
-    assert lines(report.results) == [Line("late", f"skipped: {report.results['late']['skipped']}")]
+    assert lines(report.results) == [GpuLine("late", f"skipped: {report.results['late']['skipped']}")]
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -224,9 +224,9 @@ def test_a_head_beside_an_inflated_target_guesses_as_before(
     texts = []
     for target, drafter in ((small, head), (large, pair.Narrowed(head))):
         made = pair.Pair(target, drafter, [(5, 6, 7, 8), (9, 10)], "")
-        setting = Setting(target, target, gamma=3, width=5)
+        setting = StepSetting(target, target, gamma=3, width=5)
         rule, lanes = pair.Rule(pair.choose("maximal", True), pair.Sampling()), pair.Lanes(graphs)
-        traced = pair._decoded(made, drafter, rule, setting, lanes, 20)
+        traced = pair.decoded(made, drafter, rule, setting, lanes, 20)
         assert all(stepper.captures == 1 for _, stepper in lanes._idle) and len(lanes._idle) == graphs
         texts.append([(r.drafted, r.token) for r in traced.trace.records])
     assert texts[0] == texts[1] and texts[0]

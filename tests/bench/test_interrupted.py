@@ -26,7 +26,7 @@ def test_starts_that_were_finished_are_shown(monkeypatch: pytest.MonkeyPatch) ->
             raise KeyboardInterrupt
         return run
 
-    monkeypatch.setattr(start, "_once", once)
+    monkeypatch.setattr(start, "start_once", once)
     result = CliRunner().invoke(app, ["bench", "start", "gpt-small", "--json"])
     assert result.exit_code == 130 and json.loads(result.stdout)["repeats"] == 2
     assert "2 of 5 processes were finished" in result.stderr

@@ -20,7 +20,17 @@ import library
 import outrider
 from outrider.bench import card
 from outrider.bench import measure as bench_measure
-from outrider.bench.measure import NARROW, PLAIN, Cell, Settings, Way, _decode, bootstrap, measure, total_ratio
+from outrider.bench.measure import (
+    NARROW,
+    PLAIN,
+    Cell,
+    MeasureSettings,
+    Way,
+    bootstrap,
+    measure,
+    timed_text,
+    total_ratio,
+)
 from outrider.bench.prompts import SAMPLE, SOURCES, read
 from outrider.cli import measure_tables
 from outrider.cli.main import app
@@ -40,7 +50,7 @@ def test_drafts_and_temperatures_in_one_run(folder: str) -> None:
     """Catches rows that mix up drafts, tasks or temperatures: the target as its own draft is always accepted."""
     llm = outrider.load(folder, draft="uniform", dtype="float32", slots=1)
     drafts = {"uniform": llm, "itself": llm.with_draft(ModelDrafter(llm.target.model))}
-    settings = Settings((0.0, 1.0), 2, {"max_new_tokens": 8, "seed": 1, "gamma": 2})
+    settings = MeasureSettings((0.0, 1.0), 2, {"max_new_tokens": 8, "seed": 1, "gamma": 2})
     rows = measure(drafts, TASKS, settings).rows
     keys = [(r.temperature, r.draft, r.task) for r in rows]
     assert keys == [(t, d, task) for t in (0.0, 1.0) for d in drafts for task in ("first", "second", "all")]
@@ -75,7 +85,9 @@ def test_the_cost_of_a_guess_is_known_under_replay(folder: str, draft: str) -> N
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "steps cannot be replayed")
         rows = measure(
-            {draft: llm.with_draft(drafts[draft])}, TASKS, Settings((0.0, 1.0), 1, {"max_new_tokens": 4, "gamma": 2})
+            {draft: llm.with_draft(drafts[draft])},
+            TASKS,
+            MeasureSettings((0.0, 1.0), 1, {"max_new_tokens": 4, "gamma": 2}),
         ).rows
     assert all(0 < row.cost < math.inf for row in rows)
 
@@ -85,7 +97,7 @@ def test_the_cost_of_a_guess_is_known_for_a_replayed_translator(tmp_path: Path) 
     folder = library.save_t5(tmp_path)
     llm = outrider.load(str(folder), draft="copy", dtype="float32", slots=1)
     engine = llm.with_draft(ModelDrafter(llm.target.model))
-    settings = Settings((0.0,), 1, {"max_new_tokens": 4, "gamma": 2})
+    settings = MeasureSettings((0.0,), 1, {"max_new_tokens": 4, "gamma": 2})
     (row, _) = measure({"itself": engine}, {"one": ["the end"]}, settings).rows
     assert 0 < row.cost < math.inf
 
@@ -109,10 +121,10 @@ def test_engines_take_turns() -> None:
     }
     ways = {name: Way(engine) for name, engine in engines.items()}
     for turn in range(3):
-        _decode(ways, "x", {}, 1, turn)
+        timed_text(ways, "x", {}, 1, turn)
     assert order == list("abcbcacab")
     order.clear()
-    _decode(ways, "x", {}, 3, 0)
+    timed_text(ways, "x", {}, 3, 0)
     assert order == list("abcbcacab")
 
 
@@ -183,7 +195,7 @@ def test_a_draft_cannot_take_the_name_of_a_baseline(folder: str) -> None:
     llm = outrider.load(folder, draft="copy", dtype="float32", slots=1)
     for name in (PLAIN, NARROW):
         with pytest.raises(BadOption, match="compared with"):
-            measure({name: llm}, TASKS, Settings())
+            measure({name: llm}, TASKS, MeasureSettings())
 
 
 # --- what is shown -----------------------------------------------------------------------------------
@@ -239,14 +251,14 @@ def test_several_gammas_are_compared(folder: str, tmp_path: Path) -> None:
 
 def test_ctrl_c_shows_what_was_measured(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C threw away every prompt that had been measured."""
-    real, turns = bench_measure._decode, iter(range(1, 100))
+    real, turns = bench_measure.timed_text, iter(range(1, 100))
 
     def decode(*given: Any) -> Any:
         if next(turns) == 3:
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(bench_measure, "_decode", decode)
+    monkeypatch.setattr(bench_measure, "timed_text", decode)
     words = ["measure", folder, "-d", "copy", "-n", "4", "--dtype", "float32", "--temperature", "1", "--json"]
     result = CliRunner().invoke(app, words)
     report = json.loads(result.stdout)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from command import Command
-from outrider.cli import common
+from outrider.cli import common, main
 
 WRONG: dict[str, tuple[list[str], str, str]] = {
     "an option's value": (["theory", "--alpha", "3"], "BadOption", "alpha must be between 0 and 1"),
@@ -102,6 +102,40 @@ def test_a_terminal_without_utf8() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=False)
     assert (done.returncode, done.stdout) == (0, b"caf?\n"), done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("load it with width=101", "load it with --width 101"),
+        ("leave it out, or set beams=1", "leave it out, or set --beams 1"),
+        ("fewer slots, or graphs=False", "fewer slots, or --no-graphs"),
+        ("pass trust_remote_code=True, if you trust it", "pass --trust-remote-code, if you trust it"),
+        ("max_new_tokens must be at least 1", "--max-new-tokens must be at least 1"),
+        ("the seed of a draft in ./top_k/draft_top_k.py is unknown_name=3", None),
+    ],
+)
+def test_errors_speak_of_flags(message: str, shown: str | None) -> None:
+    """The command line was told to "load it with width=101", which is Python; other words and paths stay."""
+    assert main.as_flags(message) == (shown or message)
+
+
+def test_a_gamma_that_is_too_large_names_the_flag(outrider: Command) -> None:
+    """Through the whole program: the remedy can be typed."""
+    said = outrider("generate", "The man", "-t", "gpt-small", "--gamma", "100")
+    assert said.code == 2 and "load it with --width 101" in said.err
+
+
+def test_a_model_that_ships_with_the_package_is_not_removed(outrider: Command) -> None:
+    """`models list` shows it, and `models rm` said that there was no such model."""
+    said = outrider("models", "rm", "gpt-small", "--yes")
+    assert said.code == 2 and "ships with the package" in said.err
+
+
+def test_an_infinite_penalty_is_refused(outrider: Command) -> None:
+    """It was accepted, and makes logits that are not numbers."""
+    said = outrider("generate", "The man", "-t", "gpt-small", "--repetition-penalty", "inf")
+    assert said.code == 2 and "--repetition-penalty must be above 0 and at most 1e+06, got inf" in said.err
 
 
 def test_help_and_version(outrider: Command) -> None:

@@ -11,9 +11,9 @@ import pytest
 from command import Command
 from outrider import LLM
 from outrider.cli import progress
-from outrider.cli.render import ending
+from outrider.cli.render import ending, engine_and_dtype
 from outrider.output import Chunk, Output
-from outrider.trace import Trace
+from outrider.trace import Trace, summarise
 
 
 def test_the_same_json_with_and_without_beams(chatty: str, outrider: Command) -> None:
@@ -106,3 +106,12 @@ def test_progress_while_a_long_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -
     console.shown.clear()
     list(progress.watched(chunks(), 7000, shown=False))
     assert console.shown == ["reading a prompt of 7,000 tokens", "2 tokens", "4 tokens", "stop"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "shown"),
+    [("numba, float16 weights", "float16", "numba, float16 weights"), ("torch", "float32", "torch, float32")],
+)
+def test_a_dtype_is_named_once(engine: str, dtype: str, shown: str) -> None:
+    """The demo's table said "numba, float16 weights, float16"."""
+    assert engine_and_dtype(summarise(Trace(engine=engine, dtype=dtype))) == shown

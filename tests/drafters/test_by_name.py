@@ -28,7 +28,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library.save_llama(root / "other", seed=1)
     target = load(str(root / "target"), "cpu", "float32").model
     tokens = torch.arange(3, 200)
-    draft = student_models.build(student_models.Size.parse("16x32x1x2"), tokens, target)
+    draft = student_models.build(student_models.DraftSize.parse("16x32x1x2"), tokens, target)
     trimmed.save(draft, tokens, root / "small", {})
     (root / "head").mkdir()
     HeadDrafter(Head(HeadConfig("feature", 32, 16, 1)), tokens).save(root / "head")

@@ -47,12 +47,12 @@ def test_products_of_a_few_rows(kind: str) -> None:
     shape = {"SIZE": 576, "N": 8, "COLUMNS": 256}
     tensors = dict.fromkeys(("x", "weight", "gain", "plus", "out"), kind) | {"eps": "fp32", "outputs": "i32"}
     flags = {"NORM": True, "GATE": True, "PLUS": True}
-    assert compiled(product._product, tensors, shape | flags, 4)
+    assert compiled(product.product_kernel, tensors, shape | flags, 4)
     tensors = dict.fromkeys(("a", "b", "gain_a", "gain_b", "weight", "plus", "out"), kind)
     tensors |= {"chosen": "*i64", "eps": "fp32"}
     shape["CHOSEN"] = True
     assert compiled(
-        product._join, tensors | dict.fromkeys(("step_a", "step_b", "step_plus", "outputs"), "i32"), shape, 4
+        product.join_kernel, tensors | dict.fromkeys(("step_a", "step_b", "step_plus", "outputs"), "i32"), shape, 4
     )
 
 
@@ -60,9 +60,9 @@ def test_noise() -> None:
     from outrider.kernels.triton import race
 
     tensors = {"seeds": "*i64", "at": "*i64", "out": "*i64", "name": "i64"}
-    assert compiled(race._keys, tensors, {"K": 3}, 1)
+    assert compiled(race.keys_kernel, tensors, {"K": 3}, 1)
     tensors = {"keys": "*i64", "counter": "*i32", "weights": "*fp32", "out": "*fp32"}
-    assert compiled(race._race, tensors, {"SIZE": 16384, "BLOCK": 1024, "LN2": 0.69, "WEIGHED": True}, 4)
+    assert compiled(race.race_kernel, tensors, {"SIZE": 16384, "BLOCK": 1024, "LN2": 0.69, "WEIGHED": True}, 4)
 
 
 def test_top_p() -> None:
@@ -71,8 +71,8 @@ def test_top_p() -> None:
 
     lines = {"logits": "*fp32", "peaks": "*fp32", "found": "*i64", "size": "i32"}
     block = {"BLOCK": 2048}
-    assert compiled(top_p._sums, lines | {"sums": "*i64"}, block | {"BIT": 22, "UNIT": UNIT}, 4)
-    assert compiled(top_p._pick, {"sums": "*i64", "found": "*i64", "needs": "*i64"}, {}, 8)
-    assert compiled(top_p._ties, lines | {"ties": "*i32"}, block, 4)
+    assert compiled(top_p.sums_kernel, lines | {"sums": "*i64"}, block | {"BIT": 22, "UNIT": UNIT}, 4)
+    assert compiled(top_p.pick_kernel, {"sums": "*i64", "found": "*i64", "needs": "*i64"}, {}, 8)
+    assert compiled(top_p.ties_kernel, lines | {"ties": "*i32"}, block, 4)
     tensors = lines | {"needs": "*i64", "ties": "*i32", "out": "*fp32"}
-    assert compiled(top_p._cut, tensors, block | {"UNIT": UNIT, "BLOCKS": 64}, 4)
+    assert compiled(top_p.cut_kernel, tensors, block | {"UNIT": UNIT, "BLOCKS": 64}, 4)

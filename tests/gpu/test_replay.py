@@ -11,8 +11,8 @@ import library
 import outrider
 import tiny
 from outrider.bench import identity
-from outrider.bench.gpu import Setting
-from outrider.bench.gpu_run import Plan, run
+from outrider.bench.gpu import StepSetting
+from outrider.bench.gpu_run import GpuPlan, run
 from outrider.bench.gpu_table import failed
 from outrider.bench.shapes import SIZES, build
 from outrider.core.protocols import Drafter, Shape
@@ -44,7 +44,7 @@ def test_replayed_is_eager_and_speculative_is_plain(fused: bool, dtype: torch.dt
     target, draft = build(SIZES["tiny"], DEVICE, dtype), build(SIZES["tinier"], DEVICE, dtype, seed=1)
     if fused:
         assert target.fuse() and draft.fuse()
-    setting = Setting(target, draft, context=64, capacity=256)
+    setting = StepSetting(target, draft, context=64, capacity=256)
     assert not any(mismatches(identity.replayed_is_eager(setting, 40)))
     assert not any(mismatches(identity.compare(setting, 4, 200, spoiled=0.3)))
 
@@ -138,5 +138,5 @@ def test_a_recorded_bias_outlives_other_biases(tmp_path_factory: pytest.TempPath
 
 
 def test_the_benchmark_runs() -> None:
-    report = run(Plan("tiny", "cuda", ("latency", "identity", "curves", "pair", "micro"), tokens=50))
+    report = run(GpuPlan("tiny", "cuda", ("latency", "identity", "curves", "pair", "micro"), tokens=50))
     assert not failed(report.results)

@@ -48,7 +48,7 @@ def test_of_two_processes_one_compiles(cache: Path, script: Path) -> None:
 
 
 def test_who_waits_says_so(cache: Path, script: Path) -> None:
-    place = code_cache._place_in(cache)
+    place = code_cache.code_folder_in(cache)
     with code_cache.locked(place / ".doubled.lock", "not said"):
         other = start(script)
         assert other.stderr is not None
@@ -62,7 +62,7 @@ def test_versions_leave_each_others_code_alone(cache: Path) -> None:
     for folder in (other, unused):
         folder.mkdir(parents=True)
     os.utime(unused, (0, 0))
-    assert code_cache._place_in(cache).is_dir()
+    assert code_cache.code_folder_in(cache).is_dir()
     assert other.is_dir(), "in use elsewhere, perhaps"
     assert not unused.exists(), "nobody has used it since 1970"
 
@@ -82,12 +82,12 @@ def test_a_read_only_cache_is_read(
     """Code compiled when an image was built was compiled again in every process, as the cache could not be written."""
     assert start(script).communicate(timeout=120)[0] == "compiled\n"
     monkeypatch.setattr(code_cache, "writable", lambda _: False)
-    code_cache._place_in.cache_clear()
-    assert cache not in code_cache._place().parents
+    code_cache.code_folder_in.cache_clear()
+    assert cache not in code_cache.code_folder().parents
     with code_cache.compiling("doubled", "numbers", seconds=9):
         pass
     assert capsys.readouterr().err == "", "all is there"
-    code_cache._place_in.cache_clear()
+    code_cache.code_folder_in.cache_clear()
 
 
 def test_a_cache_that_cannot_be_written(

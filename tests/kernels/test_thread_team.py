@@ -13,17 +13,17 @@ import torch
 
 pytest.importorskip("numba")
 
-from outrider.kernels.numba.thread_team import Crew
+from outrider.kernels.numba.thread_team import ThreadTeam
 
 
 def test_helpers_outlive_a_bad_call_and_an_interrupted_caller() -> None:
-    """Catches a crew that shrinks unnoticed, and helpers that write into memory that has been given back."""
-    crew = Crew(3)
+    """Catches a team that shrinks unnoticed, and helpers that write into memory that has been given back."""
+    team = ThreadTeam(3)
     done = threading.Barrier(3, timeout=20)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
-            crew.run(lambda: 1 // 0, holding=None)
-    crew.run(done.wait, holding=None)  # only with all three does this end
+            team.run(lambda: 1 // 0, holding=None)
+    team.run(done.wait, holding=None)  # only with all three does this end
     held: Any = torch.zeros(3)
     watch, gate = weakref.ref(held), threading.Event()
 
@@ -33,11 +33,11 @@ def test_helpers_outlive_a_bad_call_and_an_interrupted_caller() -> None:
         gate.wait(20)
 
     with pytest.raises(KeyboardInterrupt):
-        crew.run(interrupted, holding=held)
+        team.run(interrupted, holding=held)
     del held
     assert watch() is not None, "helpers are still at it"
     gate.set()
-    crew.run(done.wait, holding=None)
+    team.run(done.wait, holding=None)
     gc.collect()
     assert watch() is None
 
@@ -46,11 +46,11 @@ def test_helpers_outlive_a_bad_call_and_an_interrupted_caller() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_process_has_helpers_of_its_own() -> None:
     """Catches calls piling up for threads that a child process does not have."""
-    crew = Crew(3)
+    team = ThreadTeam(3)
     child = os.fork()
     if child == 0:
         try:
-            crew.run(threading.Barrier(3, timeout=20).wait, holding=None)
+            team.run(threading.Barrier(3, timeout=20).wait, holding=None)
             os._exit(0)
         finally:
             os._exit(1)

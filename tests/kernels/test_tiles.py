@@ -60,8 +60,8 @@ def test_every_tile_gives_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, matrix: torch.Tensor, x: np.ndarray[Any, Any], arm: bool, wide: bool, ahead: int
 ) -> None:
     monkeypatch.setattr(tiles, "ARM", arm)
-    monkeypatch.setattr(tiles, "_WIDE", wide)
-    monkeypatch.setattr(tiles, "_AHEAD", ahead)
+    monkeypatch.setattr(tiles, "WIDE", wide)
+    monkeypatch.setattr(tiles, "AHEAD", ahead)
     weights = _aligned(matrix)
     whole = _with_tile(weights, x, MOST, 1)
     exact = x.astype(np.float64) @ matrix.double().numpy().T
@@ -87,8 +87,8 @@ def test_a_product_of_any_number_of_panels(matrix: torch.Tensor, x: np.ndarray[A
 @pytest.mark.parametrize("wide, registers", [(False, 16), (True, 32)])
 def test_sums_fit_into_registers(monkeypatch: pytest.MonkeyPatch, wide: bool, registers: int) -> None:
     monkeypatch.setattr(tiles, "ARM", False)
-    monkeypatch.setattr(tiles, "_WIDE", wide)
+    monkeypatch.setattr(tiles, "WIDE", wide)
     for rows in range(1, MOST + 1):
         found = tiles.together(rows)
-        assert 2 * found * rows // tiles._joined(found) <= registers - 4
+        assert 2 * found * rows // tiles.joined_panels(found) <= registers - 4
     assert tiles.together(1) == 4

@@ -112,7 +112,7 @@ def test_a_trimmed_draft_is_fused_on_a_gpu(tmp_path: Path) -> None:
     """It speaks few tokens and costs little, so that its launches are most of its time."""
     target = HuggingFaceModel(tiny.build("llama"))
     tokens = torch.arange(3, 60)
-    draft = student_models.build(student_models.Size.parse("16x32x1x2"), tokens, target)
+    draft = student_models.build(student_models.DraftSize.parse("16x32x1x2"), tokens, target)
     trimmed.save(draft, tokens, tmp_path, {})
     plain = trimmed.load(tmp_path, target)
     with pytest.MonkeyPatch.context() as patch:

@@ -17,7 +17,7 @@ from outrider.drafters.head import HeadDrafter
 from outrider.llm import LLM
 from outrider.models.hub import loading
 from outrider.training.data import from_answers
-from outrider.training.distill import Plan, distill
+from outrider.training.distill import DistillPlan, distill
 from outrider.training.loop import Budget
 
 PROMPTS = ["the end", "a thin", "then the", "the thin end of it"]
@@ -38,7 +38,7 @@ def draft(target: loading.Loaded, tmp_path_factory: Any) -> Path:
     """One that knows the likeliest answers to the prompts, more or less by heart."""
     folder: Path = tmp_path_factory.mktemp("expected")
     (folder / "p.jsonl").write_text("\n".join(json.dumps({"prompt": p}) for p in PROMPTS), encoding="utf-8")
-    plan = Plan(
+    plan = DistillPlan(
         prompts=(str(folder / "p.jsonl"),), temperatures=(0.0,), text_tokens=4000, block=128, vocab=0, depth=3,
         generate_batch=8, budget=Budget(tokens=40_000, batch=4, rate=5e-3),
     )  # fmt: skip

@@ -40,7 +40,7 @@ def a_xeon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr("platform.system", lambda: "Linux")
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: CPUINFO)
-    monkeypatch.setattr(cpu, "_llvm", lambda: ("sapphirerapids", found))
+    monkeypatch.setattr(cpu, "llvm_host", lambda: ("sapphirerapids", found))
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_mkl_is_told_to_be_batch_invariant(
     a_xeon: None, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], missing: str, expected: str | None
 ) -> None:
     """With AVX2 MKL gives a row other bits in another place of a batch, unless it is told not to."""
-    about = [" ".join(word for word in line.split() if word not in missing.split()) for line in cpu._description()]
-    monkeypatch.setattr(cpu, "_description", lambda: about)
+    about = [" ".join(word for word in line.split() if word not in missing.split()) for line in cpu.description()]
+    monkeypatch.setattr(cpu, "description", lambda: about)
     environment = dict(given)
     cpu.make_mkl_batch_invariant(environment)
     assert environment.get("MKL_CBWR") == expected
@@ -144,7 +144,7 @@ def test_numba_on_arm(
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     monkeypatch.setattr("platform.system", lambda: "Linux")
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "Features\t: fp asimd asimdhp asimddp\nCPU part\t: 0xd0c\n")
-    monkeypatch.setattr(cpu, "_llvm", lambda: (host, frozenset({"neon"})))
+    monkeypatch.setattr(cpu, "llvm_host", lambda: (host, frozenset({"neon"})))
     facts = cpu.read(settings)
     assert facts.arm and (facts.computes_in_half, facts.multiplies_bytes) == (half, dots)
 
@@ -164,7 +164,7 @@ def test_where_bfloat16_is_fast(flags: str, fast: bool, monkeypatch: pytest.Monk
     """Catches bfloat16 chosen by itself on a CPU that has to emulate it."""
     monkeypatch.setattr("platform.system", lambda: "Linux")
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"processor\t: 0\n{flags}\n")
-    monkeypatch.setattr(cpu, "_llvm", lambda: ("", frozenset()))  # it would tell the CPU at hand
+    monkeypatch.setattr(cpu, "llvm_host", lambda: ("", frozenset()))  # it would tell the CPU at hand
     assert cpu.read({}).fast_at_bfloat16 is fast
 
 

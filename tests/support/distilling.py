@@ -6,11 +6,11 @@ import signal
 from dataclasses import replace
 from typing import Any
 
-from outrider.training.distill import Plan, Quiet
+from outrider.training.distill import DistillPlan, NoProgress
 from outrider.training.loop import Budget
 from outrider.training.progress import Written
 
-PLAN = Plan(
+PLAN = DistillPlan(
     text_tokens=1500,
     block=32,
     vocab=64,
@@ -32,7 +32,7 @@ class Clock:
         return self.time
 
 
-class Log(Quiet):
+class Log(NoProgress):
     """Writes down what is reported."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Log(Quiet):
         self.resumed.append(line)
 
 
-class Pressed(Quiet):
+class Pressed(NoProgress):
     """Ctrl-C at the first report of a step from ``step`` on."""
 
     def __init__(self, step: int) -> None:

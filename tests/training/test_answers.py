@@ -14,7 +14,7 @@ from outrider.models.hub import loading
 from outrider.training import answers
 from outrider.training.answers import SelfText, self_written
 from outrider.training.data import Corpus, frequent_tokens, from_answers
-from outrider.training.distill import Plan, make_student
+from outrider.training.distill import DistillPlan, make_student
 from outrider.training.progress import Gathering
 from outrider.training.rounds import Rounds
 from outrider.training.students import HeadStudent, ModelStudent
@@ -37,7 +37,7 @@ def test_a_killed_run_keeps_its_rounds(target: loading.Loaded, tmp_path: Path, m
     prompts = ["the end", "a thin", "then the"]
     whole = self_written(target, PLAN, prompts, gathering())
     began = []
-    real = answers._round
+    real = answers.write_round
 
     def killed(*given: Any) -> Any:
         began.append(given[3])
@@ -45,7 +45,7 @@ def test_a_killed_run_keeps_its_rounds(target: loading.Loaded, tmp_path: Path, m
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(answers, "_round", killed)
+    monkeypatch.setattr(answers, "write_round", killed)
     with pytest.raises(KeyboardInterrupt):
         self_written(target, PLAN, prompts, gathering(), Rounds(tmp_path / "rounds"))
     resumed = self_written(target, PLAN, prompts, gathering(), Rounds(tmp_path / "rounds"))
@@ -60,7 +60,7 @@ def test_given_prompts_are_asked_in_turn(target: loading.Loaded, monkeypatch: py
     monkeypatch.setattr(answers, "messages", lambda loaded, texts: asked.extend(texts) or [])
     prompts = [f"prompt {i}" for i in range(12)]
     for number in (0, 1, 3):
-        answers._asked(target, PLAN, prompts, number, 4, gathering().until())
+        answers.round_prompts(target, PLAN, prompts, number, 4, gathering().until())
     assert asked == prompts
 
 
@@ -79,7 +79,7 @@ def test_prompts_do_not_count(target: loading.Loaded, tmp_path: Path) -> None:
 def test_only_answers_are_learnt_from(kind: str, target: loading.Loaded) -> None:
     """The loss over a text is that over its answers, whatever lies around them."""
     torch.manual_seed(0)
-    plan = replace(Plan(), kind=kind, depth=1, vocab=0, size="16x32x1x2" if kind == "model" else None)
+    plan = replace(DistillPlan(), kind=kind, depth=1, vocab=0, size="16x32x1x2" if kind == "model" else None)
     student, _ = make_student(target, plan, torch.arange(target.model.vocab_size))
     assert isinstance(student, HeadStudent | ModelStudent) and isinstance(student.teacher, Teacher)
     tokens = torch.randint(0, 64, (1, 12))

@@ -27,10 +27,10 @@ from outrider.errors import BadOption, ModelNotFound
 from outrider.models.hub import loading
 from outrider.testing import check_drafter
 from outrider.training.data import Corpus
-from outrider.training.distill import Quiet, distill, make_student
+from outrider.training.distill import NoProgress, distill, make_student
 from outrider.training.loop import mixed
 from outrider.training.objectives import OBJECTIVES
-from outrider.training.students import Guesses, HeadStudent, Places, Vocabulary
+from outrider.training.students import Guesses, HeadStudent, TokenPositions, Vocabulary
 from outrider.training.teacher import Teacher
 from outrider.training.writing import write
 
@@ -64,7 +64,7 @@ def test_a_killed_run_ends_with_the_same_weights(
     class Killed(Exception):
         pass
 
-    class Killer(Quiet):
+    class Killer(NoProgress):
         def training(self, report: Any) -> None:
             raise Killed
 
@@ -133,7 +133,7 @@ def test_drafting_sees_what_training_saw(
         guesses = draft.tokens[row].tolist()
         seen = student.guesses(Corpus(torch.tensor([text + guesses])))
         for k, guess in enumerate(seen):
-            known = guess.logits[guess.places.columns == len(text) + k][0].softmax(-1)
+            known = guess.logits[guess.positions.columns == len(text) + k][0].softmax(-1)
             q = torch.zeros(target.model.vocab_size).index_put_((drafter.tokens,), known)
             assert torch.allclose(draft.probs[row, k], q, atol=1e-5 if way in ("batched", "numpy") else 0.03)
         session.score(draft.tokens)
@@ -186,9 +186,9 @@ def test_on_policy_text_holds_the_drafts_own_guesses(kind: str, target: loading.
     first = 1 if kind == "model" else 2
     drawn = student.draw(batch, torch.Generator().manual_seed(0))
     assert (drawn[:, :first] < 0).all() and (drawn[:, first:] >= 0).all() and int(drawn.max()) < 64
-    places = Places.of(batch, torch.device("cpu"))
+    positions = TokenPositions.of(batch, torch.device("cpu"))
     zeros = torch.zeros(33)
-    certain = Guesses(torch.zeros((33, 64)), torch.zeros((33, 64)), zeros, zeros, torch.ones(33), places)
+    certain = Guesses(torch.zeros((33, 64)), torch.zeros((33, 64)), zeros, zeros, torch.ones(33), positions)
     certain.logits[..., 7] = 100
     assert (certain.draw(torch.arange(64), batch.tokens, torch.Generator())[:, 1:] == 7).all()
     some = mixed(student, batch, replace(PLAN.budget, on_policy=0.5), step=3)

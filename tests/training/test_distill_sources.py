@@ -26,7 +26,7 @@ from outrider.training import distill as module
 from outrider.training import student_models
 from outrider.training.answers import SelfText
 from outrider.training.data import PADDING, Corpus, frequent_tokens
-from outrider.training.distill import Plan, Quiet, distill
+from outrider.training.distill import DistillPlan, NoProgress, distill
 from outrider.training.loop import Budget, train
 from outrider.training.progress import Gathering
 from outrider.training.sources import examples, from_examples
@@ -60,15 +60,15 @@ def t5(root: Path) -> loading.Loaded:
     return loading.load(str(root / "t5"), "cpu", "float32")
 
 
-def plan_for(root: Path, **changes: Any) -> Plan:
-    plan = Plan(
+def plan_for(root: Path, **changes: Any) -> DistillPlan:
+    plan = DistillPlan(
         kind="model", size="32x64x1x2", prompts=(str(root / "sources.txt"),), text_tokens=800, block=16, vocab=200,
         depth=3, generate_batch=16, budget=Budget(tokens=2000, batch=8, rate=5e-3),
     )  # fmt: skip
     return replace(plan, **changes)
 
 
-class Listener(Quiet):
+class Listener(NoProgress):
     """Collects reports, and dies when told to."""
 
     def __init__(self, deadly: bool = False) -> None:
@@ -165,11 +165,11 @@ def test_layers_that_cannot_be_taken(text: str, t5: loading.Loaded) -> None:
 
 
 def test_sizes() -> None:
-    assert student_models.Size.parse("256x1024x2x4") == student_models.Size(256, 1024, 2, 4)
-    assert student_models.Size.parse("128x384x2+1x4") == student_models.Size(128, 384, 1, 4, encoder=2)
+    assert student_models.DraftSize.parse("256x1024x2x4") == student_models.DraftSize(256, 1024, 2, 4)
+    assert student_models.DraftSize.parse("128x384x2+1x4") == student_models.DraftSize(128, 384, 1, 4, encoder=2)
     for text in ("12", "256x1024x2", "256x1024x0x4", "256+1x4x2x2", "250x4x2x4", "1x2x3+4+5x1"):
         with pytest.raises(BadOption, match="size"):
-            student_models.Size.parse(text)
+            student_models.DraftSize.parse(text)
 
 
 # --- data --------------------------------------------------------------------------------------------
@@ -261,6 +261,6 @@ def test_a_target_without_hidden_states(
 def test_layers_of_two_stacks_need_two_stacks(root: Path, tmp_path: Path) -> None:
     llama = loading.load(str(library.save_llama(tmp_path / "llama")), "cpu", "float32")
     with pytest.raises(BadOption, match="encoder-decoder targets"):
-        student_models.build(student_models.Size.parse("16x32x1+1x2"), torch.arange(10), llama.model)
+        student_models.build(student_models.DraftSize.parse("16x32x1+1x2"), torch.arange(10), llama.model)
     with pytest.raises(BadOption, match="layers"):
         student_models.layer_lists("0+1", llama.model)

@@ -58,7 +58,7 @@ def test_texts_end_where_they_are(target: loading.Loaded) -> None:
     asked = [[5, 6, 7]] * 4
     how: dict[str, Any] = {"new_tokens": 40, "temperature": 1.0, "batch": 2, "seed": 1}
     whole = list(write(target.model, target.tokenizer, asked, **how))
-    cut = list(write(target.model, target.tokenizer, asked, **how, going_on=lambda texts, tokens: tokens < 10))
+    cut = list(write(target.model, target.tokenizer, asked, **how, keep_going=lambda texts, tokens: tokens < 10))
     assert len(whole) == 4 and len(cut) == 2  # the second batch is not begun
     for (_, short), (_, long) in zip(cut, whole[:2], strict=True):
         assert len(short) <= 5 and long[: len(short)] == short
@@ -141,8 +141,8 @@ def test_checkpoints_by_the_clock(target: loading.Loaded, tmp_path: Path, monkey
     """A kill cost up to 100 steps, however long they take."""
     monkeypatch.setattr(loop, "SAVE_SECONDS", 40.0)
     saved: list[int] = []
-    real = loop._save
-    monkeypatch.setattr(loop, "_save", lambda *given: (saved.append(int(given[-1]["step"])), real(*given)))
+    real = loop.save_checkpoint
+    monkeypatch.setattr(loop, "save_checkpoint", lambda *given: (saved.append(int(given[-1]["step"])), real(*given)))
     distill(target, tmp_path / "draft", SHORT, None, Clock(2.0))
     assert len(saved) > 2 and saved[-1] > saved[0] and saved[0] < 11
 

@@ -60,7 +60,7 @@ def test_a_text_does_not_depend_on_its_slot(target: loading.Loaded, some_end: No
 
 def test_prompts_are_read_in_parts(target: loading.Loaded, some_end: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a prompt lost where a run over prompts is full."""
-    monkeypatch.setattr(slot_writer, "_READ_AT_ONCE", 24)
+    monkeypatch.setattr(slot_writer, "READ_AT_ONCE", 24)
     found = list(roll(target.model, PROMPTS, new_tokens=5, rows=16, choose=second))
     assert len(found) == len(PROMPTS) and all(answer == alone(target, list(p), 5) for p, answer in found)
 

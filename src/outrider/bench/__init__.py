@@ -1,1 +1,1 @@
-"""Measurements: speculative against plain decoding in one run, with the spread beside every number."""
+"""Benchmarks: speculative against plain decoding in one run, with the spread beside every number."""

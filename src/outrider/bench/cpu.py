@@ -1,4 +1,4 @@
-"""Engines on the same CPU, weights, prompts and token counts, in one run and in turn: tokens per second and texts."""
+"""Compares engines on one CPU with the same weights, prompts and token counts: tokens per second and texts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.cpu_rows import Cell, Results, rows
+from outrider.bench.cpu_rows import EngineCell, EngineResults, rows
 from outrider.bench.machine import Neighbours, available_bytes, cpu_name, read_bandwidth
-from outrider.bench.peers import MODULES, SEPARATE, Peer, PeerFailed, Seat, engine_and_dtype, process_seconds
+from outrider.bench.peers import MODULES, SEPARATE, Contender, Peer, PeerFailed, engine_and_dtype, process_seconds
 from outrider.drafters import built_in
 from outrider.drafters.head import CONFIG
 from outrider.errors import require
@@ -27,7 +27,7 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class CpuPlan:
     """What is measured, on what, how often."""
 
     target: str
@@ -70,7 +70,7 @@ def draft_place(target: str, draft: str) -> str | None:
     return str(names.resolve(draft) if partner is None else partner)
 
 
-def seats(plan: Plan, checkpoint: Checkpoint) -> list[Seat]:
+def contenders(plan: CpuPlan, checkpoint: Checkpoint) -> list[Contender]:
     """Who takes part. Engines that fix their way of decoding when they are loaded get a process for each way."""
     draft, found = draft_place(plan.target, plan.draft), []
     several = [engine_and_dtype(text)[0] for text in plan.engines]
@@ -81,13 +81,13 @@ def seats(plan: Plan, checkpoint: Checkpoint) -> list[Seat]:
         if engine in plan.pythons:
             common["python"] = plan.pythons[engine]
         if engine == "outrider":
-            found.append(Seat(engine, dtype, plan.target, ("plain", "speculative"), plan.draft, **common))
+            found.append(Contender(engine, dtype, plan.target, ("plain", "speculative"), plan.draft, **common))
             continue
         ways = ["plain", "lookup"] + (["assisted"] if draft is not None and engine != "openvino" else [])
         place = plan.models.get(engine, checkpoint.place)
         dtype = checkpoint.dtype if dtype == "auto" else dtype
         groups = [(way,) for way in ways] if engine in SEPARATE else [tuple(ways)]
-        found += [Seat(engine, dtype, place, group, draft, **common) for group in groups]
+        found += [Contender(engine, dtype, place, group, draft, **common) for group in groups]
     return found
 
 
@@ -95,7 +95,7 @@ class Bench:
     """A run: its engines, and what they have given so far."""
 
     def __init__(
-        self, plan: Plan, checkpoint: Checkpoint, tasks: Mapping[str, Sequence[str]], command: str = ""
+        self, plan: CpuPlan, checkpoint: Checkpoint, tasks: Mapping[str, Sequence[str]], command: str = ""
     ) -> None:
         self.plan, self.checkpoint = plan, checkpoint
         encoded = [(task, checkpoint.encode(text)) for task, texts in tasks.items() for text in texts]
@@ -107,7 +107,7 @@ class Bench:
         )
         self.numbers = checkpoint.numbers_read()
         self.peers: list[Peer] = []
-        self.results = Results()
+        self.results = EngineResults()
         self.report: dict[str, Any] = {
             "target": plan.target, "command": command, "cpu": cpu_name(), "threads": plan.cores,
             "prompts": len(self.prompts), "tokens": plan.tokens, "repeats": plan.repeats, "weights": self.numbers,
@@ -152,31 +152,32 @@ class Bench:
 
     def _load(self, progress: Progress) -> None:
         """Every engine and a short text from each of its ways, outside the clock."""
-        found = seats(self.plan, self.checkpoint)
+        found = contenders(self.plan, self.checkpoint)
         longest = max(len(ids) for _, ids in self.prompts)
-        for number, seat in enumerate(found):
-            progress(f"loading {seat.name} {' '.join(seat.ways)}", number / len(found))
-            if self._has_room(seat):
-                self._start(seat, longest)
+        for number, contender in enumerate(found):
+            progress(f"loading {contender.name} {' '.join(contender.ways)}", number / len(found))
+            if self._has_room(contender):
+                self._start(contender, longest)
 
-    def _has_room(self, seat: Seat) -> bool:
+    def _has_room(self, contender: Contender) -> bool:
         """Whether there is memory for an engine; if not, that is its failure."""
-        needed = 2.5 * self.numbers * SIZES.get(seat.dtype, 4.0) + 2**29
+        needed = 2.5 * self.numbers * SIZES.get(contender.dtype, 4.0) + 2**29
         free = available_bytes()
         if free < needed:
             gib = f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
-            self._failed(seat, f"needs about {gib}; name fewer with --engines")
+            self._failed(contender, f"needs about {gib}; name fewer with --engines")
         return free >= needed
 
-    def _failed(self, seat: Seat, reason: str, way: str | None = None) -> None:
-        for each in seat.ways if way is None else (way,):
-            self.report["failed"][f"{seat.name} {each}"] = " ".join(reason.split())[:500]
+    def _failed(self, contender: Contender, reason: str, way: str | None = None) -> None:
+        for each in contender.ways if way is None else (way,):
+            self.report["failed"][f"{contender.name} {each}"] = " ".join(reason.split())[:500]
 
-    def _start(self, seat: Seat, longest: int) -> None:
-        peer = Peer(seat, self.plan.cores)
+    def _start(self, contender: Contender, longest: int) -> None:
+        peer = Peer(contender, self.plan.cores)
         request = {
-            "do": "load", "engine": seat.engine, "target": seat.target, "dtype": seat.dtype, "ways": seat.ways,
-            "draft": seat.draft, "threads": self.plan.cores, "length": longest + self.plan.tokens + 64,
+            "do": "load", "engine": contender.engine, "target": contender.target, "dtype": contender.dtype,
+            "ways": contender.ways, "draft": contender.draft, "threads": self.plan.cores,
+            "length": longest + self.plan.tokens + 64,
         }  # fmt: skip
         try:
             about = peer.ask(request, LOADING)
@@ -184,21 +185,21 @@ class Bench:
             peer.end()
             if isinstance(error, KeyboardInterrupt):
                 raise
-            self._failed(seat, str(error))
+            self._failed(contender, str(error))
             return
         self.peers.append(peer)
         working = []
-        for way in seat.ways:
+        for way in contender.ways:
             try:
                 peer.ask(self._request(way, self.prompts[0][1], min(16, self.plan.tokens), 0.0), DECODING)
                 working.append(way)
             except PeerFailed as error:
-                self._failed(seat, str(error), way)
-        peer.seat = replace(seat, ways=tuple(working))
+                self._failed(contender, str(error), way)
+        peer.contender = replace(contender, ways=tuple(working))
         for way in working:
-            self.report["engines"][f"{seat.name} {way}"] = {
-                "engine": seat.engine, "version": about["version"], "dtype": about["dtype"],
-                "note": about["notes"].get(way, ""), "same_python": seat.python == sys.executable,
+            self.report["engines"][f"{contender.name} {way}"] = {
+                "engine": contender.engine, "version": about["version"], "dtype": about["dtype"],
+                "note": about["notes"].get(way, ""), "same_python": contender.python == sys.executable,
             }  # fmt: skip
 
     @staticmethod
@@ -212,7 +213,7 @@ class Bench:
         for temperature in self.plan.temperatures:
             for number, (task, prompt) in enumerate(self.prompts):
                 for repeat in range(self.plan.repeats):
-                    turns = [(peer, way) for peer in self.peers for way in peer.seat.ways]
+                    turns = [(peer, way) for peer in self.peers for way in peer.contender.ways]
                     first = (done + repeat) % max(1, len(turns))
                     for peer, way in turns[first:] + turns[:first]:
                         self._decode(peer, way, temperature, (task, number, prompt))
@@ -221,7 +222,7 @@ class Bench:
 
     def _decode(self, peer: Peer, way: str, temperature: float, asked: tuple[str, int, list[int]]) -> None:
         """One text. An engine that fails does so once; the others go on."""
-        (task, number, prompt), name = asked, f"{peer.seat.name} {way}"
+        (task, number, prompt), name = asked, f"{peer.contender.name} {way}"
         if name in self.report["failed"]:
             return
         try:
@@ -231,6 +232,6 @@ class Bench:
                 f"gave {len(got['tokens'])} tokens where {self.plan.tokens} were asked for",
                 PeerFailed,
             )
-            self.results.add(temperature, task, number, name, Cell.of(got))
+            self.results.add(temperature, task, number, name, EngineCell.of(got))
         except PeerFailed as error:
-            self._failed(peer.seat, f"{task}, temperature {temperature:g}: {error}", way)
+            self._failed(peer.contender, f"{task}, temperature {temperature:g}: {error}", way)

@@ -1,4 +1,4 @@
-"""From single timings of engines to figures: totals over totals, medians, intervals, ratios and equal texts."""
+"""Turns timings of engines into figures: totals over totals, medians, intervals, ratios, and which texts are equal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OURS, OUR_PLAIN = "outrider speculative", "outrider plain"
 
 
 @dataclass(frozen=True)
-class Cell:
+class EngineCell:
     """One text: its tokens, its seconds, and when how many of them came first."""
 
     tokens: tuple[int, ...]
@@ -24,8 +24,8 @@ class Cell:
     first_seconds: float
 
     @staticmethod
-    def of(answer: Mapping[str, Any]) -> Cell:
-        return Cell(tuple(answer["tokens"]), answer["seconds"], answer["first_tokens"], answer["first_seconds"])
+    def of(answer: Mapping[str, Any]) -> EngineCell:
+        return EngineCell(tuple(answer["tokens"]), answer["seconds"], answer["first_tokens"], answer["first_seconds"])
 
     @property
     def work(self) -> Interval:
@@ -34,13 +34,13 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Text:
+class EngineText:
     """A prompt decoded in one way, as often as it was repeated; the middle time counts."""
 
-    repeats: tuple[Cell, ...]
+    repeats: tuple[EngineCell, ...]
 
     @property
-    def middle(self) -> Cell:
+    def middle(self) -> EngineCell:
         """The repeat with the median time a token (of two, the slower one)."""
         ordered = sorted(self.repeats, key=lambda cell: ratio(cell.work[1], cell.work[0]))
         return ordered[len(ordered) // 2]
@@ -51,20 +51,20 @@ class Text:
 
 
 @dataclass
-class Results:
+class EngineResults:
     """Every timing, by temperature, prompt and way of decoding; a way is named 'engine way'."""
 
-    cells: dict[tuple[float, str, int, str], list[Cell]] = field(default_factory=dict)
+    cells: dict[tuple[float, str, int, str], list[EngineCell]] = field(default_factory=dict)
 
-    def add(self, temperature: float, task: str, number: int, way: str, cell: Cell) -> None:
+    def add(self, temperature: float, task: str, number: int, way: str, cell: EngineCell) -> None:
         self.cells.setdefault((temperature, task, number, way), []).append(cell)
 
-    def texts(self, temperature: float, task: str | None) -> dict[str, dict[int, Text]]:
+    def texts(self, temperature: float, task: str | None) -> dict[str, dict[int, EngineText]]:
         """Way -> prompt -> text, of one task or of all."""
-        found: dict[str, dict[int, Text]] = {}
+        found: dict[str, dict[int, EngineText]] = {}
         for (t, where, number, way), cells in self.cells.items():
             if t == temperature and task in (None, where):
-                found.setdefault(way, {})[number] = Text(tuple(cells))
+                found.setdefault(way, {})[number] = EngineText(tuple(cells))
         return found
 
     def groups(self) -> Iterator[tuple[float, str | None]]:
@@ -74,7 +74,7 @@ class Results:
             yield from ((temperature, task) for task in (None, *tasks))
 
     def samples(self) -> list[dict[str, Any]]:
-        """The timings themselves, for whoever wants other figures."""
+        """The timings themselves, for other figures."""
         return [
             {"temperature": t, "task": task, "prompt": number, "way": way, "seconds": cell.seconds,
              "first_seconds": cell.first_seconds, "first_tokens": cell.first_tokens}
@@ -84,7 +84,7 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Row:
+class EngineRow:
     """One way of decoding on one task or on all. Intervals: 95 %, bootstrap over prompts; None: not known."""
 
     temperature: float
@@ -108,7 +108,7 @@ class Row:
     agreement: float | None  # tokens until the text leaves Outrider's plain text, median; at temperature 0
 
 
-def rows(results: Results, floor: Callable[[str], float | None]) -> list[Row]:
+def rows(results: EngineResults, floor: Callable[[str], float | None]) -> list[EngineRow]:
     found = []
     for temperature, task in results.groups():
         texts = results.texts(temperature, task)
@@ -116,7 +116,9 @@ def rows(results: Results, floor: Callable[[str], float | None]) -> list[Row]:
     return found
 
 
-def _row(temperature: float, task: str, way: str, texts: dict[str, dict[int, Text]], floor: float | None) -> Row:
+def _row(
+    temperature: float, task: str, way: str, texts: dict[str, dict[int, EngineText]], floor: float | None
+) -> EngineRow:
     ours, plain, our_plain = texts[way], texts.get(f"{way.rpartition(' ')[0]} plain", {}), texts.get(OUR_PLAIN, {})
     cells = [text.middle for text in ours.values()]
     speed = total_ratio([cell.work for cell in cells])
@@ -125,7 +127,7 @@ def _row(temperature: float, task: str, way: str, texts: dict[str, dict[int, Tex
     over_plain, over_plain_interval = _against(ours, plain)
     ours_over, ours_over_interval = _against(texts.get(OURS, {}), ours)
     greedy = temperature == 0
-    return Row(
+    return EngineRow(
         temperature=temperature,
         task=task,
         way=way,
@@ -150,7 +152,7 @@ def _row(temperature: float, task: str, way: str, texts: dict[str, dict[int, Tex
     )
 
 
-def _against(over: Mapping[int, Text], under: Mapping[int, Text]) -> tuple[float | None, Interval]:
+def _against(over: Mapping[int, EngineText], under: Mapping[int, EngineText]) -> tuple[float | None, Interval]:
     """How many times as fast, on the prompts that both have decoded."""
     shared = [number for number in over if number in under]
     top, bottom = ([texts[number].middle.work for number in shared] for texts in (over, under))

@@ -1,4 +1,4 @@
-"""How the time of a step grows with guesses, context and rows: data first, a plot from the data."""
+"""Times a step against the number of guesses, the context length and the number of rows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from outrider.bench.gpu import GREEDY, Lane, Setting
+from outrider.bench.gpu import GREEDY, Lane, StepSetting
 from outrider.bench.timing import free_memory, timed
 from outrider.drafters import ModelDrafter, Nothing
 
 
-def by_gamma(setting: Setting, gammas: Iterable[int]) -> Iterator[dict[str, Any]]:
+def by_gamma(setting: StepSetting, gammas: Iterable[int]) -> Iterator[dict[str, Any]]:
     """One session wide enough for the most guesses, so that only the draft runs grow."""
     gammas = list(gammas)
     lane = Lane(setting, ModelDrafter(setting.draft), setting.shape(width=max(gammas) + 1))
@@ -19,7 +19,7 @@ def by_gamma(setting: Setting, gammas: Iterable[int]) -> Iterator[dict[str, Any]
         yield {"gamma": gamma, **_queued(lane, gamma, setting.context)}
 
 
-def by_context(setting: Setting, lengths: Iterable[int], speculative: bool) -> Iterator[dict[str, Any]]:
+def by_context(setting: StepSetting, lengths: Iterable[int], speculative: bool) -> Iterator[dict[str, Any]]:
     """One buffer that holds the longest context: shorter ones must not pay for it."""
     lengths = list(lengths)
     capacity = 1 << (max(lengths) + 512).bit_length()
@@ -30,7 +30,7 @@ def by_context(setting: Setting, lengths: Iterable[int], speculative: bool) -> I
         yield {"context": length, "capacity": capacity, **_queued(lane, gamma, length)}
 
 
-def by_rows(setting: Setting, counts: Iterable[int], speculative: bool) -> Iterator[dict[str, Any]]:
+def by_rows(setting: StepSetting, counts: Iterable[int], speculative: bool) -> Iterator[dict[str, Any]]:
     """A batch of each size, all rows active."""
     for rows in counts:
         drafter = ModelDrafter(setting.draft) if speculative else Nothing()

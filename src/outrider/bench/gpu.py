@@ -1,4 +1,4 @@
-"""What a step costs, ours and transformers' in the same process, beside what the memory bus allows."""
+"""Times decoding steps, Outrider's and transformers' in one process, beside the limit of the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUPLED = Rule(gumbel_coupling, Sampling(temperature=1.0))
 
 
 @dataclass(frozen=True)
-class Setting:
+class StepSetting:
     """What is measured: models, shapes, how often."""
 
     target: HuggingFaceModel
@@ -47,7 +47,7 @@ class Setting:
         return Shape(capacity or self.capacity, width or self.width, source_capacity=source)
 
 
-def roofline(setting: Setting) -> dict[str, float]:
+def roofline(setting: StepSetting) -> dict[str, float]:
     """Copy bandwidth, bytes read plus written, and the time the weights alone need at it."""
     size = 2**32 if setting.device.type == "cuda" else 2**24
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=setting.device)
@@ -62,7 +62,9 @@ def roofline(setting: Setting) -> dict[str, float]:
 class Lane:
     """A stepper whose rows stand at a chosen length, with a past of random keys and values."""
 
-    def __init__(self, setting: Setting, drafter: Drafter, shape: Shape, rows: int = 1, graphs: bool = True) -> None:
+    def __init__(
+        self, setting: StepSetting, drafter: Drafter, shape: Shape, rows: int = 1, graphs: bool = True
+    ) -> None:
         self.setting, self.rows = setting, rows
         self.stepper = Stepper((setting.target, drafter), rows, shape, graphs)
         for row in range(rows):
@@ -105,7 +107,7 @@ class Lane:
         return result
 
 
-def variant(setting: Setting, graphs: bool) -> dict[str, Any]:
+def variant(setting: StepSetting, graphs: bool) -> dict[str, Any]:
     """Plain decoding at the session's width and at width 1, and speculative decoding, greedy and sampled."""
     gamma, length = setting.gamma, setting.context
     setting = setting if graphs else replace(setting, repeats=min(setting.repeats, 3), inner=min(setting.inner, 4))
@@ -123,14 +125,14 @@ def variant(setting: Setting, graphs: bool) -> dict[str, Any]:
     return result
 
 
-def prefill(setting: Setting) -> dict[str, float]:
+def prefill(setting: StepSetting) -> dict[str, float]:
     """Milliseconds until a prompt of ``context`` tokens is in memory."""
     stepper = Stepper((setting.target, Nothing()), 1, setting.shape())
     prompt = torch.randint(3, setting.target.vocab_size, (setting.context,)).tolist()
     return timed(lambda: stepper.target.admit(0, prompt), setting.device, 3, 1, lambda: None)
 
 
-def theirs(setting: Setting, assisted: bool) -> dict[str, Any]:
+def theirs(setting: StepSetting, assisted: bool) -> dict[str, Any]:
     """transformers' own generate: milliseconds per target run after the first, which reads the prompt."""
     model, runs = setting.target.model, []
     prompt = torch.randint(3, setting.target.vocab_size, (1, setting.context), device=setting.device)
@@ -157,7 +159,7 @@ def theirs(setting: Setting, assisted: bool) -> dict[str, Any]:
     return spread(times[1:]) | {"runs": len(runs)}
 
 
-def compiled(setting: Setting, mode: str | None) -> Callable[[], None]:
+def compiled(setting: StepSetting, mode: str | None) -> Callable[[], None]:
     """Compile both models in place -> what undoes it."""
     bodies = [setting.target.model.base_model, setting.draft.model.base_model]
     torch._dynamo.config.cache_size_limit = 64
@@ -171,7 +173,7 @@ def compiled(setting: Setting, mode: str | None) -> Callable[[], None]:
     return undo
 
 
-def everything(setting: Setting, report: Report, baseline: bool = True, compile_too: bool = False) -> None:
+def everything(setting: StepSetting, report: Report, baseline: bool = True, compile_too: bool = False) -> None:
     """Every variant in one process, the unfused ones first."""
     report.section("roofline", lambda: roofline(setting))
     if baseline:

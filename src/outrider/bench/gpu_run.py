@@ -1,4 +1,4 @@
-"""The whole of ``outrider bench gpu``: models of a size, every section, one result file.
+"""Runs all of ``outrider bench gpu``: models of a size, every section, one result file.
 
 Also ``python -m outrider.bench.gpu_run``, for machines without the command line's own dependencies.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from outrider.bench import curves, gpu, identity, loop, micro
-from outrider.bench.gpu import GREEDY, Lane, Setting
+from outrider.bench.gpu import GREEDY, Lane, StepSetting
 from outrider.bench.shapes import SIZES, build
 from outrider.bench.timing import Report, settle
 from outrider.drafters import ModelDrafter, Nothing
@@ -25,7 +25,7 @@ SECTIONS = ("latency", "decoder", "identity", "curves", "pair", "micro", "profil
 
 
 @dataclass(frozen=True)
-class Plan:
+class GpuPlan:
     """What to measure. ``tiny`` is for machines without a GPU: it runs the same code."""
 
     size: str = "8b"
@@ -45,29 +45,27 @@ class Plan:
         require(self.size in ("8b", "tiny"), f"size must be 8b or tiny, got {self.size!r}")
         require(self.tokens >= 1, f"tokens must be at least 1, got {self.tokens}")
         usual = self.prompts is None and self.pair_draft is None
-        require(
-            usual or not self.small, "prompts and pair_draft are for a trained pair; size tiny makes one of its own"
-        )
+        require(usual or not self.tiny, "prompts and pair_draft are for a trained pair; size tiny makes one of its own")
         require(
             self.prompts is None or self.prompts.is_file(), f"prompts file {self.prompts} does not exist", ModelNotFound
         )
 
     @property
-    def small(self) -> bool:
+    def tiny(self) -> bool:
         return self.size == "tiny"
 
 
-def run(plan: Plan) -> Report:
+def run(plan: GpuPlan) -> Report:
     """Every section asked for; a section that fails is recorded and the next one runs. Ctrl-C ends it between two."""
     device = torch.device(plan.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise DeviceError("no GPU is visible here; use --device cpu --size tiny to try the command on a CPU")
     report = Report(plan.out, plan.budget)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    target = build(SIZES["tiny" if plan.small else "8b"], device, dtype)
-    draft = build(SIZES["tinier" if plan.small else "1b"], device, dtype, seed=1)
-    few = {"repeats": 2, "inner": 2, "context": 64, "capacity": 256} if plan.small else {}
-    setting = Setting(target, draft, **few)
+    target = build(SIZES["tiny" if plan.tiny else "8b"], device, dtype)
+    draft = build(SIZES["tinier" if plan.tiny else "1b"], device, dtype, seed=1)
+    few = {"repeats": 2, "inner": 2, "context": 64, "capacity": 256} if plan.tiny else {}
+    setting = StepSetting(target, draft, **few)
     settle(device)
     report.results["machine"], report.results["size"] = _machine(device), plan.size
     report.results["shapes"] = {"target": str(target.config), "draft": str(draft.config)}
@@ -79,18 +77,18 @@ def run(plan: Plan) -> Report:
     return report
 
 
-def _sections(plan: Plan, setting: Setting, report: Report) -> None:
+def _sections(plan: GpuPlan, setting: StepSetting, report: Report) -> None:
     report.section("noise", lambda: identity.same_noise(setting))
     if "latency" in plan.sections:
         gpu.everything(setting, report)
     else:
         setting.target.fuse(), setting.draft.fuse()
     if "latency" in plan.sections or "decoder" in plan.sections:
-        report.section("decoder", lambda: loop.exposed(setting, 16 if plan.small else 96))
+        report.section("decoder", lambda: loop.exposed(setting, 16 if plan.tiny else 96))
     if "identity" in plan.sections:
-        count = 12 if plan.small else 40
+        count = 12 if plan.tiny else 40
         report.section("replayed_is_eager", lambda: identity.replayed_is_eager(setting, count))
-        rows, count = (2, 16) if plan.small else (8, plan.tokens)
+        rows, count = (2, 16) if plan.tiny else (8, plan.tokens)
         report.section("identity_one_row", lambda: identity.compare(setting, 1, min(count, 300), 0.3))
         report.section("identity", lambda: identity.compare(setting, rows, count, 0.3))
     if "pair" in plan.sections:
@@ -109,17 +107,17 @@ def _sections(plan: Plan, setting: Setting, report: Report) -> None:
         report.section("graph_compiled", lambda: _compiled(setting))
 
 
-def _curves(plan: Plan, setting: Setting, report: Report) -> None:
-    gammas = [1, 2, 4] if plan.small else [1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]
-    lengths = [64, 128] if plan.small else [512, 1024, 2048, 4096, 8192, 16384]
-    counts = [1, 2] if plan.small else [1, 2, 4, 8, 16, 32, 64]
+def _curves(plan: GpuPlan, setting: StepSetting, report: Report) -> None:
+    gammas = [1, 2, 4] if plan.tiny else [1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]
+    lengths = [64, 128] if plan.tiny else [512, 1024, 2048, 4096, 8192, 16384]
+    counts = [1, 2] if plan.tiny else [1, 2, 4, 8, 16, 32, 64]
     report.series("by_gamma", curves.by_gamma(setting, gammas))
     for name, speculative in (("", False), ("_speculative", True)):
         report.series(f"by_context{name}", curves.by_context(setting, lengths, speculative))
         report.series(f"by_rows{name}", curves.by_rows(setting, counts, speculative))
 
 
-def _pair(plan: Plan, setting: Setting, report: Report) -> None:
+def _pair(plan: GpuPlan, setting: StepSetting, report: Report) -> None:
     """The pair is made once; each temperature is a section of its own."""
     from outrider.bench import pair  # loads models by name, which needs more packages than the other sections
 
@@ -129,7 +127,7 @@ def _pair(plan: Plan, setting: Setting, report: Report) -> None:
         dtype = str(setting.target.dtype).removeprefix("torch.")
         made.append(
             pair.tiny_pair(setting.device)
-            if plan.small
+            if plan.tiny
             else pair.trained_pair(plan.pair, plan.pair_draft, setting.device, dtype, plan.prompts)
         )
         lengths = [len(prompt) for prompt in made[0].prompts]
@@ -140,11 +138,11 @@ def _pair(plan: Plan, setting: Setting, report: Report) -> None:
         if made:
             report.section(
                 f"pair_temperature_{temperature}",
-                lambda: pair.measure(made[0], setting, 64 if plan.small else 256, temperature),  # noqa: B023
+                lambda: pair.measure(made[0], setting, 64 if plan.tiny else 256, temperature),  # noqa: B023
             )
 
 
-def _compiled(setting: Setting) -> Any:
+def _compiled(setting: StepSetting) -> Any:
     """transformers' own layers through torch.compile, for comparison with the fused ones; plain decoding only."""
     began = timer.now()
     target = build(SIZES["8b"], setting.device, setting.target.dtype)
@@ -154,7 +152,7 @@ def _compiled(setting: Setting) -> Any:
     return {"plain": times, "seconds_to_compile_and_time": timer.now() - began}
 
 
-def profile(setting: Setting, out: Path | None) -> dict[str, Any]:
+def profile(setting: StepSetting, out: Path | None) -> dict[str, Any]:
     """Where the time of a replayed step goes, kernel by kernel."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as watch
@@ -193,7 +191,7 @@ def main() -> None:
     parser.add_argument("--pair-draft", type=Path)
     parser.add_argument("--prompts", type=Path)
     given = vars(parser.parse_args())
-    run(Plan(**given | {"sections": tuple(given["sections"].split(","))}))
+    run(GpuPlan(**given | {"sections": tuple(given["sections"].split(","))}))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ Results = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Line:
+class GpuLine:
     """One line: ``met`` is None where no bar is set."""
 
     what: str
@@ -24,7 +24,7 @@ _PAPER = {0: (0.75, 3.4), 1: (0.62, 2.6)}
 """Leviathan et al. 2023, Table 2, the translation of T5-XXL with T5-small: alpha and speed-up by temperature."""
 
 
-def lines(results: Results) -> list[Line]:
+def lines(results: Results) -> list[GpuLine]:
     """Only what was measured; a section that failed or was skipped gives a line that says so."""
     found = [*_latency(results), *_decoder(results), *_pair(results)]
     if results.get("size") == "tiny":  # the bars are for the large models on a large GPU
@@ -36,16 +36,16 @@ def failed(results: Results) -> list[str]:
     return [name for name, value in results.items() if isinstance(value, dict) and "error" in value]
 
 
-def _latency(results: Results) -> Iterator[Line]:
+def _latency(results: Results) -> Iterator[GpuLine]:
     best = next((results[n] for n in ("graph_fused", "graph") if "plain" in results.get(n, {})), None)
     theirs, assisted = (results.get(n, {}).get("median") for n in ("transformers_plain", "transformers_assisted"))
     floor = results.get("roofline", {}).get("target_floor_ms")
     if theirs is not None:
-        yield Line("transformers, plain generate, ms a token", f"{theirs:.2f}")
+        yield GpuLine("transformers, plain generate, ms a token", f"{theirs:.2f}")
     if assisted is not None:
-        yield Line("transformers, assisted generate, ms an iteration", f"{assisted:.2f}")
+        yield GpuLine("transformers, assisted generate, ms an iteration", f"{assisted:.2f}")
     if floor is not None:
-        yield Line("roofline: reading the target's weights, ms", f"{floor:.3g}")
+        yield GpuLine("roofline: reading the target's weights, ms", f"{floor:.3g}")
     if best is None:
         return
     plain, step = best["plain"]["queued"]["median"], best["speculative"]["queued"]["median"]
@@ -56,7 +56,7 @@ def _latency(results: Results) -> Iterator[Line]:
     if assisted is not None:
         yield _held("  times faster than transformers", assisted / step, 10.0, _at_least)
     if "speculative_sampled" in best:
-        yield Line(
+        yield GpuLine(
             "speculative iteration at temperature 1, ms", f"{best['speculative_sampled']['queued']['median']:.2f}"
         )
     yield _held("target step at full width over width 1", best["width_ratio"], 1.08, _at_most)
@@ -64,18 +64,18 @@ def _latency(results: Results) -> Iterator[Line]:
         "host time not hidden in a bare loop, ms", max(0.0, best["speculative"]["exposed_host_ms"]), 0.2, _at_most
     )
     if not best["speculative"]["graphs"]:
-        yield Line("steps are not replayed", "a capture failed, see the warning above", "", False)
+        yield GpuLine("steps are not replayed", "a capture failed, see the warning above", "", False)
 
 
-def _decoder(results: Results) -> Iterator[Line]:
+def _decoder(results: Results) -> Iterator[GpuLine]:
     for name, values in results.get("decoder", {}).items():
         if isinstance(values, dict) and "step_ms" in values:
             times = f"{values['iteration_ms']:.2f}, {values['step_ms']:.2f}"
-            yield Line(f"decoder, {name}: ms an iteration, its step", times)
+            yield GpuLine(f"decoder, {name}: ms an iteration, its step", times)
             yield _held("  host time not hidden, ms an iteration", values["exposed_host_ms"], 0.2, _at_most)
 
 
-def _identity(results: Results) -> Iterator[Line]:
+def _identity(results: Results) -> Iterator[GpuLine]:
     noise = results.get("noise", {})
     if "different" in noise:
         yield _none("noise that differs from a CPU's", noise["different"], noise["values"])
@@ -85,14 +85,14 @@ def _identity(results: Results) -> Iterator[Line]:
             yield _none(f"other tokens, {title}", sum(p["mismatches"] for p in parts), sum(p["tokens"] for p in parts))
 
 
-def _pair(results: Results) -> Iterator[Line]:
+def _pair(results: Results) -> Iterator[GpuLine]:
     for temperature in (0, 1):
         values = results.get(f"pair_temperature_{temperature}", {})
         if "speedup" not in values:
             continue
         found = f"{values['alpha']:.3f}, {values['c']:.4f}, {values['gamma']}"
-        yield Line(f"inflated pair, temperature {temperature}: alpha, c, gamma", found)
-        yield Line("  predicted speed-up (Theorem 3.8)", f"{values['predicted_speedup']:.2f}")
+        yield GpuLine(f"inflated pair, temperature {temperature}: alpha, c, gamma", found)
+        yield GpuLine("  predicted speed-up (Theorem 3.8)", f"{values['predicted_speedup']:.2f}")
         least, bar = _PAPER[temperature]
         applies = values["alpha"] >= least  # the paper's speed-up is a bar for a draft as good as the paper's
         reached = _held("  speed-up", values["speedup"], bar, _at_least)
@@ -100,25 +100,25 @@ def _pair(results: Results) -> Iterator[Line]:
         yield _held("  reached over predicted", values["realised_over_predicted"], 0.95, _at_least)
         parts = values["of_which"]
         shares = (parts["tokens_a_run"], parts["ends_of_texts"], parts["time_of_a_run"])
-        yield Line("    = tokens a run, ends of texts, time of a run", ", ".join(f"{share:.3f}" for share in shares))
+        yield GpuLine("    = tokens a run, ends of texts, time of a run", ", ".join(f"{share:.3f}" for share in shares))
         yield _held("  host time not hidden, ms an iteration", max(0.0, values["exposed_host_ms"]), 0.2, _at_most)
 
 
-def _curves(results: Results) -> Iterator[Line]:
+def _curves(results: Results) -> Iterator[GpuLine]:
     for name, by in (("by_gamma", "gamma"), ("by_context", "context"), ("by_rows", "rows")):
         points = results.get(name)
         if isinstance(points, list) and points:
             first, last = points[0], points[-1]
-            yield Line(
+            yield GpuLine(
                 f"ms a step from {by} {first[by]} to {last[by]}", f"{first['median']:.2f} to {last['median']:.2f}"
             )
 
 
-def _failures(results: Results) -> Iterator[Line]:
+def _failures(results: Results) -> Iterator[GpuLine]:
     for name, value in results.items():
         if isinstance(value, dict) and ("error" in value or "skipped" in value):
             reason = value.get("error") or f"skipped: {value['skipped']}"
-            yield Line(name, reason, "", False if "error" in value else None)
+            yield GpuLine(name, reason, "", False if "error" in value else None)
 
 
 def _at_most(value: float, bar: float) -> tuple[str, bool]:
@@ -129,10 +129,10 @@ def _at_least(value: float, bar: float) -> tuple[str, bool]:
     return f"at least {bar:g}", value >= bar
 
 
-def _held(what: str, value: float, bar: float, rule: Callable[[float, float], tuple[str, bool]]) -> Line:
+def _held(what: str, value: float, bar: float, rule: Callable[[float, float], tuple[str, bool]]) -> GpuLine:
     text, met = rule(value, bar)
-    return Line(what, "-" if math.isnan(value) else f"{value:.2f}", text, met)
+    return GpuLine(what, "-" if math.isnan(value) else f"{value:.2f}", text, met)
 
 
-def _none(what: str, count: int, of: int) -> Line:
-    return Line(what, f"{count:,} of {of:,}", "0", count == 0)
+def _none(what: str, count: int, of: int) -> GpuLine:
+    return GpuLine(what, f"{count:,} of {of:,}", "0", count == 0)

@@ -1,4 +1,4 @@
-"""Is replayed equal to eager, and speculative equal to plain? Counted token by token, on the machine at hand."""
+"""Compares tokens: CUDA graph replay with eager steps, and speculative with plain decoding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.bench.gpu import COUPLED, GREEDY, Setting
+from outrider.bench.gpu import COUPLED, GREEDY, StepSetting
 from outrider.core.noise import Noise
 from outrider.core.protocols import Drafter
 from outrider.decoding.step_runner import Rule, Stepper
@@ -19,7 +19,7 @@ RULES = {"temperature 0": GREEDY, "temperature 1": COUPLED}
 
 
 def texts(
-    setting: Setting, drafter: Drafter, rule: Rule, prompts: list[list[int]], count: int, gamma: int, graphs: bool
+    setting: StepSetting, drafter: Drafter, rule: Rule, prompts: list[list[int]], count: int, gamma: int, graphs: bool
 ) -> tuple[list[list[int]], int]:
     """``count`` new tokens after each prompt, and the steps they took."""
     longest = max(map(len, prompts)) + count + 3 * setting.width
@@ -45,7 +45,7 @@ def texts(
     return [text[:count] for text in found], steps
 
 
-def compare(setting: Setting, rows: int, count: int, spoiled: float) -> dict[str, Any]:
+def compare(setting: StepSetting, rows: int, count: int, spoiled: float) -> dict[str, Any]:
     """Plain text first; then speculation with guesses from that text, some spoiled: mismatches among the tokens."""
     chosen = torch.Generator().manual_seed(1)
     prompts = [
@@ -66,7 +66,7 @@ def compare(setting: Setting, rows: int, count: int, spoiled: float) -> dict[str
     return result
 
 
-def replayed_is_eager(setting: Setting, count: int) -> dict[str, Any]:
+def replayed_is_eager(setting: StepSetting, count: int) -> dict[str, Any]:
     """The same step functions run one by one and replayed, with a draft model: mismatches among the tokens."""
     prompts = [[5, 6, 7, 8], [9]]
     result = {}
@@ -81,7 +81,7 @@ def replayed_is_eager(setting: Setting, count: int) -> dict[str, Any]:
     return result
 
 
-def same_noise(setting: Setting) -> dict[str, Any]:
+def same_noise(setting: StepSetting) -> dict[str, Any]:
     """Noise made on this device against noise made on a CPU, bit by bit."""
     seeds, at = torch.tensor([0, 7, -(2**60)]), torch.tensor([[1, 2], [511, 512], [100_000, 3]])
     here = Noise(seeds.to(setting.device)).race("token", at.to(setting.device), setting.target.vocab_size).cpu()

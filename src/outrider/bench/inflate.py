@@ -1,4 +1,4 @@
-"""A trained Llama made as large as another without changing what it computes: real acceptance at a real cost.
+"""Pads a trained Llama to a larger size without changing what it computes: real acceptance at a larger cost.
 
 Width is padded with zeros: the new columns of the embeddings are zero and every projection leaves them zero, so the
 residual stream is the old one followed by zeros. A norm then averages over more numbers; its gain and epsilon make

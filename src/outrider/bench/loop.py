@@ -1,4 +1,4 @@
-"""What an iteration of the product's own loop takes, beside the step it runs: the difference is exposed host time."""
+"""Times the decoding loop beside the bare step it runs: the difference is host time that the GPU waits for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from outrider.bench.gpu import GREEDY, Lane, Setting
+from outrider.bench.gpu import GREEDY, Lane, StepSetting
 from outrider.bench.timing import timed
 from outrider.core.protocols import Drafter
 from outrider.decoding.loop import Decoder, Request, bucket
@@ -66,8 +66,8 @@ def decode(decoder: Decoder, requests: Sequence[Request]) -> Decoded:
     return Decoded(trace, tokens, sum(r.accepted + 1 for r in later), tuple(pauses), context)
 
 
-def exposed(setting: Setting, tokens: int) -> dict[str, Any]:
-    """Milliseconds of an iteration and of its step when nobody reads it: plain, speculative, and with a planner.
+def exposed(setting: StepSetting, tokens: int) -> dict[str, Any]:
+    """Milliseconds of an iteration and of its step without reading the result: plain, speculative, and with a planner.
 
     The planner takes guesses for free, so that it asks for as many as it may; only its own work counts here.
     """
@@ -80,7 +80,7 @@ def exposed(setting: Setting, tokens: int) -> dict[str, Any]:
     return {name: _exposed(setting, tokens, *way) for name, way in ways.items()}
 
 
-def _exposed(setting: Setting, tokens: int, drafter: Drafter, policy: int | Policy, gamma: int) -> dict[str, Any]:
+def _exposed(setting: StepSetting, tokens: int, drafter: Drafter, policy: int | Policy, gamma: int) -> dict[str, Any]:
     drawn = torch.Generator().manual_seed(0)
     prompt = torch.randint(3, setting.target.vocab_size, (setting.context,), generator=drawn).tolist()
     lanes = Lanes(graphs=True)

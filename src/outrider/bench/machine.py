@@ -1,4 +1,4 @@
-"""What a CPU benchmark must know of the machine: its name, how fast it reads memory, who else is using it."""
+"""The machine of a CPU benchmark: the CPU's name, its memory bandwidth, and the load of other processes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Settings:
+class MeasureSettings:
     """What every prompt is run with."""
 
     temperatures: tuple[float, ...] = (0.0,)
@@ -78,7 +78,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasuredRow:
     """A draft and gamma at one temperature on one task, or on all of them. Intervals: 95 %, bootstrap over prompts."""
 
     draft: str
@@ -109,7 +109,7 @@ class Row:
 def measure(
     drafts: Mapping[str, LLM],
     tasks: Mapping[str, Sequence[Any]],
-    settings: Settings,
+    settings: MeasureSettings,
     progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> Figures:
     """Run every prompt with every draft and gamma and plainly, one after the other, the order turning from run to run.
@@ -122,14 +122,14 @@ def measure(
     for way in ways.values():  # not counted
         way.engine.generate(next(iter(tasks.values()))[0], **warm_up)
     total, done = sum(map(len, tasks.values())) * len(settings.temperatures), 0
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     for temperature in settings.temperatures:
         options = {**settings.options, "temperature": temperature}
         results: dict[str, list[dict[str, Cell]]] = {}
         try:
             for task, prompts in tasks.items():
                 for prompt in prompts:
-                    cells = _decode(ways, prompt, options, settings.repeats, done)
+                    cells = timed_text(ways, prompt, options, settings.repeats, done)
                     results.setdefault(task, []).append(cells)
                     done += 1
                     progress(f"{task}, temperature {temperature:g}", done / total)
@@ -143,7 +143,7 @@ def measure(
 class Figures:
     """What was measured: all of it, or what was finished before Ctrl-C."""
 
-    rows: list[Row]
+    rows: list[MeasuredRow]
     done: int  # prompts, counted once for each temperature
     wanted: int
     interrupted: bool = False
@@ -158,11 +158,13 @@ class Way:
     gamma: Any = None  # what the option of that name takes
 
 
-def _rows(ways: Mapping[str, Way], options: Mapping[str, Any], results: dict[str, list[dict[str, Cell]]]) -> list[Row]:
+def _rows(
+    ways: Mapping[str, Way], options: Mapping[str, Any], results: dict[str, list[dict[str, Cell]]]
+) -> list[MeasuredRow]:
     if not results:
         return []
     groups = {**results, "all": [cells for group in results.values() for cells in group]}
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     for name, way in ways.items():
         if way.draft is None:
             continue
@@ -179,7 +181,7 @@ def _phases_are_known(engine: LLM) -> bool:
 
 def _timed_cost(engine: LLM, options: Mapping[str, Any], cell: Cell) -> float:
     """c from a guess and a plain step timed by themselves, where a trace cannot tell."""
-    from outrider.bench.gpu import Setting
+    from outrider.bench.gpu import StepSetting
     from outrider.bench.parts import cost
 
     decoder = engine.decoder(Options.parse(dict(options)))
@@ -188,7 +190,7 @@ def _timed_cost(engine: LLM, options: Mapping[str, Any], cell: Cell) -> float:
     if gamma == 0 or isinstance(decoder.drafter, Nothing):
         return math.nan
     model, context = engine.target.model, max(r.position for r in cell.outputs[0].trace.records)
-    setting = Setting(model, model, context, bucket(context + 256), engine.width, gamma)
+    setting = StepSetting(model, model, context, bucket(context + 256), engine.width, gamma)
     return cost(setting, decoder.drafter, Rule(decoder.verifier, decoder.sampling), engine.graphs)
 
 
@@ -208,7 +210,7 @@ def _ways(drafts: Mapping[str, LLM], gammas: Sequence[Any]) -> dict[str, Way]:
     return {PLAIN: Way(wide), NARROW: Way(narrow), **guessing}
 
 
-def _decode(
+def timed_text(
     ways: Mapping[str, Way], prompt: Any, options: Mapping[str, Any], repeats: int, turn: int
 ) -> dict[str, Cell]:
     """One prompt in every way. Whatever slows the machine down for a while hits all of them alike."""
@@ -230,14 +232,14 @@ def _options_for(way: Way, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _row(
     way: Way, name: str, temperature: float, task: str, cells: Sequence[Mapping[str, Cell]], cost: float | None
-) -> Row:
+) -> MeasuredRow:
     """``cost``: c, where it was timed apart."""
     ours, plain, narrow = ([c[key] for c in cells] for key in (name, PLAIN, NARROW))
     stats = summarise(merge(c.outputs[0].trace for c in ours))
     timed = summarise(merge(o.trace for c in ours for o in c.outputs))
     each = [ratio(_speed([a]), _speed([b])) for a, b in zip(ours, plain, strict=True)]
     low, middle, high = quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
-    return Row(
+    return MeasuredRow(
         draft=str(way.draft),
         gamma=way.gamma if isinstance(way.gamma, int) else str(way.gamma),
         temperature=temperature,

@@ -1,4 +1,4 @@
-"""The parts of a step by themselves: matrix products, attention, filters. Each replayed from a graph of its own."""
+"""Times the kernels of a step one by one (matrix products, attention, filters), each in a CUDA graph of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.bench.gpu import Setting
+from outrider.bench.gpu import StepSetting
 from outrider.bench.timing import timed
 from outrider.core.sampling import Sampling, _filter
 
@@ -29,7 +29,7 @@ def replayed(work: Callable[[int], object], device: torch.device, count: int) ->
     return timed(graph.replay, device, 5, 3, lambda: None)["median"] * 1000 / count
 
 
-def products(setting: Setting, widths: tuple[int, ...]) -> list[dict[str, Any]]:
+def products(setting: StepSetting, widths: tuple[int, ...]) -> list[dict[str, Any]]:
     """Linear layers of both models at several widths: microseconds and bytes of weights a second."""
     found = []
     for name, model in (("target", setting.target), ("draft", setting.draft)):
@@ -55,7 +55,7 @@ def products(setting: Setting, widths: tuple[int, ...]) -> list[dict[str, Any]]:
     return found
 
 
-def attention(setting: Setting, lengths: tuple[int, ...], capacity: int) -> list[dict[str, Any]]:
+def attention(setting: StepSetting, lengths: tuple[int, ...], capacity: int) -> list[dict[str, Any]]:
     """Microseconds of one layer's attention at several lengths and piece sizes, and of torch's own with a mask."""
     from outrider.kernels.triton import attention as kernel
 
@@ -85,7 +85,7 @@ def attention(setting: Setting, lengths: tuple[int, ...], capacity: int) -> list
     return found
 
 
-def filters(setting: Setting) -> dict[str, float]:
+def filters(setting: StepSetting) -> dict[str, float]:
     """Microseconds of the filters over the whole vocabulary, for a step's rows and for one guess; top-p also sorted."""
     ways: dict[str, Callable[[Tensor], Tensor]] = {
         "softmax only": lambda x: x,

@@ -1,4 +1,4 @@
-"""Real acceptance at a real cost: a trained target inflated to a large one's size, and the draft it was trained with.
+"""Measures acceptance and speed with a trained target padded to a large model's size and the draft trained for it.
 
 The inflated model computes the trained one's function (bench/inflate.py), so alpha is genuine; its weights are as
 many as a large model's, so c is as small as in the paper. What was inflated stands in the result.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.bench.gpu import Setting
+from outrider.bench.gpu import StepSetting
 from outrider.bench.inflate import EIGHT_BILLION, Larger, describe, inflate
 from outrider.bench.loop import Decoded, decode
 from outrider.bench.parts import parts
@@ -118,14 +118,14 @@ def _as_chat(words: Any, text: str) -> str:
     return str(words.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
 
 
-def measure(pair: Pair, setting: Setting, tokens: int, temperature: float) -> dict[str, Any]:
+def measure(pair: Pair, setting: StepSetting, tokens: int, temperature: float) -> dict[str, Any]:
     """With the setting's gamma first, then with the one that Theorem 3.8 prefers for the alpha and c found there.
 
     All at the setting's width: another one would round differently, and at temperature 0 write other texts.
     """
     lanes = Lanes(graphs=True)
     rule = Rule(choose("maximal", temperature == 0), Sampling(temperature))
-    plain = _decoded(pair, Nothing(), rule, replace(setting, gamma=0), lanes, tokens)
+    plain = decoded(pair, Nothing(), rule, replace(setting, gamma=0), lanes, tokens)
     first = _compared(pair, rule, setting, tokens, plain)
     best = optimal_gamma(first["alpha"], first["c"], setting.width - 1) if first["examined"] else 0
     if best in (0, setting.gamma):
@@ -133,14 +133,14 @@ def measure(pair: Pair, setting: Setting, tokens: int, temperature: float) -> di
     return {**_compared(pair, rule, replace(setting, gamma=best), tokens, plain), "first": first}
 
 
-def _compared(pair: Pair, rule: Rule, setting: Setting, tokens: int, plain: Decoded) -> dict[str, Any]:
+def _compared(pair: Pair, rule: Rule, setting: StepSetting, tokens: int, plain: Decoded) -> dict[str, Any]:
     """alpha, c, Theorem 3.8's prediction, the speed-up reached, and where the two differ.
 
     Reached over predicted is the product of three: tokens a run over equation (1), which takes acceptance for
     independent and equal everywhere; what the end of a text cuts off; and the predicted time of a run over the real
     one, in which lies all the overhead.
     """
-    ours = _decoded(pair, pair.drafter, rule, setting, Lanes(graphs=True), tokens)
+    ours = decoded(pair, pair.drafter, rule, setting, Lanes(graphs=True), tokens)
     own = replace(setting, target=pair.target, context=ours.context, capacity=bucket(ours.context + 256))
     steps = parts(own, pair.drafter, rule)
     stats, gamma, c = summarise(ours.trace), setting.gamma, steps.c
@@ -151,7 +151,7 @@ def _compared(pair: Pair, rule: Rule, setting: Setting, tokens: int, plain: Deco
         "alpha_counted": stats.alpha_counted,
         "alpha_interval": stats.alpha_interval,
         "alpha_by_depth": _by_depth(ours.trace, gamma),
-        "alpha_by_task": _by_task(ours.trace, pair.tasks),
+        "alpha_by_task": by_task(ours.trace, pair.tasks),
         "examined": stats.examined,
         "c": c,
         "gamma": gamma,
@@ -177,7 +177,7 @@ def _compared(pair: Pair, rule: Rule, setting: Setting, tokens: int, plain: Deco
     }
 
 
-def _decoded(pair: Pair, drafter: Drafter, rule: Rule, setting: Setting, lanes: Lanes, tokens: int) -> Decoded:
+def decoded(pair: Pair, drafter: Drafter, rule: Rule, setting: StepSetting, lanes: Lanes, tokens: int) -> Decoded:
     decoder = Decoder(
         pair.target, drafter, rule.verifier, rule.sampling, setting.gamma, setting.width, slots=1, lanes=lanes
     )
@@ -193,7 +193,7 @@ def _by_depth(trace: Trace, gamma: int) -> list[float]:
     return [round(ratio(a, b), 4) for a, b in zip(kept, tried, strict=True)]
 
 
-def _by_task(trace: Trace, tasks: tuple[str, ...]) -> dict[str, float]:
+def by_task(trace: Trace, tasks: tuple[str, ...]) -> dict[str, float]:
     found = {}
     for name in dict.fromkeys(tasks):
         rows = {row for row, task in enumerate(tasks) if task == name}

@@ -1,4 +1,4 @@
-"""What the parts of a step take, each timed by itself: a replayed step cannot be looked into."""
+"""Times the parts of a step one by one: inside a replayed CUDA graph they cannot be timed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outrider.bench.gpu import Lane, Setting
+from outrider.bench.gpu import Lane, StepSetting
 from outrider.bench.timing import timed
 from outrider.core.noise import Noise
 from outrider.core.protocols import Drafter
@@ -32,7 +32,7 @@ class Parts:
 
 
 @torch.no_grad()
-def parts(setting: Setting, drafter: Drafter, rule: Rule, graphs: bool = True) -> Parts:
+def parts(setting: StepSetting, drafter: Drafter, rule: Rule, graphs: bool = True) -> Parts:
     """Of one row standing at the setting's context; the setting's own draft is of no account."""
     gamma = setting.gamma
     plain = Lane(setting, Nothing(), setting.shape(), graphs=graphs)
@@ -53,11 +53,11 @@ def parts(setting: Setting, drafter: Drafter, rule: Rule, graphs: bool = True) -
     return Parts(step, speculative, drafting / gamma)
 
 
-def cost(setting: Setting, drafter: Drafter, rule: Rule, graphs: bool) -> float:
+def cost(setting: StepSetting, drafter: Drafter, rule: Rule, graphs: bool) -> float:
     """c alone, with fewer repeats."""
     return parts(replace(setting, repeats=3, inner=5), drafter, rule, graphs).c
 
 
-def _median(setting: Setting, lane: Lane, work: Callable[[], object]) -> float:
+def _median(setting: StepSetting, lane: Lane, work: Callable[[], object]) -> float:
     times = timed(work, setting.device, setting.repeats, setting.inner, lambda: lane.stand_at(setting.context))
     return times["median"]

@@ -1,4 +1,4 @@
-"""Engines to compare with, each in a process of its own that stands still while it is not asked.
+"""Runs each engine of a comparison in a process of its own, which is suspended (SIGSTOP) while others are timed.
 
 Only one of them may run at a time: threads of an idle engine can spin, and two engines on the same cores would measure
 each other. So a process is stopped between its requests. A stopped process cannot notice that its parent has died, but
@@ -41,7 +41,7 @@ class PeerFailed(OutriderError):
 
 
 @dataclass(frozen=True)
-class Seat:
+class Contender:
     """An engine as it takes part: with which Python, on which model, in which precision, decoding in which ways."""
 
     engine: str
@@ -85,15 +85,15 @@ def installed(pythons: Mapping[str, str]) -> list[str]:
 
 
 class Peer:
-    """A running engine: ``ask`` it, and it stands still again."""
+    """An engine in its process, which runs while ``ask`` waits for an answer and is suspended otherwise."""
 
-    def __init__(self, seat: Seat, threads: int) -> None:
-        self.seat = seat
+    def __init__(self, contender: Contender, threads: int) -> None:
+        self.contender = contender
         self.log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 until the end
         group = None if os.name == "nt" else 0  # its own: Ctrl-C is not for it, and a stop is for all of it
         self.process = subprocess.Popen(
-            [seat.python, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
-            encoding="utf-8", env=_environment(threads, seat), process_group=group,
+            [contender.python, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+            encoding="utf-8", env=worker_environment(threads, contender), process_group=group,
         )  # fmt: skip
         self.answers: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -113,16 +113,16 @@ class Peer:
             self.process.stdin.flush()
             line = self.answers.get(timeout=timeout)
         except queue.Empty:
-            raise PeerFailed(f"{self.seat.name} gave no answer in {timeout:.0f} s") from None
+            raise PeerFailed(f"{self.contender.name} gave no answer in {timeout:.0f} s") from None
         except OSError:
             line = ""
         finally:
             self._signal("SIGSTOP")
         if not line:
-            raise PeerFailed(f"{self.seat.name} ended unasked: {self._last_words()}")
+            raise PeerFailed(f"{self.contender.name} ended unexpectedly: {self._last_words()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise PeerFailed(f"{self.seat.name}: {answer['error']}")
+            raise PeerFailed(f"{self.contender.name}: {answer['error']}")
         return answer
 
     def _last_words(self) -> str:
@@ -155,13 +155,13 @@ def process_seconds(pid: int) -> float:
         return 0.0
 
 
-def _environment(threads: int, seat: Seat) -> dict[str, str]:
+def worker_environment(threads: int, contender: Contender) -> dict[str, str]:
     """The user's own settings and one number of threads: what Outrider sets for itself is not for its peers."""
     kept = {name: value for name, value in os.environ.items() if name not in ADDED}
     kept["OMP_NUM_THREADS"] = str(threads)
-    if seat.engine == "outrider":  # the very code that is running here
+    if contender.engine == "outrider":  # the very code that is running here
         home = str(Path(outrider.__file__).parents[1])
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, [home, kept.get("PYTHONPATH")]))
-    elif seat.python != sys.executable:
+    elif contender.python != sys.executable:
         kept.pop("PYTHONPATH", None)  # it is for this Python
     return kept

@@ -1,4 +1,4 @@
-"""Llama models of known sizes with random weights, made on the device they are for: for timing, not for reading."""
+"""Llama models of known sizes with random weights, built on their device: for timing only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.models.transformers.model import HuggingFaceModel
 
 
 @dataclass(frozen=True)
-class Size:
+class LlamaSize:
     """The numbers that fix a Llama's shape."""
 
     hidden: int
@@ -26,14 +26,14 @@ class Size:
 
 
 SIZES = {
-    "8b": Size(4096, 14336, 32, 32, 8, 128256),
-    "1b": Size(2048, 8192, 16, 32, 8, 128256),
-    "tiny": Size(64, 128, 2, 4, 2, 512, 4096),
-    "tinier": Size(32, 64, 1, 4, 2, 512, 4096),
+    "8b": LlamaSize(4096, 14336, 32, 32, 8, 128256),
+    "1b": LlamaSize(2048, 8192, 16, 32, 8, 128256),
+    "tiny": LlamaSize(64, 128, 2, 4, 2, 512, 4096),
+    "tinier": LlamaSize(32, 64, 1, 4, 2, 512, 4096),
 }
 
 
-def config_of(size: Size, **more: Any) -> LlamaConfig:
+def config_of(size: LlamaSize, **more: Any) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=size.vocab, hidden_size=size.hidden, intermediate_size=size.inner, num_hidden_layers=size.layers,
         num_attention_heads=size.heads, num_key_value_heads=size.kv_heads, max_position_embeddings=size.positions,
@@ -41,7 +41,7 @@ def config_of(size: Size, **more: Any) -> LlamaConfig:
     )  # fmt: skip
 
 
-def build(size: Size, device: torch.device, dtype: torch.dtype, seed: int = 0) -> HuggingFaceModel:
+def build(size: LlamaSize, device: torch.device, dtype: torch.dtype, seed: int = 0) -> HuggingFaceModel:
     """A Llama of that size whose weights follow from the seed."""
     torch.manual_seed(seed)
     try:

@@ -1,4 +1,4 @@
-"""From the start of a process to its first token: seconds and resident memory at every stage.
+"""Measures the start of a process up to its first token: seconds and resident memory at every stage.
 
 Every measurement is a process of its own. A model that was used before is warm: its files are in the system's cache
 and its conversion is done. Libraries are what is private to a process that has imported everything, and the pages of
@@ -92,13 +92,13 @@ def start(
     require(repeats >= 1, f"repeats must be at least 1, got {repeats}")
     names.resolve(target)  # fetched and converted, if need be, before any clock runs
     progress("warming up", 0.0)
-    warm = _once(target, draft, dtype, tokens, "")
+    warm = start_once(target, draft, dtype, tokens, "")
     engine = LIBRARIES.get(warm["engine"].split()[0], "")
     runs: list[dict[str, Any]] = []
     try:
         for number in range(1, repeats + 1):
             progress(f"start {number} of {repeats}", number / (repeats + 1))
-            runs.append(_once(target, draft, dtype, tokens, engine))
+            runs.append(start_once(target, draft, dtype, tokens, engine))
     except KeyboardInterrupt:
         if not runs:
             raise
@@ -116,7 +116,7 @@ def _summary(runs: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return {"stage": name, "seconds": spread([f["seconds"] for f in found]), **sizes}
 
 
-def _once(target: str, draft: str, dtype: str, tokens: int, engine: str) -> dict[str, Any]:
+def start_once(target: str, draft: str, dtype: str, tokens: int, engine: str) -> dict[str, Any]:
     home = str(Path(outrider.__file__).parents[1])
     path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-c", CHILD, str(time.time()), target, draft, dtype, str(tokens), engine]

@@ -1,4 +1,4 @@
-"""One engine in a process of its own, told what to do by JSON lines: run as a script, with any engine's own Python.
+"""One engine of a comparison as a script that answers JSON lines; runs under any engine's own Python.
 
 Reads a request a line and answers with a line. ``load`` comes first: engine, model, dtype, threads, ways of decoding,
 draft. Then ``generate``: way, prompt ids, how many tokens, temperature, seed. The end of the input is the end.

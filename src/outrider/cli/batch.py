@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from outrider.cli.common import check_writable, notes
 from outrider.cli.progress import loading
-from outrider.cli.prompt_file import Line
+from outrider.cli.prompt_file import PromptLine
 from outrider.cli.results import results
 from outrider.errors import BadOption, NumericalError
 from outrider.runtime import timer
@@ -25,15 +25,15 @@ MOST_SLOTS = 8
 WINDOW = 32
 """Lines per slot in one call of ``stream``, which keeps the trace of all of them until it ends."""
 
-Answer = tuple[Line, dict[str, Any]]
+Answer = tuple[PromptLine, dict[str, Any]]
 Advance = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Batch:
+class PromptBatch:
     """A run over the lines of a file."""
 
-    lines: Sequence[Line]
+    lines: Sequence[PromptLine]
     options: Mapping[str, Any]  # of generate, for every line
     settings: Mapping[str, Any]  # what else a text follows from: the target, its dtype
     out: Path | None = None
@@ -50,7 +50,7 @@ class Batch:
         }
 
 
-def run(batch: Batch, target: str, load: Callable[[int], Any]) -> None:
+def run(batch: PromptBatch, target: str, load: Callable[[int], Any]) -> None:
     """Answer every line that is not in the file already, and say how it went. Exit code 1 if a line failed."""
     check_writable(batch.out, "--out")
     keys, total = batch.keys(), len(batch.lines)
@@ -83,7 +83,7 @@ def run(batch: Batch, target: str, load: Callable[[int], Any]) -> None:
         raise typer.Exit(1)
 
 
-def _seeds(batch: Batch, keys: Mapping[int, str]) -> dict[int, int] | None:
+def _seeds(batch: PromptBatch, keys: Mapping[int, str]) -> dict[int, int] | None:
     """A seed for each line, whatever was generated before: a repeated prompt gets the next one."""
     seed = batch.options["seed"]
     if seed is None:
@@ -98,7 +98,7 @@ def _seeds(batch: Batch, keys: Mapping[int, str]) -> dict[int, int] | None:
 
 def _answers(
     llm: Any,
-    lines: Sequence[Line],
+    lines: Sequence[PromptLine],
     options: Mapping[str, Any],
     seeds: dict[int, int] | None,
     most: int,
@@ -106,7 +106,7 @@ def _answers(
 ) -> Iterator[Answer]:
     """Lines as they finish; those that cannot be used at once."""
     for start in range(0, len(lines), most):
-        ready: list[tuple[Line, list[int]]] = []
+        ready: list[tuple[PromptLine, list[int]]] = []
         for line in lines[start : start + most]:
             try:
                 ready.append((line, _token_ids(llm, line)))
@@ -117,14 +117,14 @@ def _answers(
             yield from _texts(llm, ready, {**options, "seed": several}, advance)
 
 
-def _token_ids(llm: Any, line: Line) -> list[int]:
+def _token_ids(llm: Any, line: PromptLine) -> list[int]:
     if line.error is not None:
         raise BadOption(line.error)
     return list(llm.encode(llm.chat_prompt(line.prompt) if line.chat else line.prompt))
 
 
 def _texts(
-    llm: Any, ready: list[tuple[Line, list[int]]], options: Mapping[str, Any], advance: Advance
+    llm: Any, ready: list[tuple[PromptLine, list[int]]], options: Mapping[str, Any], advance: Advance
 ) -> Iterator[Answer]:
     from outrider.output import Collected
 

@@ -1,4 +1,4 @@
-"""``outrider bench``: what this machine gives. On a GPU: what a step costs, and whether the bits are the same."""
+"""``outrider bench``: speed of this machine. On a GPU: the cost of a step, and whether the bits are the same."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from outrider.report import plots, terminal
 from outrider.report.gpu import figures
 from outrider.trace import strict_json
 
-app = typer.Typer(no_args_is_help=True, help="Measurements of the machine at hand.")
+app = typer.Typer(no_args_is_help=True, help="Benchmarks of this machine.")
 app.command()(bench_cpu.cpu)
 app.command()(bench_cpu.start)
 
 
 @app.callback()
 def _group() -> None:
-    """Measurements of the machine at hand."""
+    """Benchmarks of this machine."""
 
 
 @app.command()
@@ -63,11 +63,11 @@ def gpu(
     if shown is not None:
         results = _read(shown)
     else:
-        from outrider.bench.gpu_run import Plan, run
+        from outrider.bench.gpu_run import GpuPlan, run
 
         common.check_writable(out, "--out")
         sections = tuple(section) if section else ("latency", "identity", "curves")
-        report = run(Plan(size, device, sections, budget, out, tokens, pair, pair_draft, prompts))
+        report = run(GpuPlan(size, device, sections, budget, out, tokens, pair, pair_draft, prompts))
         results, interrupted = report.results, report.interrupted
     drawn = figures(results)
     if as_json:

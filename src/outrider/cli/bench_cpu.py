@@ -1,4 +1,4 @@
-"""``outrider bench cpu``: our engine and others on this CPU, same weights, prompts and token counts, in one run."""
+"""``outrider bench cpu``: Outrider and other engines on this CPU with the same weights, prompts and token counts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cpu(
     tokens: Annotated[int, typer.Option("--tokens", "-n", help="Tokens of every text, whatever it says.")] = 128,
     temperature: Annotated[list[float] | None, typer.Option(help="0 (the default) is greedy; may be repeated.")] = None,
     repeats: Annotated[int, typer.Option(help="Timed runs of each prompt; medians count.")] = 1,
-    threads: Annotated[int | None, typer.Option(help="Threads of every engine; by default the cores at hand.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of every engine; default: the cores available.")] = None,
     peer_python: Annotated[
         list[str] | None, typer.Option(help="ENGINE=PYTHON, for an engine in another environment; may be repeated.")
     ] = None,
@@ -55,12 +55,12 @@ def cpu(
     out: Annotated[Path | None, typer.Option(help="Also write the numbers here, after every prompt.")] = None,
     as_json: common.Json = False,
 ) -> None:
-    """Plain and speculative decoding by this engine and by others, beside what the memory allows.
+    """Plain and speculative decoding by Outrider and by other engines, beside the limit of the memory bandwidth.
 
-    Every engine runs in a process of its own, with the same number of threads, and stands still while another one is
+    Every engine runs in a process of its own, with the same number of threads, and is suspended while another one is
     measured. Ctrl-C ends the run and keeps what was measured. Exit code 1: an engine failed.
     """
-    from outrider.bench.cpu import Bench, Plan
+    from outrider.bench.cpu import Bench, CpuPlan
     from outrider.bench.peers import by_engine, installed
     from outrider.bench.prompts import read
     from outrider.cli.measure import repeated_command
@@ -72,7 +72,7 @@ def cpu(
     pythons = by_engine(peer_python or [], "--peer-python")
     models = by_engine(peer_model or [], "--peer-model")
     chosen = installed(pythons) if engines is None else [name for name in engines.split(",") if name.strip()]
-    plan = Plan(
+    plan = CpuPlan(
         target, tuple(chosen), tokens, tuple(temperature or [0.0]), repeats, draft, dtype, threads, pythons, models, out
     )
     given = None if prompts is None else read(prompts, per_task, spec_bench=True)

@@ -27,48 +27,57 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         "-d",
-        help="auto, copy, ngram, uniform, none, a model named like a target, a chain 'copy>MODEL', or a drafter of "
-        "your own: FILE.py:CLASS or MODULE:CLASS.",
+        help="Drafter: auto, copy, ngram, uniform, none, a model named like a target, a chain 'copy>MODEL', or a class "
+        "of your own: FILE.py:CLASS or MODULE:CLASS.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help="Device of the models: auto, cpu, cuda, cuda:1 ...")]
+Dtype = Annotated[str, typer.Option(help="Dtype of the target: auto, float32, bfloat16 or float16.")]
 Coupling = Annotated[
     str,
-    typer.Option(help="maximal (the papers' rule), block (never fewer guesses kept) or gumbel (one text per seed)."),
+    typer.Option(
+        help="Verification: maximal (the papers' rule), block (accepts as many or more), gumbel (one text per seed)."
+    ),
 ]
 Lenience = Annotated[
-    float, typer.Option(help="Below 1: keep more guesses, inexactly; 0.5 lets a token be twice as likely.")
+    float, typer.Option(help="Below 1: accept more guesses, no longer exact; 0.5 lets a token be twice as likely.")
 ]
 DraftTemperature = Annotated[float | None, typer.Option(help="Temperature of the draft, if not the target's.")]
 DraftTopK = Annotated[int | None, typer.Option(help="Top-k of the draft, if not the target's.")]
 DraftTopP = Annotated[float | None, typer.Option(help="Top-p of the draft, if not the target's.")]
-Width = Annotated[int, typer.Option(help="Tokens of every target run; gamma can be up to width - 1.")]
+Width = Annotated[int, typer.Option(help="Tokens per sequence in every target run; gamma can be up to width - 1.")]
 Gamma = Annotated[
     str,
-    typer.Option(help="Guesses per target run: 0 to width - 1, auto (chosen as it runs), or gradient (a baseline)."),
+    typer.Option(
+        help="Guesses per target run: 0 to width - 1, auto (adapted while it runs), or gradient (a baseline)."
+    ),
 ]
-Beams = Annotated[int, typer.Option(help="Beam search with this many hypotheses; 1 is none.")]
+Beams = Annotated[int, typer.Option(help="Beam search with this many hypotheses; 1: no beam search.")]
 DraftBeams = Annotated[
     int | None, typer.Option(help="Beams of the drafter and rows of a target run: at least as many as --beams.")
 ]
 Graphs = Annotated[
     bool | None,
-    typer.Option(
-        "--graphs/--no-graphs", help="Replay whole steps as CUDA graphs: the same text, faster. On by itself on a GPU."
-    ),
+    typer.Option("--graphs/--no-graphs", help="Replay steps as CUDA graphs: the same text, faster. Default on a GPU."),
 ]
 Engine = Annotated[
-    str, typer.Option(help="What runs the target: torch; on a CPU numba or onnxruntime; auto: the fastest that can.")
+    str,
+    typer.Option(
+        help="Engine of the target: torch; on a CPU numba or onnxruntime; auto: the fastest that supports it."
+    ),
 ]
-Weights = Annotated[str, typer.Option(help="full (as --dtype says), or int8: matrices in eight bits.")]
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate at most.")]
-Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-TopK = Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.")]
-TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens that make up this mass.")]
-MinP = Annotated[float, typer.Option(help="Keep tokens at least this likely, relative to the likeliest.")]
-RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1: less repetition (prompt and output).")]
+Weights = Annotated[str, typer.Option(help="full (in --dtype), or int8: weight matrices quantised to eight bits.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Maximum number of tokens to generate.")]
+Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Allow Python code that comes with the model to run.")]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0: greedy decoding.")]
+TopK = Annotated[int | None, typer.Option(help="Top-k sampling: keep the k most likely tokens.")]
+TopP = Annotated[float, typer.Option(help="Top-p sampling: keep the most likely tokens up to this total probability.")]
+MinP = Annotated[
+    float, typer.Option(help="Keep tokens with at least this share of the most likely token's probability.")
+]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(help="Above 1: penalises tokens of the prompt and the output.")
+]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

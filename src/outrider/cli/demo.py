@@ -84,11 +84,13 @@ def _report(prompt: str, runs: dict[str, list[Any]], llm: Any, as_json: bool) ->
 def _comparison(plain: Any, speculative: Any, speeds: dict[str, list[float]], same: bool) -> Any:
     from rich.table import Table
 
+    from outrider.cli.render import engine_and_dtype
+
     table = Table(title="The two texts are " + ("identical" if same else "DIFFERENT: please report this"))
     for column in ("", "plain", "speculative"):
         table.add_column(column, justify="right" if column else "left")
     a, b = plain.stats, speculative.stats
-    table.add_row("engine", f"{a.engine}, {a.dtype}", f"{b.engine}, {b.dtype}")
+    table.add_row("engine", engine_and_dtype(a), engine_and_dtype(b))
     table.add_row("drafter", a.drafter, b.drafter)
     table.add_row("tokens", str(a.tokens), str(b.tokens))
     table.add_row("target runs", str(a.runs), str(b.runs))

@@ -97,10 +97,10 @@ def distill(
     require(not (data and self_written), "--data and --self exclude each other; choose one")
     require(not (data and prompts), "--prompts are answered by the target itself: leave out --data")
     from outrider.training.card import describe
-    from outrider.training.distill import Plan, prepare
+    from outrider.training.distill import DistillPlan, prepare
     from outrider.training.loop import Budget
 
-    plan = Plan(
+    plan = DistillPlan(
         kind=kind, size=size, layers=layers, data=tuple(map(str, data or ())),
         prompts=tuple(map(str, prompts or ())), text=None if text is None else str(text),
         vocab=vocab, start=None if start is None else str(start), text_tokens=text_tokens, block=block,

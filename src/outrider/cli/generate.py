@@ -25,16 +25,16 @@ def generate(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="With --prompts: write here, and go on where a run was interrupted."),
+        typer.Option("--out", "-o", help="With --prompts: write here, and resume where a run was interrupted."),
     ] = None,
     slots: Annotated[
-        int | None, typer.Option(min=1, help="With --prompts: texts generated together; 8 at most if left out.")
+        int | None, typer.Option(min=1, help="With --prompts: sequences generated at a time; default: 8 at most.")
     ] = None,
     target: common.Target = common.DEFAULT_TARGET,
     draft: common.Draft = "auto",
     max_new_tokens: common.MaxNewTokens = 256,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Ask it as a user's message, by the model's chat template.")
+        bool, typer.Option("--chat", help="Send the prompt as a user message through the model's chat template.")
     ] = False,
     system: Annotated[str | None, typer.Option(help="A system message; implies --chat.")] = None,
     temperature: common.Temperature = 0.0,
@@ -42,8 +42,12 @@ def generate(
     top_p: common.TopP = 1.0,
     min_p: common.MinP = 0.0,
     repetition_penalty: common.RepetitionPenalty = None,
-    frequency_penalty: Annotated[float, typer.Option(help="Per earlier occurrence in the output.")] = 0.0,
-    presence_penalty: Annotated[float, typer.Option(help="For any earlier occurrence in the output.")] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Subtracted from a logit for each occurrence in the output.")
+    ] = 0.0,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Subtracted from a logit if the token is in the output.")
+    ] = 0.0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
     seed: common.Seed = None,
     gamma: common.Gamma = "auto",
@@ -55,7 +59,7 @@ def generate(
     beams: common.Beams = 1,
     length_penalty: Annotated[float, typer.Option(help="Beam scores are divided by length ** this.")] = 1.0,
     early_stopping: Annotated[
-        str, typer.Option(help="Of beam search, as in transformers: true, false or never.")
+        str, typer.Option(help="When beam search ends, as in transformers: true, false or never.")
     ] = "false",
     num_return: Annotated[int, typer.Option(help="Hypotheses to print, at most as many as beams.")] = 1,
     draft_beams: common.DraftBeams = None,
@@ -96,7 +100,7 @@ def generate(
 
         lines = prompt_file.read_lines(prompts, system, chat or system is not None)
         settings = {"target": target, "dtype": dtype, "weights": weights, "exact": exact}
-        batch.run(batch.Batch(lines, options, settings, out, slots), target, load)
+        batch.run(batch.PromptBatch(lines, options, settings, out, slots), target, load)
         return
     with progress.loading(target):
         llm = load(None)

@@ -6,11 +6,13 @@ import gc
 import io
 import json
 import os
+import re
 import sys
 import warnings
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from outrider import __version__
 from outrider.cli import bench, chat, demo, distill, generate, measure, models, theory, verify, warm
@@ -72,7 +74,7 @@ def main() -> None:
 
 
 def _failed(error: Exception) -> int:
-    """Say what went wrong -> the exit code. What is nobody's mistake but ours keeps its traceback."""
+    """Print an error -> the exit code. A bug of Outrider keeps its traceback."""
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -103,8 +105,31 @@ def _message(error: Exception) -> str:
     elif isinstance(error, UnicodeDecodeError):  # of a file that a command reads
         text = f"a file is not UTF-8 (byte 0x{error.object[error.start]:02x} at {error.start}); {NOT_UTF8}"
     else:
-        text = str(error)
+        text = as_flags(str(error))
     return " ".join(text.split())
+
+
+def as_flags(message: str) -> str:
+    """A message of the library in the command line's words: ``width=5`` is ``--width 5``, ``top_k`` is ``--top-k``."""
+    flags: dict[str, Any] = {}
+    commands: list[Any] = [typer.main.get_command(app)]
+    for command in commands:
+        commands += command.commands.values() if isinstance(command, TyperGroup) else ()
+        flags |= {option.name: option for option in command.params if f"--{_dashed(option.name)}" in option.opts}
+
+    def flag(match: re.Match[str]) -> str:
+        name, value = match["name"], match["value"]
+        if name not in flags or (value is None and "_" not in name):
+            return match[0]
+        if value in ("False", "None") and flags[name].secondary_opts:
+            return str(flags[name].secondary_opts[0])
+        return f"--{_dashed(name)}" + ("" if value in (None, "True") else f" {value}")
+
+    return re.sub(r"(?<![\w/.'\"-])(?P<name>[a-z]+(?:_[a-z]+)*)(?:=(?P<value>[^\s,;)]+))?(?![\w/.=])", flag, message)
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:

@@ -60,7 +60,7 @@ def measure(
 
     Ctrl-C ends it with the prompts that were finished.
     """
-    from outrider.bench.measure import Settings
+    from outrider.bench.measure import MeasureSettings
     from outrider.bench.prompts import read
     from outrider.options import Options
 
@@ -75,7 +75,7 @@ def measure(
         "draft_top_p": draft_top_p,
     }  # fmt: skip
     gammas = tuple(map(common.read_gamma, gamma or ["auto"]))
-    settings = Settings(tuple(temperature or [0.0]), repeats, options, gammas)
+    settings = MeasureSettings(tuple(temperature or [0.0]), repeats, options, gammas)
     for t, g in product(settings.temperatures, gammas):
         parsed = Options.parse({**options, "temperature": t, "gamma": g})
         largest = parsed.gamma if isinstance(parsed.gamma, int) else 0

@@ -80,7 +80,7 @@ def du(as_json: Json = False) -> None:
 @app.command()
 def rm(name: Kept, prepared: OnlyPrepared = False, yes: Yes = False, as_json: Json = False) -> None:
     """Remove a model from the cache: converted weights, and all that was prepared from them for engines."""
-    entry = inventory.find(name)
+    entry = _find(name)
     chosen = [part for part in entry.parts if not prepared or part.kind == "prepared"]
     if not yes:
         _ask(name, chosen, as_json)
@@ -93,9 +93,18 @@ def rm(name: Kept, prepared: OnlyPrepared = False, yes: Yes = False, as_json: Js
     typer.echo(f"{_shown(entry.name)}: removed, {_size(freed)}")
 
 
+def _find(name: str) -> inventory.Entry:
+    try:
+        return inventory.find(name)
+    except ModelNotFound as error:
+        if name not in pairs.SHIPPED:
+            raise
+        raise BadOption(f"model {name} ships with the package and is not in the cache; it cannot be removed") from error
+
+
 def _ask(name: str, chosen: list[inventory.Part], as_json: bool) -> None:
     if as_json or not sys.stdin.isatty():
-        raise BadOption(f"models rm {name}: there is nobody to confirm it; add --yes")
+        raise BadOption(f"models rm {name}: no terminal to confirm it on; add --yes")
     for part in chosen:
         typer.echo(f"{part.path} ({_size(part.bytes)})", err=True)
     typer.confirm("Remove?", abort=True, err=True)

@@ -1,4 +1,4 @@
-"""What a person sees while waiting, on stderr and on a terminal only: nothing is written to a pipe or a file."""
+"""Progress on stderr while a model loads or reads a prompt; on a terminal only, never in a pipe or a file."""
 
 from __future__ import annotations
 

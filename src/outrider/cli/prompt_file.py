@@ -12,7 +12,7 @@ from outrider.errors import BadOption, OutriderError, PromptError, decode_utf8, 
 
 
 @dataclass(frozen=True)
-class Line:
+class PromptLine:
     """One line of the file: what to generate from, or why that cannot be."""
 
     index: int  # from 0
@@ -22,7 +22,7 @@ class Line:
     error: str | None = None
 
 
-def read_lines(path: Path, system: str | None = None, chat: bool = False) -> list[Line]:
+def read_lines(path: Path, system: str | None = None, chat: bool = False) -> list[PromptLine]:
     """The prompts of a file, or of standard input for '-'. A line that cannot be used says why.
 
     chat: prompts are asked as a user's message. system: the system message of conversations without one.
@@ -38,7 +38,7 @@ def read_lines(path: Path, system: str | None = None, chat: bool = False) -> lis
     return [_line(index, row, as_json, system, chat) for index, row in enumerate(rows)]
 
 
-def _line(index: int, row: bytes, as_json: bool, system: str | None, chat: bool) -> Line:
+def _line(index: int, row: bytes, as_json: bool, system: str | None, chat: bool) -> PromptLine:
     name = None
     try:
         text = decode_utf8("the line", row.rstrip(b"\r"))
@@ -47,10 +47,10 @@ def _line(index: int, row: bytes, as_json: bool, system: str | None, chat: bool)
         name = given.get("id")
         prompt, is_chat = _prompt(given, chat)
     except OutriderError as error:
-        return Line(index, id=name, error=str(error))
+        return PromptLine(index, id=name, error=str(error))
     if is_chat and system is not None and not _has_system(prompt):
         prompt = [{"role": "system", "content": system}, *prompt] if isinstance(prompt, list) else prompt
-    return Line(index, prompt, is_chat, name)
+    return PromptLine(index, prompt, is_chat, name)
 
 
 def _record(text: str) -> dict[str, Any]:

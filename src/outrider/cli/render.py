@@ -73,12 +73,17 @@ def ending(output: Output) -> str:
     return reasons.get(output.finish_reason, output.finish_reason)
 
 
+def engine_and_dtype(stats: Stats) -> str:
+    """What ran the target, and in which dtype where its name does not say so."""
+    return stats.engine if stats.dtype in stats.engine else f"{stats.engine}, {stats.dtype}"
+
+
 def stats_table(stats: Stats, output: Output | None = None) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     low, high = stats.alpha_interval
     expected = "" if math.isnan(stats.alpha) else f"{stats.alpha:.3f} expected, "  # beam search has no overlap
     rows = [
-        ("engine", f"{stats.engine}, {stats.dtype}{', CUDA graphs' if stats.graphs else ''}"),
+        ("engine", f"{engine_and_dtype(stats)}{', CUDA graphs' if stats.graphs else ''}"),
         ("drafter", stats.drafter),
         ("tokens", f"{stats.tokens} in {stats.runs} target runs"),
         ("tokens per target run", f"{stats.tokens_per_run:.2f}"),

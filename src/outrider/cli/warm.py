@@ -1,4 +1,4 @@
-"""``outrider warm``: do now what the first load of a model on a CPU would do."""
+"""``outrider warm``: prepare a model for its CPU engine now instead of at its first load."""
 
 from __future__ import annotations
 

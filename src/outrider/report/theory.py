@@ -53,7 +53,7 @@ def expected_tokens(case: Case) -> Figure:
 
 
 def optimal_gamma(case: Case) -> Figure:
-    """Figure 3: the gamma that Theorem 3.8 likes best, over alpha, by the cost of a guess."""
+    """Figure 3: the gamma with the greatest speed-up by Theorem 3.8, over alpha, by the cost of a guess."""
     lines = [
         *(curve(f"c={c:g}", _ALPHAS, partial(theory.optimal_gamma, costs=c, most=_LONGEST)) for c in _PRICES),
         _yours("yours", partial(theory.optimal_gamma, costs=case.costs, most=case.most)),

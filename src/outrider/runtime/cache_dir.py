@@ -1,4 +1,4 @@
-"""Where things are kept on this machine."""
+"""The cache directory: where models, prepared weights and compiled code are kept."""
 
 from __future__ import annotations
 

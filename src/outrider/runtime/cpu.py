@@ -1,4 +1,4 @@
-"""Facts about the CPU that choices are made by: which engine, which dtype, packed weights, products of bytes.
+"""Facts about this CPU by which engine, dtype and kernels are chosen. Tests can replace them.
 
 They are read once, and everything that chooses by them asks ``facts()``. Settings of the libraries below narrow them
 down: ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY what torch uses, NUMBA_CPU_NAME, NUMBA_CPU_FEATURES and
@@ -101,8 +101,8 @@ def read(environment: Mapping[str, str] = os.environ) -> CpuFacts:
     import torch
 
     machine = {"aarch64": "arm64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
-    about = _description()
-    host, known = _llvm()
+    about = description()
+    host, known = llvm_host()
     features = _features(about) or known
     if machine == "arm64" and platform.system() == "Darwin":  # every Mac with an ARM CPU
         features = features | {"asimdhp", "asimddp"}
@@ -122,14 +122,14 @@ def read(environment: Mapping[str, str] = os.environ) -> CpuFacts:
 
 
 def make_mkl_batch_invariant(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Ask MKL for products whose rows have the same bits in every place of a batch, where it would not by itself.
+    """Set MKL to batch-invariant matrix products where its default is not: with AVX2.
 
-    That is with AVX2: rows left over behind a tile are added up in another order. With AVX-512 they are not. MKL reads
-    the setting at its first product, so this is for the start of a process; a user's own setting stays.
+    There, rows left over after full tiles are summed in another order; with AVX-512 they are not. MKL reads the setting
+    at its first product, so call this at the start of a process. A user's own setting stays.
     """
     if platform.machine() not in ("x86_64", "AMD64") or "MKL_CBWR" in environment:
         return
-    features = _features(_description())
+    features = _features(description())
     held_back = environment.get("MKL_ENABLE_INSTRUCTIONS", "").upper() == "AVX2"
     if "avx2" in features and (held_back or "avx512f" not in features):
         environment["MKL_CBWR"] = "AVX2,STRICT"
@@ -141,7 +141,7 @@ SETTINGS = (
 """By which a user, or a test, narrows down what the libraries use."""
 
 
-def _description() -> list[str]:
+def description() -> list[str]:
     """Lines that tell this kind of CPU from others."""
     telling = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
     if platform.system() == "Darwin":
@@ -171,7 +171,7 @@ _BY_LLVM = {
 """Instruction sets that LLVM, and so NUMBA_CPU_FEATURES, calls by another name than Linux."""
 
 
-def _llvm() -> tuple[str, frozenset[str]]:
+def llvm_host() -> tuple[str, frozenset[str]]:
     """LLVM's name for this CPU, and the instruction sets it finds; nothing where it is not installed."""
     try:
         from llvmlite.binding import get_host_cpu_features, get_host_cpu_name

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and locks between processes."""
+"""Atomic writes (flushed to the disk, then renamed), and locks between processes."""
 
 from __future__ import annotations
 

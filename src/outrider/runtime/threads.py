@@ -1,4 +1,4 @@
-"""Threads for a CPU model: as many as there are cores really at hand, and how they wait for each other.
+"""The number of CPU threads (by affinity and cgroup quota), and a wait policy: waiting threads sleep, not spin.
 
 torch counts the cores of the machine; a container or a quota may grant fewer, and threads beyond that only take turns.
 The threads of one operation wait for each other hundreds of times in a decoding step. By default they spin while they

@@ -1,4 +1,4 @@
-"""The clock that everything asks which decides by time. A test can put its own in its place."""
+"""The clock behind every decision that depends on time. Tests can replace it."""
 
 from __future__ import annotations
 

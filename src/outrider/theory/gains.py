@@ -38,7 +38,7 @@ class Costs:
     """What the parts of a step cost, in units of one plain target step.
 
     ``target`` is the cost of a run by its width (gamma guesses make a run gamma + 1 wide), ``draft`` the cost of
-    guess 1, 2, 3 ..., ``asking`` what a drafter takes that is asked and may have none.
+    guess 1, 2, 3 ..., ``asking`` the cost of calling a drafter, which may return no guess.
     ``Costs(draft=c)`` is the paper's assumption: any width costs one, any guess c.
     """
 
@@ -51,7 +51,7 @@ class Costs:
         return (self.drafts(gamma) if gamma else 0.0) + self.run(gamma + 1)
 
     def drafts(self, guesses: int) -> float:
-        """Asking for guesses and being given so many, be it none."""
+        """The cost of calling the drafter and of this many guesses, which may be none."""
         _check_cost("asking", self.asking)
         return math.fsum(_value("draft", self.draft, i) for i in range(1, guesses + 1)) + self.asking
 
@@ -162,7 +162,7 @@ def forecast(alpha: ByNumber, gamma: int, costs: Costs | float, draft_operations
 
 
 def _tokens(alpha: ByNumber) -> Iterator[float]:
-    """Equation (1) for gamma = 0, 1, 2 ...: alpha is asked for guess i only when that far is wanted."""
+    """Equation (1) for gamma = 0, 1, 2 ...: alpha is read for guess i only when it is needed."""
     total = kept = 1.0
     number = 0
     while True:

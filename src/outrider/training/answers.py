@@ -1,4 +1,4 @@
-"""Text the target writes itself: answers to prompts, given or of its own making. Kept round by round on disk."""
+"""Training text that the target writes itself, in rounds: answers to given prompts, or to prompts it made up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.prompts import has_chat_template
 from outrider.training.data import Corpus, Pair, from_answers
 from outrider.training.progress import Gathering
 from outrider.training.rounds import Rounds, size
-from outrider.training.slot_writer import GoingOn
+from outrider.training.slot_writer import KeepGoing
 from outrider.training.writing import user_turn_opener, write
 
 LONGEST_PROMPT = 1024
@@ -47,23 +47,27 @@ def self_written(
         if gathering.done:
             break
         known = kept.load(number)
-        fresh = _round(loaded, plan, prompts, number, plan.batch * batches, gathering, kept) if known is None else known
+        fresh = (
+            write_round(loaded, plan, prompts, number, plan.batch * batches, gathering, kept)
+            if known is None
+            else known
+        )
         gathering.add(len(fresh), size(fresh), read=known is not None)
         pairs += fresh
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(plan.seed)).tolist()
     return from_answers([pairs[i] for i in order], plan.block)
 
 
-def _round(
+def write_round(
     loaded: Loaded, plan: SelfText, prompts: Sequence[str], number: int, texts: int, gathering: Gathering, kept: Rounds
 ) -> list[Pair]:
-    asked = _asked(loaded, plan, prompts, number, texts, gathering.until(1 / 3))
+    asked = round_prompts(loaded, plan, prompts, number, texts, gathering.until(1 / 3))
     pairs: list[Pair] = []
     try:
         for prompt, answer in write(
             loaded.model, loaded.tokenizer, asked, new_tokens=plan.new_tokens,
             temperature=plan.temperatures[number % len(plan.temperatures)], batch=plan.batch, seed=plan.seed + number,
-            going_on=gathering.until(),
+            keep_going=gathering.until(),
         ):  # fmt: skip
             if answer:
                 pairs.append((prompt, answer))
@@ -73,8 +77,8 @@ def _round(
     return pairs
 
 
-def _asked(
-    loaded: Loaded, plan: SelfText, prompts: Sequence[str], number: int, texts: int, going_on: GoingOn
+def round_prompts(
+    loaded: Loaded, plan: SelfText, prompts: Sequence[str], number: int, texts: int, keep_going: KeepGoing
 ) -> list[list[int]]:
     """Prompts for a round: the next of those given, as a user's message where there is a chat template.
 
@@ -86,7 +90,7 @@ def _asked(
     opener = loaded.tokenizer.encode(user_turn_opener(loaded.tokenizer), add_special_tokens=False) or [0]
     written = write(
         loaded.model, loaded.tokenizer, [opener] * texts, new_tokens=96, temperature=1.0, batch=plan.batch,
-        seed=plan.seed + 500_000 + number, going_on=going_on,
+        seed=plan.seed + 500_000 + number, keep_going=keep_going,
     )  # fmt: skip
     if not has_chat_template(loaded.tokenizer):
         return [[*opener, *words] for _, words in written]

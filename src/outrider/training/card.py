@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-from outrider.training.distill import Plan
-from outrider.training.loop import Report
+from outrider.training.distill import DistillPlan
+from outrider.training.loop import TrainingReport
 
 KINDS = {
     "model": "A small model of its own",
@@ -15,7 +15,7 @@ KINDS = {
 }
 
 
-def describe(target: str, out: Path, plan: Plan, last: Report, command: str) -> str:
+def describe(target: str, out: Path, plan: DistillPlan, last: TrainingReport, command: str) -> str:
     """Everything about a draft that the machine it runs on does not decide, as Markdown."""
     size = (out / "model.safetensors").stat().st_size
     known = "every token" if plan.vocab == 0 else f"the {plan.vocab or 8192} most frequent tokens"
@@ -51,7 +51,7 @@ def describe(target: str, out: Path, plan: Plan, last: Report, command: str) -> 
     return "\n".join(lines) + "\n"
 
 
-def _data(plan: Plan) -> list[str]:
+def _data(plan: DistillPlan) -> list[str]:
     if plan.text is not None:
         return [f"- `{plan.text}`: text gathered by another run"]
     lines = [f"- `{Path(name).name}`" for name in plan.data]

@@ -1,4 +1,4 @@
-"""Text to train on, in blocks of tokens; kept on disk so that a run can resume."""
+"""Training text in blocks of tokens, stored on disk so that a run can resume."""
 
 from __future__ import annotations
 

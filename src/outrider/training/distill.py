@@ -1,4 +1,4 @@
-"""From a target to a trained draft in a directory: data, student, training, model card."""
+"""Distillation of a target into a draft in a directory: data, student, training, model card."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from outrider.runtime import timer
 from outrider.training import student_models
 from outrider.training.answers import SelfText, self_written
 from outrider.training.data import Corpus, documents, frequent_tokens, from_texts, text_size
-from outrider.training.loop import Budget, Report, train
+from outrider.training.loop import Budget, TrainingReport, train
 from outrider.training.progress import Gathering, Now, Written
 from outrider.training.rounds import Rounds
 from outrider.training.sources import examples, from_examples
@@ -35,7 +35,7 @@ KINDS = ("model", "feature", "blockwise")
 
 
 @dataclass(frozen=True)
-class Plan:
+class DistillPlan:
     """Everything that decides a draft."""
 
     kind: str = "feature"
@@ -73,48 +73,50 @@ class Plan:
 
 
 WRITING_SHARE = 0.5
-"""Of ``Plan.seconds``: what writing text may take at most. Training has the rest."""
+"""Of ``DistillPlan.seconds``: what writing text may take at most. Training has the rest."""
 
 
-class Say(Protocol):
-    """Where progress goes."""
+class ProgressListener(Protocol):
+    """Is told how far a run has come."""
 
     def writing(self, text: Written) -> None:
         """Text is being gathered."""
 
-    def training(self, report: Report) -> None:
+    def training(self, report: TrainingReport) -> None:
         """Training has reached a step."""
 
     def resuming(self, line: str) -> None:
         """An earlier run has done this much."""
 
 
-class Quiet:
-    """No progress."""
+class NoProgress:
+    """Reports nothing."""
 
     def writing(self, text: Written) -> None: ...
 
-    def training(self, report: Report) -> None: ...
+    def training(self, report: TrainingReport) -> None: ...
 
     def resuming(self, line: str) -> None: ...
 
 
-def distill(target: Loaded, out: Path, plan: Plan, say: Say | None = None, now: Now = timer.now) -> Report:
+def distill(
+    target: Loaded, out: Path, plan: DistillPlan, progress: ProgressListener | None = None, now: Now = timer.now
+) -> TrainingReport:
     """Train a draft for ``target`` into ``out``. Run again after Ctrl-C or a kill, it goes on where it stopped."""
-    say = say or Quiet()
+    progress = progress or NoProgress()
     work = prepare(out, plan)
     _same_target(work, fingerprint(target.model))
     if (kept := kept_so_far(out)) is not None:
-        say.resuming(kept)
+        progress.resuming(kept)
     with _memory_explained(plan, work):
-        corpus = _corpus(target, plan, work, say, now)
+        corpus = _corpus(target, plan, work, progress, now)
         training, held_out = corpus.split(max(2, min(256, len(corpus) // 20)))
         torch.manual_seed(plan.budget.seed)
         tokens = _tokens(target, plan, training)
         budget = replace(plan.budget, seconds=None if plan.seconds is None else max(0.0, plan.seconds - _spent(work)))
         torch.manual_seed(budget.seed)
         student, save = make_student(target, plan, tokens)
-        last = train(student, training, held_out, budget, work / "checkpoint.pt", say.training, now=now)
+        last = train(student, training, held_out, budget, work / "checkpoint.pt", progress.training, now=now)
     save(out)
     return last
 
@@ -131,7 +133,7 @@ def kept_so_far(out: Path) -> str | None:
 
 
 @contextmanager
-def _memory_explained(plan: Plan, work: Path) -> Iterator[None]:
+def _memory_explained(plan: DistillPlan, work: Path) -> Iterator[None]:
     """Too little memory is a matter of settings, not a stack trace."""
     try:
         yield
@@ -159,7 +161,7 @@ def _spent(work: Path) -> float:
     return float(json.loads(kept.read_text(encoding="utf-8"))["writing"]) if kept.is_file() else 0.0
 
 
-def prepare(out: Path, plan: Plan) -> Path:
+def prepare(out: Path, plan: DistillPlan) -> Path:
     """The working directory inside ``out``; refuses to overwrite anything that is not this very run."""
     work = out / "training"
     settings = json.loads(json.dumps(asdict(plan)))
@@ -176,13 +178,14 @@ def prepare(out: Path, plan: Plan) -> Path:
     return work
 
 
-def _corpus(target: Loaded, plan: Plan, work: Path, say: Say, now: Now) -> Corpus:
+def _corpus(target: Loaded, plan: DistillPlan, work: Path, progress: ProgressListener, now: Now) -> Corpus:
     """Gathered once, then kept: a resumed run must see the same text."""
     path, name = work / "text.safetensors", fingerprint(target.model)
     if not path.is_file():
-        corpus = (
-            Corpus.load(Path(plan.text), name) if plan.text is not None else _gathered(target, plan, work, say, now)
-        )
+        if plan.text is not None:
+            corpus = Corpus.load(Path(plan.text), name)
+        else:
+            corpus = _gathered(target, plan, work, progress, now)
         temporary = path.with_suffix(".tmp")
         corpus.save(temporary, name)
         os.replace(temporary, path)
@@ -190,12 +193,12 @@ def _corpus(target: Loaded, plan: Plan, work: Path, say: Say, now: Now) -> Corpu
     return Corpus.load(path, name)
 
 
-def _gathered(target: Loaded, plan: Plan, work: Path, say: Say, now: Now) -> Corpus:
+def _gathered(target: Loaded, plan: DistillPlan, work: Path, progress: ProgressListener, now: Now) -> Corpus:
     how = SelfText(
         plan.text_tokens, plan.temperatures, batch=plan.generate_batch, block=plan.block, seed=plan.budget.seed
     )
     limit = None if plan.seconds is None else WRITING_SHARE * plan.seconds
-    gathering, rounds = Gathering(plan.text_tokens, limit, _spent(work), say.writing, now), Rounds(work / "rounds")
+    gathering, rounds = Gathering(plan.text_tokens, limit, _spent(work), progress.writing, now), Rounds(work / "rounds")
     gathering.add(0, 0)  # shows that writing has begun
     try:
         if target.model.encoder_decoder:
@@ -207,7 +210,7 @@ def _gathered(target: Loaded, plan: Plan, work: Path, say: Say, now: Now) -> Cor
         (work / "clock.json").write_text(json.dumps({"writing": gathering.seconds}), encoding="utf-8")
 
 
-def make_student(target: Loaded, plan: Plan, tokens: torch.Tensor) -> tuple[Student, Callable[[Path], None]]:
+def make_student(target: Loaded, plan: DistillPlan, tokens: torch.Tensor) -> tuple[Student, Callable[[Path], None]]:
     """The student, and how its result is saved."""
     teacher = Teacher(target.model)
     vocabulary = Vocabulary(tokens, target.model.vocab_size, target.model.device)
@@ -228,7 +231,7 @@ def make_student(target: Loaded, plan: Plan, tokens: torch.Tensor) -> tuple[Stud
     return HeadStudent(teacher, head, vocabulary, plan.depth), save
 
 
-def _shape(target: Loaded, plan: Plan) -> HeadConfig:
+def _shape(target: Loaded, plan: DistillPlan) -> HeadConfig:
     size = int(target.model.hidden_size or 0)
     return HeadConfig(
         kind=plan.kind,
@@ -240,7 +243,7 @@ def _shape(target: Loaded, plan: Plan) -> HeadConfig:
     )
 
 
-def _started(target: Loaded, plan: Plan) -> HeadDrafter:
+def _started(target: Loaded, plan: DistillPlan) -> HeadDrafter:
     """The head to go on from, which must be for this very target and of the shape that was asked for, if one was."""
     drafter = HeadDrafter.load(Path(str(plan.start)))
     has, wished = drafter.head.config, _shape(target, plan)
@@ -258,7 +261,7 @@ def _started(target: Loaded, plan: Plan) -> HeadDrafter:
     return drafter
 
 
-def _tokens(target: Loaded, plan: Plan, corpus: Corpus) -> torch.Tensor:
+def _tokens(target: Loaded, plan: DistillPlan, corpus: Corpus) -> torch.Tensor:
     """The tokens [N] a draft can write. A head's states do not depend on them, so they can be chosen anew."""
     if plan.start is not None and plan.vocab is None:
         return _started(target, plan).tokens
@@ -266,7 +269,7 @@ def _tokens(target: Loaded, plan: Plan, corpus: Corpus) -> torch.Tensor:
     return frequent_tokens(corpus, target.model.vocab_size, most, student_models.special_tokens(target.model))
 
 
-def _looks(target: Loaded, plan: Plan) -> dict[str, Any]:
+def _looks(target: Loaded, plan: DistillPlan) -> dict[str, Any]:
     """What a feature head looks at: layers of the target, and the text before."""
     config = target.model.config
     layers = int(config.num_hidden_layers)
@@ -278,10 +281,10 @@ def _looks(target: Loaded, plan: Plan) -> dict[str, Any]:
     return {"layers": reads, "heads": (heads, shared) if plan.attention else (0, 0), "window": plan.block}
 
 
-def _small_model(target: HuggingFaceModel, plan: Plan, tokens: torch.Tensor) -> Any:
+def _small_model(target: HuggingFaceModel, plan: DistillPlan, tokens: torch.Tensor) -> Any:
     if plan.layers:
         return student_models.sliced(target, tokens.to(target.device), student_models.layer_lists(plan.layers, target))
-    return student_models.build(student_models.Size.parse(plan.size or "256x1024x2x4"), tokens, target)
+    return student_models.build(student_models.DraftSize.parse(plan.size or "256x1024x2x4"), tokens, target)
 
 
 def _inner(size: str | None, default: int) -> int:

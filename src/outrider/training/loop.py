@@ -56,7 +56,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Report:
+class TrainingReport:
     """What the loop tells while it runs."""
 
     step: int
@@ -80,10 +80,10 @@ def train(
     held_out: Corpus,
     budget: Budget,
     checkpoint: Path | None = None,
-    report: Callable[[Report], None] = lambda _: None,
+    report: Callable[[TrainingReport], None] = lambda _: None,
     every: int = 100,
     now: Now = timer.now,
-) -> Report:
+) -> TrainingReport:
     """Train to the end of the budget. Stopped at any moment and started again, it ends with the same weights.
 
     The order of the text is a function of the seed and the step, and a checkpoint holds the optimiser too. Ctrl-C
@@ -96,7 +96,7 @@ def train(
     steps = pace.steps(first)
     done = measure(student, held_out, budget.batch) if first >= steps else None  # stopped after the last step
     text = int((corpus.tokens >= 0).sum())
-    last = Report(first, steps, math.nan, done, 0.0, None, text)
+    last = TrainingReport(first, steps, math.nan, done, 0.0, None, text)
     step, loss, said, saved = first, torch.tensor(0.0), now(), now()
     try:
         while step < steps:
@@ -113,14 +113,14 @@ def train(
             total = float(loss)
             require(math.isfinite(total), f"the loss became {total} at step {step}; lower --rate", BadOption)
             if whole or now() - saved >= SAVE_SECONDS:
-                _save(student, optimiser, budget, checkpoint, pace.at(step))
+                save_checkpoint(student, optimiser, budget, checkpoint, pace.at(step))
                 saved = now()
             quality = measure(student, held_out, budget.batch) if whole else last.measured
-            last, said = Report(step, steps, total, quality, *pace.speed(step), text), now()
+            last, said = TrainingReport(step, steps, total, quality, *pace.speed(step), text), now()
             report(last)
     except KeyboardInterrupt:
         if step > first and math.isfinite(float(loss)):
-            _save(student, optimiser, budget, checkpoint, pace.at(step))
+            save_checkpoint(student, optimiser, budget, checkpoint, pace.at(step))
         raise
     return last
 
@@ -205,7 +205,7 @@ def measure(student: Student, held_out: Corpus, batch: int) -> Measured:
     return Measured(mean("overlap"), mean("agreement"))
 
 
-def _save(
+def save_checkpoint(
     student: Student, optimiser: torch.optim.Optimizer, budget: Budget, path: Path | None, place: dict[str, float]
 ) -> None:
     if path is None:

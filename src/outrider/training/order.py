@@ -1,4 +1,4 @@
-"""Which rows of a text are learnt from in which step: rows of similar length together, in a new order every pass."""
+"""Which sequences are in which training step: similar lengths together, in a new order every epoch."""
 
 from __future__ import annotations
 

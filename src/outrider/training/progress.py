@@ -1,4 +1,4 @@
-"""How far a run has come and how long it may take: its progress, its time limit, and Ctrl-C that waits for a step."""
+"""Progress, time limit and Ctrl-C of a training run: an interrupt waits for the end of an optimiser step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.runtime import timer
-from outrider.training.slot_writer import GoingOn
+from outrider.training.slot_writer import KeepGoing
 
 Now = Callable[[], float]
 """A clock in seconds; tests pass their own."""
@@ -69,15 +69,15 @@ class Gathering:
         self._read += tokens if read else 0
         self._say(self._tokens)
 
-    def until(self, share: float = 1.0) -> GoingOn:
+    def until(self, share: float = 1.0) -> KeepGoing:
         """For one round: it may take this share of the time that is left. Its tokens are shown, not yet counted."""
         end = None if self._limit is None else self.seconds + share * max(0.0, self._limit - self.seconds)
 
-        def going_on(texts: int, tokens: int) -> bool:
+        def keep_going(texts: int, tokens: int) -> bool:
             self._say(self._tokens + tokens)
             return not self._late(end) or tokens < LEAST_TOKENS * texts
 
-        return going_on
+        return keep_going
 
     def _late(self, end: float | None) -> bool:
         return end is not None and self.seconds >= end

@@ -1,4 +1,4 @@
-"""Finished rounds of writing on disk: a run that was stopped goes on with the next."""
+"""Finished rounds of generated text on disk, so that an interrupted run resumes with the next round."""
 
 from __future__ import annotations
 

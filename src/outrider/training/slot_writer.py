@@ -1,8 +1,8 @@
-"""Texts written in slots: where one has ended, the next begins. For GPUs, where a step of fixed shapes is recorded.
+"""Continuous batching for generated training text on a GPU: a text that ends gives its slot to the next one.
 
-Every slot is at a place of its own in its own text, as rows of a session are, and keys are read up to there only. So
-thousands of texts of any length are written without padding, and no step costs the host more than one launch and a
-few small ones for the draw.
+Every slot has its own position in its own text, as rows of a session have, and attention reads its KV cache up to that
+position only. So thousands of texts of any length are written without padding. A step costs the host one launch of a
+CUDA graph, and a few small kernels for sampling.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from outrider.core.protocols import Shape
 from outrider.models.transformers.kv_cache import GrowingCache
 from outrider.models.transformers.model import HuggingFaceModel, HuggingFaceSession
 
-GoingOn = Callable[[int, int], bool]
+KeepGoing = Callable[[int, int], bool]
 """Called while texts are written, with (texts, tokens of them so far). False: end them where they are."""
 
 LOOK_EVERY = 16
-"""Steps between looks at which texts have ended: each look waits for the device."""
+"""Steps between checks of which texts have ended: each check is a host-device sync."""
 
-_READ_AT_ONCE = 65_536
-"""Tokens of prompts read in one run."""
+READ_AT_ONCE = 65_536
+"""Tokens of prompts in one prefill run."""
 
 
 def roll(
@@ -34,11 +34,11 @@ def roll(
     new_tokens: int,
     rows: int,
     choose: Callable[[Tensor], Tensor],
-    going_on: GoingOn = lambda texts, tokens: True,
+    keep_going: KeepGoing = lambda texts, tokens: True,
 ) -> Iterator[tuple[Sequence[int], list[int]]]:
     """Answers to prompts as (prompt, answer), in the order they end; ``choose``: logits [B, V] -> tokens [B].
 
-    Once ``going_on`` says no, texts that have not ended are given as far as they are; so they are on Ctrl-C, which is
+    Once ``keep_going`` says no, texts that have not ended are given as far as they are; so they are on Ctrl-C, which is
     raised again behind them.
     """
     capacity = max(map(len, prompts)) + new_tokens
@@ -67,7 +67,7 @@ def roll(
             if owner is not None:
                 finished += len(answer)
                 yield prompts[owner], answer
-        if pressed is not None or not going_on(begun, finished + slots.unfinished()):
+        if pressed is not None or not keep_going(begun, finished + slots.unfinished()):
             slots.going.fill_(False)
             for slot, answer in slots.ended():
                 if (owner := owners[slot]) is not None:
@@ -84,19 +84,19 @@ class _Slots(HuggingFaceSession):
         super().__init__(model, rows, Shape(capacity=capacity, width=1))
         numbers: dict[str, Any] = {"dtype": torch.int64, "device": model.device}
         self.tokens = torch.zeros((rows, 1), **numbers)  # the last of each text, yet to be read
-        self.places = torch.zeros((rows, 1), **numbers)
+        self.positions = torch.zeros((rows, 1), **numbers)
         self.written = torch.zeros((rows, most), **numbers)
         self.count = torch.zeros(rows, **numbers)  # tokens written
         self.room = torch.zeros(rows, **numbers)  # tokens that can be
         self.going = torch.zeros(rows, dtype=torch.bool, device=model.device)
         self.ends = torch.tensor(sorted(ends_of(model)), **numbers)
-        self._logits = _recorded(lambda: self._feed(self.tokens, self.places)[0][:, -1], model.device)
+        self._logits = _recorded(lambda: self._feed(self.tokens, self.positions)[0][:, -1], model.device)
 
     def begin(self, prompts: dict[int, Sequence[int]]) -> None:
         """Read a prompt in each of some slots."""
         batch: list[int] = []
         for slot in sorted(prompts, key=lambda s: len(prompts[s])):
-            if batch and (len(batch) + 1) * len(prompts[slot]) > _READ_AT_ONCE:
+            if batch and (len(batch) + 1) * len(prompts[slot]) > READ_AT_ONCE:
                 self._read(batch, [prompts[s] for s in batch])
                 batch = []
             batch.append(slot)
@@ -116,7 +116,7 @@ class _Slots(HuggingFaceSession):
         for (keys, values), layer in zip(self.cache.buffers(), cache.layers, strict=True):
             keys[where, :, :longest], values[where, :, :longest] = layer.keys, layer.values
         self.tokens[where, 0] = ids.gather(1, lengths[:, None] - 1)[:, 0]  # read again by the first step
-        self.places[where, 0] = lengths - 1
+        self.positions[where, 0] = lengths - 1
         limit = self.model.max_length
         self.room[where] = torch.full_like(lengths, most) if limit is None else (limit - lengths).clamp(max=most)
         self.count[where] = 0
@@ -131,7 +131,7 @@ class _Slots(HuggingFaceSession):
         self.count += self.going
         self.going &= ~torch.isin(token, self.ends) & (self.count < self.room)
         self.tokens.copy_(token[:, None])  # in place: a recording reads this very memory
-        self.places += self.going[:, None]
+        self.positions += self.going[:, None]
 
     def unfinished(self) -> int:
         """Tokens of the texts that have not ended."""

@@ -107,7 +107,7 @@ def _pairs(
             for asked, answer in write(
                 loaded.model, loaded.tokenizer, alone[firsts[place] : firsts[place] + stretch],
                 new_tokens=min(plan.new_tokens, plan.block), temperature=temperature, batch=plan.batch,
-                seed=plan.seed + 7919 * turn + place, going_on=gathering.until(),
+                seed=plan.seed + 7919 * turn + place, keep_going=gathering.until(),
             ):  # fmt: skip
                 if answer:
                     pairs.append((asked, answer))

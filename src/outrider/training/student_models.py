@@ -20,7 +20,7 @@ SPECIAL = ("pad_token_id", "decoder_start_token_id", "bos_token_id", "eos_token_
 
 
 @dataclass(frozen=True)
-class Size:
+class DraftSize:
     """The size of a small model: the paper's 6M draft is Size(256, 1024, 2, 4)."""
 
     dim: int = 256
@@ -30,7 +30,7 @@ class Size:
     encoder: int | None = None  # layers of the encoder; None: as many as the decoder has
 
     @staticmethod
-    def parse(text: str) -> Size:
+    def parse(text: str) -> DraftSize:
         """From "256x1024x2x4" (width, inner width, layers, heads); "2+1" layers are an encoder's and a decoder's."""
         found = re.fullmatch(r"(\d+)x(\d+)x(?:(\d+)\+)?(\d+)x(\d+)", text.lower())
         numbers = [] if found is None else [int(n) for n in found.groups() if n is not None]
@@ -41,7 +41,7 @@ class Size:
             )
         dim, inner, *layers, heads = numbers
         require(dim % heads == 0, f"size: width {dim} must be a multiple of {heads} heads")
-        return Size(dim, inner, layers[-1], heads, layers[0] if len(layers) == 2 else None)
+        return DraftSize(dim, inner, layers[-1], heads, layers[0] if len(layers) == 2 else None)
 
 
 def layer_lists(text: str, target: HuggingFaceModel) -> tuple[tuple[int, ...], ...]:
@@ -86,7 +86,7 @@ def _own_ids(tokens: Tensor, target: HuggingFaceModel) -> dict[str, int | None]:
     return {name: place.get(token) if isinstance(token, int) else None for name, token in ids.items()}
 
 
-def build(size: Size, tokens: Tensor, target: HuggingFaceModel) -> Any:
+def build(size: DraftSize, tokens: Tensor, target: HuggingFaceModel) -> Any:
     """A fresh small model of the target's kind: a Llama decoder, or a T5 for an encoder-decoder target."""
     if target.encoder_decoder:
         return T5ForConditionalGeneration(

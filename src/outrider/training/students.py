@@ -1,4 +1,4 @@
-"""What can be trained: heads on the target's states, and small models. Each turns a batch of text into a loss."""
+"""Drafts in training, heads and small models: each turns a batch of text into a loss."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Places:
+class TokenPositions:
     """The tokens of a batch a draft is judged by: n of them, each with its row and its column in the text [B, T]."""
 
     rows: Tensor  # [n]
     columns: Tensor  # [n], from 1 on: nothing is guessed about the first token of a text
 
     @staticmethod
-    def of(batch: Corpus, device: torch.device) -> Places:
+    def of(batch: Corpus, device: torch.device) -> TokenPositions:
         rows, columns = batch.counts[:, 1:].nonzero(as_tuple=True)  # on the text's own device: nothing is waited for
-        return Places(rows.to(device), columns.to(device) + 1)
+        return TokenPositions(rows.to(device), columns.to(device) + 1)
 
     def before(self, values: Tensor, back: int = 1) -> Tensor:
         """Of values [B, T, ...] those so many tokens earlier -> [n, ...]; where there are none, any."""
@@ -81,7 +81,7 @@ class Guesses:
     labels: Tensor  # [n]: the text's own token as an index into N, -1 if outside
     choice: Tensor  # [n]: the target's likeliest token, likewise
     counts: Tensor  # [n]: 1, or 0 where the text is too young for a guess that deep
-    places: Places
+    positions: TokenPositions
 
     def loss(self, objective: Objective) -> Tensor:
         return self._mean(objective(self.logits, self.p, self.labels))
@@ -97,7 +97,7 @@ class Guesses:
         chosen = torch.multinomial(self.logits.float().softmax(-1).cpu(), 1, generator=random)[:, 0]
         drawn = torch.full_like(like, PADDING)
         known = self.counts.cpu() > 0
-        drawn[self.places.rows.cpu()[known], self.places.columns.cpu()[known]] = tokens.cpu()[chosen][known]
+        drawn[self.positions.rows.cpu()[known], self.positions.columns.cpu()[known]] = tokens.cpu()[chosen][known]
         return drawn
 
     def _mean(self, values: Tensor) -> Tensor:
@@ -138,14 +138,14 @@ class HeadStudent:
 
     def guesses(self, batch: Corpus) -> list[Guesses]:
         """For each depth k, of all tokens that count: most work is over the vocabulary, and prompts need none of it."""
-        places = Places.of(batch, self.teacher.device)
+        positions = TokenPositions.of(batch, self.teacher.device)
         batch = batch.to(self.teacher.device)
         tokens = batch.tokens  # [B, T]
         told = self.teacher.read(tokens, batch.sources, self.head.config.layers)
         assert told.hidden is not None and told.states is not None
-        p = told.probabilities(self.vocabulary.tokens, places.before)  # [n, N]
-        labels = self.vocabulary.labels(places.before(tokens, 0).clamp(min=0))
-        choice = self.vocabulary.labels(told.likeliest(places.before))
+        p = told.probabilities(self.vocabulary.tokens, positions.before)  # [n, N]
+        labels = self.vocabulary.labels(positions.before(tokens, 0).clamp(min=0))
+        choice = self.vocabulary.labels(told.likeliest(positions.before))
         embedded = nn.functional.embedding(tokens.clamp(min=0), self.teacher.model.embedding).to(self._dtype)
         embedded = nn.functional.pad(embedded, (0, 0, 0, self.depth))  # behind the end, where nothing counts
         output = self.teacher.model.unembedding[self.vocabulary.tokens].t().to(self._dtype)  # [size, N]
@@ -155,9 +155,9 @@ class HeadStudent:
             states = self._chain(told.states.to(self._dtype), embedded)
         guesses = []
         for k, state in enumerate(states, 1):  # of a draft that began k + 1 tokens before the one in question
-            counts = (places.columns > k).float()
-            logits = places.before(state, k + 1) @ output
-            guesses.append(Guesses(logits, p, labels, choice, counts, places))
+            counts = (positions.columns > k).float()
+            logits = positions.before(state, k + 1) @ output
+            guesses.append(Guesses(logits, p, labels, choice, counts, positions))
         return guesses
 
     def _fan(self, hidden: Tensor, embedded: Tensor) -> list[Tensor]:
@@ -218,18 +218,18 @@ class ModelStudent:
         return self._guesses(batch).draw(self.vocabulary.tokens, batch.tokens, random)
 
     def _guesses(self, batch: Corpus) -> Guesses:
-        places = Places.of(batch, self.teacher.device)
+        positions = TokenPositions.of(batch, self.teacher.device)
         batch = batch.to(self.teacher.device)
         tokens, index = batch.tokens, self.vocabulary.index
         told = self.teacher.read(tokens, batch.sources)
-        p = told.probabilities(self.vocabulary.tokens, places.before)
+        p = told.probabilities(self.vocabulary.tokens, positions.before)
         given = {"input_ids": index[tokens.clamp(min=0)[:, :-1]], "use_cache": False}
         if batch.sources is not None:
             given |= {
                 "input_ids": index[batch.sources.clamp(min=0)], "attention_mask": (batch.sources >= 0).long(),
                 "decoder_input_ids": given["input_ids"],
             }  # fmt: skip
-        logits = places.before(self.model(**given).logits)[:, : len(self.vocabulary)]
-        labels = self.vocabulary.labels(places.before(tokens, 0).clamp(min=0))
-        choice = self.vocabulary.labels(told.likeliest(places.before))
-        return Guesses(logits, p, labels, choice, torch.ones_like(places.rows, dtype=torch.float32), places)
+        logits = positions.before(self.model(**given).logits)[:, : len(self.vocabulary)]
+        labels = self.vocabulary.labels(positions.before(tokens, 0).clamp(min=0))
+        choice = self.vocabulary.labels(told.likeliest(positions.before))
+        return Guesses(logits, p, labels, choice, torch.ones_like(positions.rows, dtype=torch.float32), positions)

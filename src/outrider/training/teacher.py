@@ -1,4 +1,4 @@
-"""A target as a teacher: its hidden states, and its probabilities."""
+"""The target as teacher of the distillation: its logits, hidden states and probabilities on finished text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _everywhere(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Reading:
+class TargetOutput:
     """What a target makes of a text: its logits after every token, and the states they came from."""
 
     logits: Tensor  # [B, T, V], as the model itself gives them: softcaps and biases included
@@ -59,7 +59,7 @@ class Teacher:
         self.model, self.device = model, model.device
 
     @torch.no_grad()
-    def read(self, tokens: Tensor, source: Tensor | None = None, layers: Sequence[int] = ()) -> Reading:
+    def read(self, tokens: Tensor, source: Tensor | None = None, layers: Sequence[int] = ()) -> TargetOutput:
         """Over tokens [B, T]; ``source`` [B, S] feeds an encoder. Negative numbers are padding at the end."""
         given: dict[str, Any] = {"input_ids": tokens.clamp(min=0), "use_cache": False}
         if self.model.encoder_decoder:
@@ -72,4 +72,5 @@ class Teacher:
             }  # fmt: skip
         output, hidden = self.model.run(**given, output_hidden_states=bool(layers))
         gave = output.decoder_hidden_states if self.model.encoder_decoder else output.hidden_states
-        return Reading(output.logits, hidden, torch.stack([gave[layer] for layer in layers], 2) if layers else None)
+        states = torch.stack([gave[layer] for layer in layers], 2) if layers else None
+        return TargetOutput(output.logits, hidden, states)

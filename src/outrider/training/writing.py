@@ -1,4 +1,4 @@
-"""A target writes text by itself, thousands of rows at a time: training text for drafts."""
+"""Batched generation of training text by the target, thousands of sequences at a time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from outrider.errors import BadOption
 from outrider.models.transformers.kv_cache import GrowingCache
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.prompts import has_chat_template
-from outrider.training.slot_writer import GoingOn, ends_of, roll
+from outrider.training.slot_writer import KeepGoing, ends_of, roll
 
 GROUPED = "outrider_grouped"
 COMPACT_EVERY = 32
-"""Steps between looks at which rows have ended: each look waits for the device."""
+"""Steps between checks of which sequences have ended: each check is a host-device sync."""
 
 
 def user_turn_opener(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -42,12 +42,12 @@ def write(
     temperature: float,
     batch: int,
     seed: int,
-    going_on: GoingOn = lambda texts, tokens: True,
+    keep_going: KeepGoing = lambda texts, tokens: True,
 ) -> Iterator[tuple[Sequence[int], list[int]]]:
     """Answers to prompts, many at a time: (prompt, answer) pairs.
 
     Batches hold prompts of similar length; which prompt is in which batch, and the seed of each batch, follow from
-    the arguments alone, so a run can be repeated. ``going_on`` is called after every step with the texts that are
+    the arguments alone, so a run can be repeated. ``keep_going`` is called after every step with the texts that are
     being written and their tokens so far, about: once it says no, they end where they are. So they do on Ctrl-C,
     which is raised again behind them.
     """
@@ -62,11 +62,11 @@ def write(
         chance = torch.Generator(model.device).manual_seed(seed * 1_000_003)
         yield from roll(
             model, fitting, new_tokens=new_tokens, rows=min(rows, batch),
-            choose=lambda logits: _draw(logits, temperature, chance), going_on=going_on,
+            choose=lambda logits: _draw(logits, temperature, chance), keep_going=keep_going,
         )  # fmt: skip
         return
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    start, watch = 0, _Watch(going_on)
+    start, watch = 0, _Watch(keep_going)
     while start < len(order) and not watch.stopped:
         chosen = [_fitting(prompts[i], model) for i in order[start : start + batch]]
         # Longer texts, fewer at a time: memory goes by tokens.
@@ -98,8 +98,8 @@ def write(
 class _Watch:
     """Whether the texts of a batch go on: until somebody says no, or presses Ctrl-C."""
 
-    def __init__(self, going_on: GoingOn) -> None:
-        self._going_on = going_on
+    def __init__(self, keep_going: KeepGoing) -> None:
+        self._going_on = keep_going
         self._before = self._now = 0  # tokens of the batches before, and of this one
         self.stopped = False
         self.interrupted: KeyboardInterrupt | None = None

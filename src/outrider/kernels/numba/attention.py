@@ -1,4 +1,4 @@
-"""Attention for one query, compiled by numba: its products with keys, and the blend of values. Sizes of 16 and more."""
+"""Attention of one query over its keys and values, compiled by numba. Head sizes of 16 and more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What numba compiles, kept on the disk: compiled by one process, read by all others, removed when long unused."""
+"""numba's compiled code on disk: compiled by one process, read by all others, removed when long unused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _compiler() -> str:
 
 
 @cache
-def _place_in(folder: Path) -> Path:
+def code_folder_in(folder: Path) -> Path:
     """The directory for compiled code; a temporary copy of it, for this process, where it cannot be written."""
     place = folder / f"compiled-{DIGEST}-{_compiler()}"
     try:
@@ -73,12 +73,12 @@ def _place_in(folder: Path) -> Path:
     return place
 
 
-def _place() -> Path:
-    return _place_in(cache_dir())
+def code_folder() -> Path:
+    return code_folder_in(cache_dir())
 
 
 def _remove_unused(folder: Path) -> None:
-    """Other versions of this package may use their code today: only what nobody has used for long goes."""
+    """Remove compiled code that was not used for long. Other versions of this package may still use theirs."""
     before = time.time() - _UNUSED
     for old in folder.glob("compiled-*"):
         with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _is_compiled(function: str) -> bool:
-    return any(_place().rglob(f"*.{function}-*.nbc"))
+    return any(code_folder().rglob(f"*.{function}-*.nbc"))
 
 
 @contextlib.contextmanager
@@ -99,20 +99,20 @@ def compiling(function: str, what: str, seconds: int) -> Iterator[None]:
     if _is_compiled(function):
         yield
         return
-    if cache_dir() not in _place().parents:
+    if cache_dir() not in code_folder().parents:
         note_refused(cache_dir(), f"compiling {what} at every start, about {seconds} seconds")
         yield
         return
-    with locked(_place() / f".{function}.lock", f"Waiting for another process that is compiling {what}"):
+    with locked(code_folder() / f".{function}.lock", f"Waiting for another process that is compiling {what}"):
         if not _is_compiled(function):
             note(f"Compiling {what} for this CPU (once, about {seconds} seconds)")
         yield
-        flush_all(_place())
+        flush_all(code_folder())
 
 
 def on_disk(function: Any) -> Any:
     """Compiled, and kept in the cache for the next process, until any of these files changes."""
-    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_place())
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(code_folder())
     try:
         return njit(cache=True, **OPTIONS)(function)
     finally:

@@ -1,12 +1,11 @@
-"""Products in float16, compiled by numba for CPUs that compute in it: twice the numbers a vector, and none to widen.
+"""float16 matrix products compiled by numba, for CPUs with float16 arithmetic: no conversion to float32.
 
-A float16 has three more bits than the bfloat16 that weights were saved in, so they are kept exactly
-(``models/engine/numba_weights.py`` says where not), but a smaller range. So a row of inputs is multiplied by the
-power of two that brings it as near to the end of the range as no sum can cross, and what comes out is divided by
-it: both exact.
-Rounding is left: of inputs to eleven bits, and of sums in float16. These are kept short: after ``CHAIN`` inputs a
-column's sum is added to one in float32. As in ``tiles.py`` a column's sums know of no other row: **bits do not depend
-on the width of a run.**
+A float16 has three more bits of precision than the bfloat16 that weights were saved in, so weights are exact
+(``models/engine/numba_weights.py`` has the exceptions), but a smaller range. So a row of inputs is scaled by the
+largest power of two with which no sum can overflow, and the result is scaled back: both are exact.
+Two roundings are left: inputs to eleven bits, and sums in float16. These sums are short: after ``CHAIN`` inputs a
+column's sum is added to one in float32. As in ``tiles.py`` a sum is over one row in a fixed order: batch-invariant,
+**bits do not depend on the width of a run.**
 """
 
 from __future__ import annotations
@@ -172,5 +171,5 @@ def _no_product(weights: int, bits: Any, factors: Any, inputs: int, out: int, st
 
 AVAILABLE = cpu.facts().computes_in_half
 
-# Elsewhere nobody calls them, and there is no use in compiling what a CPU has no instructions for.
+# Other CPUs have no instructions for them, and nothing calls them there.
 narrow, half_product = (_narrow, _half_product) if AVAILABLE else (_no_narrow, _no_product)

@@ -1,4 +1,4 @@
-"""Products with weights of eight bits, by the dot products of bytes that CPUs have, compiled by numba.
+"""int8 matrix products compiled by numba, on the int8 dot-product instructions of CPUs.
 
 A matrix is cut into panels of sixteen columns and these into blocks of 64 inputs: the block's whole numbers, four
 inputs of a column side by side, and behind them a scale for each column. What is multiplied with it is rounded in
@@ -43,8 +43,8 @@ _FLOATS, _FOUR = ir.VectorType(FLOAT, _LANES), ir.VectorType(WORD, 4)
 
 
 def packed(weight: Any) -> np.ndarray[Any, Any]:
-    """A weight [out, in], which is asked for some rows at a time, in eight bits -> bytes [out / 16, in / 64, RECORD],
-    both rounded up."""
+    """Quantise a weight [out, in], which is read some rows at a time -> bytes [out / 16, in / 64, RECORD], both rounded
+    up."""
     inputs, outputs = weight.shape[1], weight.shape[0]
     found = np.empty((-(-outputs // PANEL), blocks_of(inputs), RECORD), np.uint8)
     for first in range(0, len(found), _PIECE):

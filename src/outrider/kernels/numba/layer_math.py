@@ -1,4 +1,4 @@
-"""The mathematics of a layer for a few rows, compiled by numba. A row is treated by the same code in any run."""
+"""The arithmetic of a layer for a few rows, compiled by numba. Batch-invariant: a row's bits depend on no other."""
 
 from __future__ import annotations
 

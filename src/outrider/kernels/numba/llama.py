@@ -1,9 +1,9 @@
-"""A Llama-like model's layers and output matrix, compiled by numba: one call runs them all, on every thread.
+"""All layers and the output matrix of a Llama-like model in one compiled call that runs on every thread.
 
-All threads run the same function. A layer is five pieces of work, each cut into items that whoever is free takes; the
-next piece starts when all items are finished. No thread waits for another to begin, so one that comes late, because
-somebody else needs its core, holds nobody up. Items write to places of their own and chains of sums know of no other
-rows (``tiles.py``), so bits depend neither on who took an item nor on the width of a run.
+All threads run the same function. A layer is five pieces of work, each cut into items. A thread takes the next item
+from an atomic counter; the next piece starts when all items are finished. No thread waits for another to begin, so a
+thread that is scheduled late delays none. Items write to separate memory, and each sum is over one row in a fixed order
+(``tiles.py``): the bits depend neither on which thread took an item nor on the width of a run.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from numba import carray
 
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.layer_math import attend, exp, finish, norm, rotate, take
-from outrider.kernels.numba.products import Given, chained, given_to, multiply, ready
+from outrider.kernels.numba.products import ProductInput, chained, convert_input, multiply, product_input
 from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
 
 PIECES = 5
 """Pieces of work of a layer."""
 
 
-class Weights(NamedTuple):
-    """A model as it is read: panels at addresses, vectors as arrays; L layers."""
+class LlamaWeights(NamedTuple):
+    """The weights of a model: matrices as addresses of panels, vectors as arrays; L layers."""
 
     layers: int
     hidden: int
@@ -40,12 +40,12 @@ class Weights(NamedTuple):
     windows: np.ndarray[Any, Any]  # [L]: how far back a position looks
     output: int  # address of the output matrix
     half: bool  # products are computed in float16
-    powers: np.ndarray[Any, Any]  # [L, 4, 2]: what their inputs are scaled by (``half.py``)
+    powers: np.ndarray[Any, Any]  # [L, 4, 2]: what their inputs are scaled by (``float16_products.py``)
     last_powers: np.ndarray[Any, Any]  # [2]: those of the output matrix
 
 
-class Batch(NamedTuple):
-    """What a run reads and writes, for B rows of W tokens; N = B * W."""
+class LlamaRows(NamedTuple):
+    """Inputs, outputs and scratch buffers of a run, for B rows of W tokens; N = B * W."""
 
     x: np.ndarray[Any, Any]  # [N, hidden]: embedded tokens, written over
     found: np.ndarray[Any, Any]  # [N, hidden]: the result
@@ -66,7 +66,7 @@ class Batch(NamedTuple):
 
 
 @compiled
-def _project(model: Weights, batch: Batch, layer: int, head: int, given: Given, temp: Any) -> None:
+def _project(model: LlamaWeights, batch: LlamaRows, layer: int, head: int, given: ProductInput, temp: Any) -> None:
     """Queries, keys or values of one head; keys and values go to their place in the buffers."""
     rows, width, depth = len(batch.x), len(batch.x) // len(batch.starts), model.depth
     panels = model.padded // PANEL
@@ -90,7 +90,7 @@ def _project(model: Weights, batch: Batch, layer: int, head: int, given: Given, 
 
 
 @compiled
-def _mix(model: Weights, batch: Batch, layer: int, row: int, head: int, scores: Any) -> None:
+def _mix(model: LlamaWeights, batch: LlamaRows, layer: int, row: int, head: int, scores: Any) -> None:
     """Attention of one head for the W tokens of one row."""
     width, depth = len(batch.x) // len(batch.starts), model.depth
     buffer = (len(batch.starts), model.shared, batch.capacity, depth)
@@ -106,7 +106,7 @@ def _mix(model: Weights, batch: Batch, layer: int, row: int, head: int, scores: 
 
 @compiled
 def _add_product(
-    model: Weights, batch: Batch, layer: int, which: int, given: Given, item: int, step: int, temp: Any
+    model: LlamaWeights, batch: LlamaRows, layer: int, which: int, given: ProductInput, item: int, step: int, temp: Any
 ) -> None:
     """Some columns of a product, added to x."""
     rows, first = len(batch.x), item * step
@@ -123,7 +123,9 @@ def _add_product(
 
 
 @compiled
-def _gate(model: Weights, batch: Batch, layer: int, item: int, step: int, given: Given, temp: Any) -> None:
+def _gate(
+    model: LlamaWeights, batch: LlamaRows, layer: int, item: int, step: int, given: ProductInput, temp: Any
+) -> None:
     """Some columns of silu(gate) * up; a panel of the one lies behind the same of the other."""
     rows, first = len(batch.x), item * step
     panels = min(step, model.inner // PANEL - first)
@@ -152,14 +154,14 @@ def _step(parts: int, threads: int) -> int:
 
 @compiled
 def _add_all(
-    model: Weights, batch: Batch, layer: int, piece: int, which: int, given: Given, step: int, temp: Any
+    model: LlamaWeights, batch: LlamaRows, layer: int, piece: int, which: int, given: ProductInput, step: int, temp: Any
 ) -> None:
     """A piece of work: a product, added to x."""
     counters = batch.counters.ctypes.data
     items = (model.hidden // PANEL + step - 1) // step
     done, item = 0, take(counters, piece)
     if item < items:
-        ready(given, model.powers[layer, which])
+        convert_input(given, model.powers[layer, which])
     while item < items:
         _add_product(model, batch, layer, which, given, item, step, temp)
         done, item = done + 1, take(counters, piece)
@@ -167,7 +169,7 @@ def _add_all(
 
 
 @compiled
-def _write(model: Weights, x: Any, logits: Any, counters: int, piece: int, threads: int) -> None:
+def _write(model: LlamaWeights, x: Any, logits: Any, counters: int, piece: int, threads: int) -> None:
     """A piece of work: x [N, inputs] times the output matrix -> logits [N, V]."""
     rows, vocabulary = x.shape[0], logits.shape[1]
     panels = (vocabulary + PANEL - 1) // PANEL
@@ -175,10 +177,10 @@ def _write(model: Weights, x: Any, logits: Any, counters: int, piece: int, threa
     items = (panels + step - 1) // step
     temp = np.empty((rows, PANEL * step), np.float32)
     room = np.empty(rows * chained(x.shape[1]) if model.half else 0, np.uint16)
-    given = given_to(model.half, x, room, np.empty(rows, np.float32))
+    given = product_input(model.half, x, room, np.empty(rows, np.float32))
     done, item = 0, take(counters, piece)
     if item < items:
-        ready(given, model.last_powers)
+        convert_input(given, model.last_powers)
     while item < items:
         first, count = item * step, min(step, panels - item * step)
         multiply(given, model.output, first, count, temp)
@@ -190,7 +192,7 @@ def _write(model: Weights, x: Any, logits: Any, counters: int, piece: int, threa
 
 
 @on_disk
-def layers(model: Weights, batch: Batch) -> None:
+def layers(model: LlamaWeights, batch: LlamaRows) -> None:
     """x -> found and logits, with keys, values and states written on the way.
 
     Every thread calls this with the same arguments.
@@ -204,15 +206,16 @@ def layers(model: Weights, batch: Batch) -> None:
     scores = np.empty(batch.capacity, np.float32)
     widest = max(hidden, batch.mixed.shape[1], model.inner)
     room, factors = np.empty(rows * chained(widest) if model.half else 0, np.uint16), np.empty(rows, np.float32)
-    around = given_to(model.half, normed, room, factors)
-    mixed, gated = given_to(model.half, batch.mixed, room, factors), given_to(model.half, batch.gated, room, factors)
+    around = product_input(model.half, normed, room, factors)
+    mixed = product_input(model.half, batch.mixed, room, factors)
+    gated = product_input(model.half, batch.gated, room, factors)
     for layer in range(model.layers):
         piece = PIECES * layer
         items = (thirds + beside - 1) // beside
         done, item = 0, take(counters, piece)
-        if item < items:  # only then: while an item of this piece is open, nobody changes x
+        if item < items:  # only then: while an item of this piece is open, no thread changes x
             norm(batch.x, model.norms[2 * layer], model.epsilon, normed)
-            ready(around, model.powers[layer, 0])
+            convert_input(around, model.powers[layer, 0])
         while item < items:
             if item == 0 and batch.kept[layer] >= 0:
                 batch.states[batch.kept[layer]] = batch.x
@@ -237,7 +240,7 @@ def layers(model: Weights, batch: Batch) -> None:
         done, item = 0, take(counters, piece)
         if item < items:
             norm(batch.x, model.norms[2 * layer + 1], model.epsilon, normed)
-            ready(around, model.powers[layer, 2])
+            convert_input(around, model.powers[layer, 2])
         while item < items:
             _gate(model, batch, layer, item, across, around, temp)
             done, item = done + 1, take(counters, piece)

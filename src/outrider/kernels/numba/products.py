@@ -1,4 +1,4 @@
-"""A product's inputs and the product itself, compiled by numba, in the arithmetic that its weights are kept for."""
+"""A matrix product compiled by numba, in float32 or float16 as its weights were prepared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.kernels.numba.layer_math import product
 from outrider.kernels.numba.tiles import PANEL, compiled
 
 
-class Given(NamedTuple):
+class ProductInput(NamedTuple):
     """Inputs of a product: x, and where products are computed in float16 a thread's own copy of it in that."""
 
     half: bool
@@ -27,21 +27,21 @@ def chained(inputs: int) -> int:
 
 
 @compiled
-def given_to(half: bool, x: Any, room: Any, factors: Any) -> Given:
+def product_input(half: bool, x: Any, room: Any, factors: Any) -> ProductInput:
     """What products with x read; ``room`` is for its copy."""
     rows, inputs = x.shape[0], chained(x.shape[1]) if half else 0
-    return Given(half, x, room[: rows * inputs].reshape((rows, inputs)), factors)
+    return ProductInput(half, x, room[: rows * inputs].reshape((rows, inputs)), factors)
 
 
 @compiled
-def ready(given: Given, powers: Any) -> None:
+def convert_input(given: ProductInput, powers: Any) -> None:
     """x has been written: bring it into the form that products with a matrix of these powers read."""
     if given.half:
         narrow(given.x, powers[0], powers[1], given.bits, given.factors)
 
 
 @compiled
-def multiply(given: Given, weights: int, first: int, panels: int, out: Any) -> None:
+def multiply(given: ProductInput, weights: int, first: int, panels: int, out: Any) -> None:
     """Times some panels of a matrix, from the first on -> out [rows, 16 * panels]."""
     if given.half:
         inputs = given.bits.shape[1]

@@ -1,4 +1,4 @@
-"""Drawing a token by a race, compiled: what ``noise.py`` says, for a stretch of the vocabulary at a time."""
+"""Sampling by an exponential race, compiled by numba: the bits of ``core/noise.py``, in parts of the vocabulary."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shares(logits: Any, most: float, rate: float, total: float, out: Any) -> Non
 
 
 @njit(nogil=True, error_model="numpy")  # rounded step by step, as everywhere else
-def _value(weight: Any, bits: Any) -> Any:
+def exponential(weight: Any, bits: Any) -> Any:
     """A weight over its arrival, as ``noise._exponential`` has it."""
     one, half = np.float32(1), np.float32(0.5)
     u = min((np.float32(bits) + half) * np.float32(2.0**-31), np.float32(1 - 2.0**-24))
@@ -62,10 +62,10 @@ def _value(weight: Any, bits: Any) -> Any:
 
 @compiled
 def race(weights: Any, counters: Any, key: int, temp: Any) -> Any:
-    """Who of a stretch of tokens arrives first -> weight over arrival, and the place in the stretch.
+    """The winner of the race among some tokens -> weight over arrival time, and the index among these tokens.
 
-    An arrival -log(1 - u) lies between u and u / (1 - u), so weight / u is a bound that nobody passes, and who has the
-    highest bound reaches at least (1 - u) of it: few arrivals have to be worked out.
+    An arrival time -log(1 - u) lies between u and u / (1 - u), so weight / u is an upper bound, and the token with the
+    highest bound reaches at least (1 - u) of it: few arrival times have to be computed exactly.
     """
     low, high = np.uint32(key & 0xFFFFFFFF), np.uint32((key >> 32) & 0xFFFFFFFF)
     for j in range(len(weights)):
@@ -76,7 +76,7 @@ def race(weights: Any, counters: Any, key: int, temp: Any) -> Any:
         if temp[j] >= reached:
             bits = _mixed(np.uint32(counters[j]), low, high) & np.uint32(0x7FFFFFFF)
             reached = max(reached, np.float32(temp[j] * (1 - bits * 2.0**-31) * _AHEAD))
-            found = _value(weights[j], bits)
+            found = exponential(weights[j], bits)
             if found > best:
                 best, place = found, j
     return best, place
@@ -84,6 +84,6 @@ def race(weights: Any, counters: Any, key: int, temp: Any) -> Any:
 
 @on_disk
 def first(weights: Any, counters: Any, key: int) -> int:
-    """Who of all tokens arrives first."""
+    """The winner of the race among all tokens."""
     place: int = race(weights, counters, key, np.empty(len(weights), np.float32))[1]
     return place

@@ -1,4 +1,4 @@
-"""Single rows of a table of embeddings, as compiled code reads them: a table of float32, or panels."""
+"""Embedding lookup in compiled code: single rows of a float32 table, or of weights stored in panels."""
 
 from __future__ import annotations
 

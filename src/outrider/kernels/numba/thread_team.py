@@ -1,4 +1,4 @@
-"""Threads that run what is compiled, all the same function at once."""
+"""A thread pool whose threads all run the same compiled function at once, for the numba kernels."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from outrider.kernels.numba.layer_math import STRIDE
 Call = tuple[Callable[..., Any], tuple[Any, ...], object]
 
 
-class Crew:
-    """Threads that wait, asleep, for a function to join in on; the caller is one of them."""
+class ThreadTeam:
+    """Threads that run one function together, as in OpenMP. The caller is one; the others sleep until called."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._gather()
+        self._start()
 
-    def _gather(self) -> None:
+    def _start(self) -> None:
         self._process = os.getpid()
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         for _ in range(self.threads - 1):
-            Thread(target=_help, args=(self._calls,), daemon=True, name="outrider-crew").start()
+            Thread(target=_help, args=(self._calls,), daemon=True, name="outrider-worker").start()
 
     def run(self, function: Callable[..., Any], *arguments: Any, holding: object) -> Any:
         """Call it on every thread -> what the caller's own call gives, which ends when all work is done.
@@ -35,7 +35,7 @@ class Crew:
         ``holding``: what the arguments' addresses point into. Should the caller be interrupted, the others go on.
         """
         if self._process != os.getpid():  # a fork has none of the threads
-            self._gather()
+            self._start()
         for _ in range(self.threads - 1):
             self._calls.put((function, arguments, holding))
         return function(*arguments)

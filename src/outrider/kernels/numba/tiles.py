@@ -1,9 +1,9 @@
-"""What is compiled for this CPU by numba: products with packed weights, and how threads share work.
+"""Matrix products with packed bfloat16 weights compiled by numba, and the atomic counters that threads share.
 
-Weights are read as they are kept, in two bytes, and multiplied in four: a bfloat16 is the upper half of a float32, so
-widening costs an instruction and no accuracy, and half the bytes come from memory. Sixteen columns lie side by side
-(a panel), so that each column of each row is one chain of fused multiplications and additions in the order of the
-inputs. No chain knows how many rows or panels run beside it: **bits do not depend on the width of a run.**
+Weights are stored as bfloat16 and multiplied as float32: a bfloat16 is the upper half of a float32, so widening costs
+one instruction and no accuracy, and half the bytes are read from memory. Sixteen columns are stored side by side (a
+panel). Each output is one chain of fused multiply-adds in the order of the inputs, whatever the number of rows or
+panels in the run. So the products are batch-invariant: **bits do not depend on the width of a run.**
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ ARM = cpu.facts().arm
 
 compiled = njit(**OPTIONS)
 
-_WIDE = cpu.facts().wide_vectors
+WIDE = cpu.facts().wide_vectors
 """Whether there are vectors of 512 bits, and 32 registers for them."""
 
-_AHEAD = 0 if ARM else 2048
+AHEAD = 0 if ARM else 2048
 """Bytes before they are needed, weights are asked for. ARM reads ahead by itself."""
 
 MOST_ROWS = 5 if ARM else 6
 """Rows of a tile: as many as there are registers for."""
 
 
-def _joined(panels: int) -> int:
+def joined_panels(panels: int) -> int:
     """Panels whose like columns share a vector: two where that fills it, for half the instructions."""
-    return 2 if _WIDE and panels % 2 == 0 else 1
+    return 2 if WIDE and panels % 2 == 0 else 1
 
 
 def together(rows: int) -> int:
@@ -54,8 +54,8 @@ def together(rows: int) -> int:
     """
     if ARM:
         return 1
-    most = (32 if _WIDE else 16) - 4
-    return max(panels for panels in (1, 2, 4) if panels == 1 or 2 * panels * rows // _joined(panels) <= most)
+    most = (32 if WIDE else 16) - 4
+    return max(panels for panels in (1, 2, 4) if panels == 1 or 2 * panels * rows // joined_panels(panels) <= most)
 
 
 _LONG, WORD, FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
@@ -106,7 +106,7 @@ def _fetch(builder: Any, address: Any, place: Any) -> None:
     """Ask for the line of memory that is needed in a while."""
     kinds = [ir.IntType(8).as_pointer(), WORD, WORD, WORD]
     fetch = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0")
-    at = pointer(builder, address, builder.add(place, number(_AHEAD)), ir.IntType(8))
+    at = pointer(builder, address, builder.add(place, number(AHEAD)), ir.IntType(8))
     builder.call(fetch, [at, *(ir.Constant(WORD, value) for value in (0, 3, 1))])
 
 
@@ -136,7 +136,7 @@ def tile(rows: int, panels: int) -> Any:
     x [rows, inputs] times ``panels`` panels, one behind the other -> out [rows, 16 * panels].
     """
 
-    joined = _joined(panels)
+    joined = joined_panels(panels)
     lanes, vectors = _HALF * joined, 2 * panels // joined
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -152,7 +152,7 @@ def tile(rows: int, panels: int) -> Any:
         given = [_inputs(builder, line, builder.mul(place, number(4)), lanes) for line in lines]
         for step in range(_STEP):
             offset = builder.mul(builder.add(place, number(step)), number(2 * PANEL))
-            if _AHEAD and step % 2 == 0:
+            if AHEAD and step % 2 == 0:
                 for start in starts:
                     _fetch(builder, start, offset)
             groups = [starts[first : first + joined] for first in range(0, panels, joined)]

@@ -1,4 +1,4 @@
-"""Attention over a buffer at the price of the tokens in use, whatever the buffer could hold.
+"""Attention over a preallocated KV cache that reads only the tokens in use.
 
 Keys are cut into pieces of one size from position 0 on. Pieces beyond the last query are not touched; pieces a
 query may not see add exact zeros to it. So what a query gets depends on its position and the shapes of the run

@@ -1,4 +1,4 @@
-"""Matrix products of a few rows, with the norm before them and the gate or the sum after them in the same launch.
+"""Matrix products of a few rows, fused with the norm before them and the gate or residual sum after them.
 
 A row of a product reads the whole matrix, so a few rows take as long as the memory does: what can be saved is launches.
 A norm is a factor for the whole row and is found beside the product, out of the same numbers.
@@ -42,7 +42,7 @@ def _times(
 
 
 @triton.jit
-def _product(
+def product_kernel(
     x, weight, gain, plus, out, eps, outputs,
     SIZE: tl.constexpr, N: tl.constexpr, COLUMNS: tl.constexpr,
     NORM: tl.constexpr, GATE: tl.constexpr, PLUS: tl.constexpr,
@@ -71,7 +71,7 @@ def product(
     x, gain, eps = x.contiguous(), *(norm or (weight, 0.0))
     each = 4 if outputs <= 4096 else 8  # with as many warps, and narrow tiles: the quickest of 250 ways on an H200
     columns = max(64, triton.next_power_of_2(size) // 32)
-    _product[(rows, triton.cdiv(outputs, each))](
+    product_kernel[(rows, triton.cdiv(outputs, each))](
         x, weight, gain, x if plus is None else plus.contiguous(), out, eps, outputs,
         SIZE=size, N=each, COLUMNS=columns, NORM=norm is not None, GATE=gate, PLUS=plus is not None, num_warps=each,
     )  # fmt: skip
@@ -89,7 +89,7 @@ def _large(x: Tensor, weight: Tensor, norm: Norm | None, gate: bool, plus: Tenso
 
 
 @triton.jit
-def _join(
+def join_kernel(
     a, b, chosen, gain_a, gain_b, weight, plus, out, eps, step_a, step_b, step_plus, outputs,
     SIZE: tl.constexpr, N: tl.constexpr, COLUMNS: tl.constexpr, CHOSEN: tl.constexpr,
 ):  # fmt: skip
@@ -123,7 +123,7 @@ def join(
     flat = [x.flatten(0, -2) for x in (*both, plus)]
     flat = [x if x.stride(-1) == 1 else x.contiguous() for x in flat]
     out = torch.empty(plus.shape, dtype=plus.dtype, device=plus.device)
-    _join[(rows, triton.cdiv(plus.shape[-1], 4))](
+    join_kernel[(rows, triton.cdiv(plus.shape[-1], 4))](
         flat[0], flat[1], flat[0] if chosen is None else chosen.contiguous(), *gains, weight, flat[2], out, eps,
         *(x.stride(0) for x in flat), plus.shape[-1],
         SIZE=size, N=4, COLUMNS=min(1024, triton.next_power_of_2(size)), CHOSEN=chosen is not None, num_warps=4,

@@ -1,4 +1,4 @@
-"""The keys and the exponential race of ``noise.py``, each in one kernel, with the same bits.
+"""The random keys and the exponential race of ``core/noise.py`` as one kernel each, with the same bits.
 
 Integer arithmetic wraps the same way everywhere; float operations are rounded one by one, never fused.
 """
@@ -23,7 +23,7 @@ def _mix(x):
 
 
 @triton.jit(do_not_specialize=["name"])
-def _keys(seeds, at, out, name, K: tl.constexpr):
+def keys_kernel(seeds, at, out, name, K: tl.constexpr):
     line = tl.program_id(0).to(tl.int64)
     row = _mix(tl.load(seeds + line // K) ^ name)
     tl.store(out + line, _mix(row + tl.load(at + line) * -7046029254386353131))  # 0x9E3779B97F4A7C15
@@ -33,12 +33,12 @@ def keys(seeds: Tensor, at: Tensor, name: int) -> Tensor:
     """What the noise at positions at [B, K] follows from, for rows with these seeds [B] -> int64 [B, K]."""
     out = torch.empty(at.shape, dtype=torch.int64, device=at.device)
     if at.numel():
-        _keys[(at.numel(),)](seeds.contiguous(), at.contiguous(), out, name, K=at.shape[1], num_warps=1)
+        keys_kernel[(at.numel(),)](seeds.contiguous(), at.contiguous(), out, name, K=at.shape[1], num_warps=1)
     return out
 
 
 @triton.jit
-def _race(
+def race_kernel(
     keys, counter, weights, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, LN2: tl.constexpr, WEIGHED: tl.constexpr
 ):
     line = tl.program_id(0).to(tl.int64)
@@ -81,7 +81,7 @@ def race(keys: Tensor, counter: Tensor, weights: Tensor | None = None) -> Tensor
     size = counter.shape[0]
     out = torch.empty((*keys.shape, size), dtype=torch.float32, device=counter.device)
     block = 1024
-    _race[(keys.numel(), triton.cdiv(size, block))](
+    race_kernel[(keys.numel(), triton.cdiv(size, block))](
         keys.contiguous(), counter, out if weights is None else weights.contiguous(), out,
         SIZE=size, BLOCK=block, LN2=_LN2, WEIGHED=weights is not None, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Row by row work between matrix products: norms with the residual sum, gated activation, rotary positions."""
+"""Row-wise kernels between matrix products: norm with residual sum, gated activation, rotary embedding."""
 
 from __future__ import annotations
 

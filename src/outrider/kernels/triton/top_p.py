@@ -1,4 +1,4 @@
-"""Top-p by searching for the least logit that stays, with no order made among the others; see ``core/top_p.py``.
+"""Top-p filtering by a search for the smallest logit that is kept, without sorting; see ``core/top_p.py``.
 
 A float's bits, read as a whole number, are in the order of the floats: so the search is one over whole numbers. Three
 times the weights are added up by eleven bits of them, from the highest bits down, and the place is found where the
@@ -29,7 +29,7 @@ def _below(x, peak):
 
 
 @triton.jit
-def _sums(logits, peaks, found, sums, size, BIT: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr):
+def sums_kernel(logits, peaks, found, sums, size, BIT: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr):
     """Weights of the tokens whose higher bits were found, by their next eleven bits."""
     line = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -42,7 +42,7 @@ def _sums(logits, peaks, found, sums, size, BIT: tl.constexpr, UNIT: tl.constexp
 
 
 @triton.jit
-def _pick(sums, found, needs):
+def pick_kernel(sums, found, needs):
     """Where the sums from the top reach the need: eleven bits more are found, and the rest of the need."""
     line = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, 2048)
@@ -56,7 +56,7 @@ def _pick(sums, found, needs):
 
 
 @triton.jit
-def _ties(logits, peaks, found, ties, size, BLOCK: tl.constexpr):
+def ties_kernel(logits, peaks, found, ties, size, BLOCK: tl.constexpr):
     """How many tokens of each block are equal to the least that stays."""
     line = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -66,7 +66,9 @@ def _ties(logits, peaks, found, ties, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _cut(logits, peaks, found, needs, ties, out, size, UNIT: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+def cut_kernel(
+    logits, peaks, found, needs, ties, out, size, UNIT: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
+):
     line = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + line * size + place, mask=place < size, other=-float("inf"))
@@ -94,13 +96,15 @@ def cut(logits: Tensor, unit: float, needed: Callable[[Tensor], Tensor]) -> Tens
     found = torch.zeros(lines, dtype=torch.int64, device=device)
     needs = found
     for step, bit in enumerate(_BITS):
-        _sums[(lines, blocks)](logits, peaks, found, sums[step], size, BIT=bit, UNIT=unit, BLOCK=_BLOCK, num_warps=4)
+        sums_kernel[(lines, blocks)](
+            logits, peaks, found, sums[step], size, BIT=bit, UNIT=unit, BLOCK=_BLOCK, num_warps=4
+        )
         needs = needed(sums[0].sum(-1)) if step == 0 else needs
-        _pick[(lines,)](sums[step], found, needs, num_warps=8)
+        pick_kernel[(lines,)](sums[step], found, needs, num_warps=8)
     ties = torch.empty((lines, blocks), dtype=torch.int32, device=device)
     out = torch.empty_like(logits)
-    _ties[(lines, blocks)](logits, peaks, found, ties, size, BLOCK=_BLOCK, num_warps=4)
-    _cut[(lines, blocks)](
+    ties_kernel[(lines, blocks)](logits, peaks, found, ties, size, BLOCK=_BLOCK, num_warps=4)
+    cut_kernel[(lines, blocks)](
         logits, peaks, found, needs, ties, out, size,
         UNIT=unit, BLOCK=_BLOCK, BLOCKS=triton.next_power_of_2(blocks), num_warps=4,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 
 from outrider.kernels.numba import float16_products, llama
 from outrider.kernels.numba.code_cache import DIGEST, compiling
-from outrider.kernels.numba.thread_team import Crew, zeros
+from outrider.kernels.numba.thread_team import ThreadTeam, zeros
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine.model import Found, Run
 from outrider.models.engine.numba_weights import PARTS
@@ -38,7 +38,7 @@ class Engine:
 
     def __init__(self, prepared: Prepared, config: Any, vocabulary: int) -> None:
         self.threads = torch.get_num_threads()
-        self._crew = Crew(self.threads)
+        self._team = ThreadTeam(self.threads)
         self.vocabulary = vocabulary
         self._known: WeakKeyDictionary[Buffers, Addresses] = WeakKeyDictionary()
         self._places = prepared.record["places"]
@@ -75,14 +75,14 @@ class Engine:
         narrow = self._half and self._places[name] == self._places["output"]
         return PanelRows(bits, self.vocabulary, hidden, int(self._powers(0)[-1][1]) if narrow else None)
 
-    def _model(self, sizes: Sizes, config: Any) -> llama.Weights:
+    def _model(self, sizes: Sizes, config: Any) -> llama.LlamaWeights:
         names = [[f"model.layers.{layer}.{part}" for part in PARTS] for layer in range(sizes.layers)]
         place, shape = self._places["norms"]
         windows = sliding_windows(config)
         by_layer = (
             [windows[kind] for kind in config.layer_types] if isinstance(windows, dict) else [windows] * sizes.layers
         )
-        return llama.Weights(
+        return llama.LlamaWeights(
             sizes.layers, sizes.hidden, sizes.heads, sizes.shared, sizes.depth,
             padded=-(-sizes.depth // PANEL) * PANEL, inner=sizes.inner, epsilon=float(sizes.epsilon),
             scale=sizes.depth**-0.5,
@@ -113,7 +113,7 @@ class Engine:
         keys, values, capacity = self._buffers(cache)
         found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))
         output = torch.empty((tokens if logits else 0, self.vocabulary))
-        batch = llama.Batch(
+        batch = llama.LlamaRows(
             x=given.x.numpy().copy(), found=found.numpy(), logits=output.numpy(), starts=given.start.numpy(),
             cos=given.cos.numpy(), sin=given.sin.numpy(), capacity=capacity, keys=keys, values=values,
             kept=kept, states=states.numpy(),
@@ -122,7 +122,7 @@ class Engine:
             gated=np.empty((tokens, model.inner), np.float32),
             counters=zeros(llama.PIECES * model.layers + 2), threads=self.threads,
         )  # fmt: skip
-        self._crew.run(llama.layers, model, batch, holding=(cache, self._file))
+        self._team.run(llama.layers, model, batch, holding=(cache, self._file))
         return found, dict(zip(layers, states, strict=True)) if layers else {}, output if logits else None
 
     def _buffers(self, cache: Buffers) -> Addresses:

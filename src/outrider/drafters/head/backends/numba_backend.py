@@ -30,13 +30,13 @@ class NumbaWeights:
     def __init__(self, head: Head, output: OutputRows) -> None:
         from outrider.kernels.numba.code_cache import compiling
         from outrider.kernels.numba.head_records import HeadMatrices
-        from outrider.kernels.numba.thread_team import Crew
+        from outrider.kernels.numba.thread_team import ThreadTeam
 
         self._kept: list[np.ndarray[Any, Any]] = []  # what the addresses point into
         self.config, self.output = head.config, output
         config, blocks, attention = head.config, head.block_list, head.attention
         norms = [head.state_norm, head.token_norm, head.state_norm if attention is None else attention.norm]
-        self.crew = Crew(torch.get_num_threads())
+        self.team = ThreadTeam(torch.get_num_threads())
         self.matrices = HeadMatrices(
             size=config.hidden_size, inner=_whole(config.inner_size),
             heads=config.heads[0], shared=config.heads[1], depth=config.head_size, padded=_whole(config.head_size),
@@ -139,7 +139,7 @@ class NumbaBackend(OneRowBackend):
         self._zeros = torch.zeros((1, matrices.size))
         self._no_table = table_of(self._zeros)  # where a guess is not read again
         self._between = np.empty((1, 2 * matrices.heads * matrices.depth + matrices.inner), np.float32)
-        self._items = max(1, min(64 * weights.crew.threads, -(-matrices.tokens // 16)))  # of the output layer
+        self._items = max(1, min(64 * weights.team.threads, -(-matrices.tokens // 16)))  # of the output layer
 
     def read(self, states: Tensor, tokens: Tensor, start: int) -> None:
         given, after = states.float().contiguous().numpy(), tokens.float().contiguous().numpy()
@@ -181,7 +181,7 @@ class NumbaBackend(OneRowBackend):
         from outrider.kernels.numba import head, thread_team
         from outrider.kernels.numba.head_records import Drawing, Scratch
 
-        matrices, most, threads = self.weights.matrices, len(floors), self.weights.crew.threads
+        matrices, most, threads = self.weights.matrices, len(floors), self.weights.team.threads
         logits = torch.empty((1, matrices.tokens)) if logits is None else logits
         scratch = Scratch(
             np.empty((2, matrices.size), np.float32), self._between, logits.numpy(),
@@ -194,7 +194,7 @@ class NumbaBackend(OneRowBackend):
         if draw is not None:
             how = Drawing(1 / draw.temperature, draw.keys.numpy(), self.output.counter.numpy(), probs.numpy())
         reading = self._reading(token)
-        made: int = self.weights.crew.run(
+        made: int = self.weights.team.run(
             head.draft, matrices, self._cache, reading, how, scratch, table or self._no_table,
             self.output.tokens.numpy(), np.array(floors), self.position, self.oldest, found.numpy(), threads,
             holding=(self, holding),
