@@ -13,7 +13,7 @@ JOBS ?= 2
 SUPPORTED := -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cpus check package clean
+.PHONY: help demo test cpus check docs package clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -35,6 +35,10 @@ check: $(VENV)/.outrider-dev  ## lint, formatting, types and import layers
 	$(BIN)/mypy --strict -p outrider
 	$(BIN)/lint-imports
 
+docs: $(VENV)/.outrider-docs  ## build the documentation as a site into site/; a link that leads nowhere fails
+	$(BIN)/python .ci/docs_site.py build/docs
+	$(BIN)/zensical build --strict
+
 package: $(VENV)/.outrider-dev  ## build the wheel and the sdist, check them, run a demo from the wheel
 	rm -rf build dist
 	$(BIN)/python -m build
@@ -42,7 +46,7 @@ package: $(VENV)/.outrider-dev  ## build the wheel and the sdist, check them, ru
 	$(BIN)/python .ci/check_package.py dist
 
 clean:  ## remove the virtual environment and every build output (not the models in the cache)
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache .cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is written when its step is done, so that an interrupted set-up starts again and a finished one does not.
@@ -61,4 +65,8 @@ $(VENV)/.outrider: $(VENV)/.created $(SETUP)
 
 $(VENV)/.outrider-dev: $(VENV)/.outrider $(SETUP)
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.outrider-docs: $(VENV)/.outrider $(SETUP)
+	$(PIP) --editable '.[docs]'
 	@touch $@

@@ -51,7 +51,14 @@ def check_wheel(wheel: Path) -> None:
 def check_sdist(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = {f"src/{name}" for name in sources()} | {"LICENSE", "README.md", "Makefile", "constraints.txt"}
+    wanted = {f"src/{name}" for name in sources()} | {
+        "LICENSE",
+        "README.md",
+        "CONTRIBUTING.md",
+        "Makefile",
+        "constraints.txt",
+        "mkdocs.yml",
+    }
     for folder in ("tests", "docs", "examples", "recipes"):
         files = [p for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
         wanted |= {p.relative_to(ROOT).as_posix() for p in files}

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import outrider
-from outrider.core.algorithm import Step, _healthy, splice
+from outrider.core.algorithm import Step, splice
 from outrider.core.noise import Noise, Silence
 from outrider.core.protocols import Shape
 from outrider.core.sampling import Sampling, standardise
@@ -84,8 +84,8 @@ def steps(llm: outrider.LLM, prompt: list[int], temperature: float, count: int) 
         verdict = verify(p, draft, noise, at[:, : draft.tokens.shape[1] + 1])
         lap("verify")
         emitted, kept = splice(draft.tokens, verdict)
-        step = Step(emitted, kept, draft, draft.overlap(p), _healthy(p, None), p)
-        lap("splice, overlap, health")
+        step = Step(emitted, kept, draft, draft.overlap(p), p)
+        lap("splice, overlap")
         target.commit(emitted, kept)
         lap("commit, target")
         drafter.commit(emitted, kept)

@@ -38,8 +38,7 @@ def loaded(target: str, name: str, rows: int) -> Any:
 
 def kept_in(model: Any) -> str:
     """The form of the weights that a run reads."""
-    prepared = getattr(model, "prepared", None)
-    return "float32" if prepared is None else str(prepared.weights)
+    return str(model.facts.weights_in)
 
 
 def main() -> None:
@@ -74,9 +73,9 @@ def main() -> None:
     for name, model in models.items():
         floor = numbers * BYTES[kept_in(model)] / speed * 1e3
         cells = [f"{statistics.median(t):.1f} ({min(t):.1f}-{max(t):.1f})" for t in times[name].values()]
-        sys.stdout.write(f"{name:18s} {model.engine_name}; floor {floor:.1f}\n")
+        sys.stdout.write(f"{name:18s} {model.facts.engine}; floor {floor:.1f}\n")
         sys.stdout.writelines(f"  {width:2d}: {cell}\n" for width, cell in zip(widths, cells, strict=True))
-        report[name] = {"engine": model.engine_name, "floor_ms": floor, "ms": times[name]}
+        report[name] = {"engine": model.facts.engine, "floor_ms": floor, "ms": times[name]}
     if options.out is not None:
         options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 

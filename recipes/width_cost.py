@@ -90,7 +90,7 @@ def main() -> None:
     options = parser.parse_args()
     kernels = Kernels(options.engine, options.weights, rows=options.width, release=True)
     model = loading.load(options.target, options.device, options.dtype, kernels=kernels).model
-    where = f"{options.target} {model.dtype} {model.device}, {model.engine_name}, {torch.get_num_threads()} threads"
+    where = f"{options.target} {model.dtype} {model.device}, {model.facts.engine}, {torch.get_num_threads()} threads"
     rows = table(measure(model, options.width, options.capacity, options.repeats), options.width)
     sys.stdout.write(f"{where}, capacity {options.capacity}, medians of {options.repeats} (least-most)\n")
     for r in rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +27,24 @@ else:
 def fresh_random_state() -> None:
     """Nothing in the package may use torch's global generator; a test that does gets a known state."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache directory of the test's own, not yet made."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="session")
+def two_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with two models, ``target`` and ``draft``, of the same tokens."""
+    import library  # a rented GPU has no tokenizers
+
+    root = tmp_path_factory.mktemp("models")
+    library.save_llama(root / "target")
+    library.save_llama(root / "draft", seed=1)
+    return root
 
 
 # --- skips -------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from outrider.models.hub import loading, names, plain_settings
 from outrider.models.hub.manifest import MANIFEST
 from outrider.runtime import cpu
 from outrider.runtime.cpu import CpuFacts
-from outrider.runtime.gc_pause import uncollected
+from outrider.runtime.gc_pause import gc_paused
 
 HEAVY = {
     "import outrider": ("torch", "transformers", "numpy", "rich", "typer"),
@@ -141,7 +141,7 @@ def test_the_collector_is_as_it_was(on: bool) -> None:
     before = gc.isenabled()
     try:
         (gc.enable if on else gc.disable)()
-        with pytest.raises(ZeroDivisionError), uncollected():
+        with pytest.raises(ZeroDivisionError), gc_paused():
             assert not gc.isenabled()
             _ = 1 / 0
         assert gc.isenabled() == on

@@ -198,8 +198,9 @@ def test_a_stop_string_that_is_no_token_ends_nothing_but_itself(llm: outrider.LL
     llm.tokenizer.add_special_tokens({"unk_token": llm.tokenizer.convert_ids_to_tokens(5)})
     llm.tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
     assert llm.tokenizer.unk_token_id == 5
-    assert llm._special_stops(Options(stop="\n\n")) == frozenset()
-    assert llm._special_stops(Options(stop=["<end>", "no token"])) == {llm.tokenizer.convert_tokens_to_ids("<end>")}
+    assert llm.call(Options(stop="\n\n", eos=())).stopping.eos == frozenset()
+    ends = llm.call(Options(stop=["<end>", "no token"], eos=())).stopping.eos
+    assert ends == {llm.tokenizer.convert_tokens_to_ids("<end>")}
 
 
 def test_options_that_forbid_every_token_are_named(llm: outrider.LLM) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import library
 import outrider
 from outrider.decoding.safe_drafter import Guarded
 from outrider.decoding.session_pool import Lanes
@@ -23,16 +22,8 @@ PROMPT = "the quick brown fox"
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("models")
-    library.save_llama(root / "target")
-    library.save_llama(root / "draft", seed=1)
-    return root
-
-
-@pytest.fixture(scope="module")
-def llm(folders: Path) -> outrider.LLM:
-    return outrider.load(str(folders / "target"), draft="auto", dtype="float32")
+def llm(two_models: Path) -> outrider.LLM:
+    return outrider.load(str(two_models / "target"), draft="auto", dtype="float32")
 
 
 @pytest.mark.parametrize("way", ["generate", "stream", "beams"])
@@ -52,7 +43,7 @@ def test_every_output_has_the_same_fields(llm: outrider.LLM, way: str) -> None:
     assert list(told) == ["text", "tokens", "finish_reason", "stop_reason", "prompt_tokens", "error", "stats"]
     assert told["prompt_tokens"] == len(llm.tokenizer.encode(PROMPT)) and told["error"] is None
     assert told["finish_reason"] == "length" and told["stop_reason"] is None
-    assert told["stats"]["engine"] == llm.target.model.engine_name and told["stats"]["dtype"] == "float32"
+    assert told["stats"]["engine"] == llm.target.model.facts.engine and told["stats"]["dtype"] == "float32"
     assert told["stats"]["finish_reasons"] == {"length": 1} and told["stats"]["graphs"] is False
 
 
@@ -92,8 +83,8 @@ def test_a_bad_prompt_of_a_list_is_named(llm: outrider.LLM, bad: Any, match: str
 
 
 @pytest.fixture(scope="module")
-def pair(folders: Path) -> outrider.LLM:
-    return outrider.load(str(folders / "target"), str(folders / "draft"), engine="torch")
+def pair(two_models: Path) -> outrider.LLM:
+    return outrider.load(str(two_models / "target"), str(two_models / "draft"), engine="torch")
 
 
 class Interrupting:
@@ -166,14 +157,14 @@ def test_a_stream_whose_reader_fails_or_leaves(pair: outrider.LLM, graphs: bool)
     assert llm.generate(PROMPT, **asked).tokens == expected
 
 
-def test_a_stream_left_early_still_says_why_its_drafter_failed(folders: Path) -> None:
+def test_a_stream_left_early_still_says_why_its_drafter_failed(two_models: Path) -> None:
     """The trace of an interrupted call said nothing of the drafter's error: it was noted at the end only."""
 
     class Broken(Copying):
         def start(self, rows: int, shape: Any, target: Any) -> Any:
             raise RuntimeError("no drafts today")
 
-    llm = outrider.load(str(folders / "target"), Broken(), engine="torch")
+    llm = outrider.load(str(two_models / "target"), Broken(), engine="torch")
     with pytest.warns(UserWarning, match="no drafts today"):
         stream: Any = llm.stream(PROMPT, max_new_tokens=20)
         chunk = next(stream)

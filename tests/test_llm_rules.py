@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import library
 import outrider
 from outrider.bench.measure import Settings, measure
 from outrider.certificate import Plan
@@ -24,16 +23,8 @@ PROMPT = "the quick brown fox"
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("models")
-    library.save_llama(root / "target")
-    library.save_llama(root / "draft", seed=1)
-    return root
-
-
-@pytest.fixture(scope="module")
-def llm(folders: Path) -> outrider.LLM:
-    return outrider.load(str(folders / "target"), str(folders / "draft"), dtype="float32")
+def llm(two_models: Path) -> outrider.LLM:
+    return outrider.load(str(two_models / "target"), str(two_models / "draft"), dtype="float32")
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "sampled"])
@@ -63,10 +54,21 @@ def test_inexact_shows_everywhere(llm: outrider.LLM, tmp_path: Path) -> None:
     assert not chunks[-1].trace.exact
 
 
-def test_on_the_command_line(folders: Path, tmp_path: Path) -> None:
+def test_on_the_command_line(two_models: Path, tmp_path: Path) -> None:
     """Catches options that a command takes and does not hand on."""
     run = CliRunner()
-    base = ["generate", PROMPT, "-t", str(folders / "target"), "-d", str(folders / "draft"), "-n", "12", "--seed", "1"]
+    base = [
+        "generate",
+        PROMPT,
+        "-t",
+        str(two_models / "target"),
+        "-d",
+        str(two_models / "draft"),
+        "-n",
+        "12",
+        "--seed",
+        "1",
+    ]
     loose = run.invoke(app, [*base, "--lenience", "0.2"])
     assert loose.exit_code == 0 and "INEXACT" in loose.stderr and "lenience 0.2" in loose.stderr
     options = ["--temperature", "1", "--coupling", "block", "--draft-temperature", "0.6", "--draft-top-k", "9"]
@@ -76,10 +78,10 @@ def test_on_the_command_line(folders: Path, tmp_path: Path) -> None:
     assert stats["coupling"] == "block" and stats["exact"] is True
     assert stats["drafter"].endswith("at temperature 0.6, top-k 9, top-p 0.8")
     (tmp_path / "asked.jsonl").write_text(json.dumps({"prompt": PROMPT, "task": "chat"}) + "\n")
-    command = ["measure", str(folders / "target"), "--prompts", str(tmp_path / "asked.jsonl"), "-n", "4"]
+    command = ["measure", str(two_models / "target"), "--prompts", str(tmp_path / "asked.jsonl"), "-n", "4"]
     table = run.invoke(app, [*command, "--lenience", "0.2"])
     assert table.exit_code == 0 and "INEXACT, lenience 0.2" in table.stdout.replace("\n", " ")
-    refused = run.invoke(app, ["verify", str(folders / "target"), "--lenience", "0.5"])
+    refused = run.invoke(app, ["verify", str(two_models / "target"), "--lenience", "0.5"])
     assert isinstance(refused.exception, BadOption) and "nothing to certify" in str(refused.exception)
 
 

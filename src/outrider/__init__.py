@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from outrider.runtime.cpu import make_mkl_batch_invariant
-from outrider.runtime.gc_pause import uncollected
+from outrider.runtime.gc_pause import gc_paused
 from outrider.runtime.threads import wait_considerately
 
 if TYPE_CHECKING:
@@ -107,6 +107,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        with uncollected():
+        with gc_paused():
             return getattr(import_module(f"outrider.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'outrider' has no attribute {name!r}")

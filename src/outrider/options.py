@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from outrider.core.noise import row_seeds
 from outrider.core.sampling import Sampling
@@ -16,6 +16,13 @@ COUPLINGS = ("maximal", "gumbel", "block")
 GAMMAS = ("auto", "gradient")
 SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "coupling", "lenience", "seed")
 BEAMS_ONLY = ("length_penalty", "early_stopping", "num_return", "draft_beams")
+
+
+@runtime_checkable
+class GammaPolicy(Protocol):
+    """What ``gamma`` takes beside numbers and names: a policy, as in ``outrider.planning.policies``."""
+
+    def start(self, setting: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class Options:
 
         self._check_kinds()
         whole("max_new_tokens", 1)
-        if isinstance(self.gamma, str) or hasattr(self.gamma, "start"):
+        if isinstance(self.gamma, (str, GammaPolicy)):
             known = not isinstance(self.gamma, str) or self.gamma in GAMMAS
             require(known, f"gamma must be a whole number, {' or '.join(GAMMAS)}, or a policy, got {self.gamma!r}")
         elif self.gamma is not None:
@@ -177,6 +184,12 @@ class Options:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The call's own, where it names any."""
+        given = () if self.eos is None else self.eos
+        return frozenset([given] if isinstance(given, int) else given)
 
     def sampling(self, default_penalty: float = 1.0, constraints: Sequence[Any] = ()) -> Sampling:
         return Sampling(

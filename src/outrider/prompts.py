@@ -12,6 +12,11 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SHAPE = "[{'role': 'user', 'content': 'Hello'}]"
 
 
+def has_chat_template(tokenizer: Any) -> bool:
+    """Whether a tokenizer, of whatever library, can write a conversation as a prompt."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
 def several(prompt: Any) -> tuple[list[Any], bool]:
     """One prompt or a list of them -> the list, and whether a single one was given."""
     given = prompt.tolist() if hasattr(prompt, "tolist") else prompt
@@ -34,7 +39,7 @@ def token_ids(prompt: Any, tokenizer: Any) -> list[int]:
         return list(tokenizer.encode(prompt))
     ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     require(
-        isinstance(ids, Sequence) and all(isinstance(t, int) for t in ids),
+        isinstance(ids, Sequence) and all(isinstance(t, int) and not isinstance(t, bool) for t in ids),
         f"a prompt is a text or token ids, got {prompt!r}",
         PromptError,
     )

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+import tiny
 from outrider.bench.inflate import Larger, describe, inflate
 from outrider.errors import ModelError
 

@@ -7,6 +7,7 @@ import pty
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -126,8 +127,10 @@ class Terminal:
                 with suppress(OSError):  # the terminal closes with its process
                     self.press(pressing)
             if select.select([self.file], [], [], 0.1)[0]:
-                with suppress(OSError):
+                try:
                     self.seen += os.read(self.file, 4096).decode(errors="replace")
+                except OSError:  # closed by a process that has not quite ended: nothing to wait for but time
+                    time.sleep(0.1)
             yield
         raise AssertionError(self.seen)
 

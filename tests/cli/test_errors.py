@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from command import Command
+from outrider.cli import common
 
 WRONG: dict[str, tuple[list[str], str, str]] = {
     "an option's value": (["theory", "--alpha", "3"], "BadOption", "alpha must be between 0 and 1"),
@@ -82,12 +83,11 @@ def test_a_byte_order_mark_is_no_text(outrider: Command) -> None:
 
 def test_a_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, outrider: Command) -> None:
     """Warnings came as Python prints them: the path of a file of the package, a line number and the line."""
-    import outrider.cli.generate as command
 
     def warns(*_: Any, **__: Any) -> None:
         warnings.warn("this is slow;\n   do that", stacklevel=1)
 
-    monkeypatch.setattr(command, "check_options", warns)
+    monkeypatch.setattr(common, "check_writable", warns)
     said = outrider("generate", "The man", "-t", "gpt-small", "-n", "2")
     assert said.code == 0 and said.err.splitlines()[0] == "warning: this is slow; do that"
 

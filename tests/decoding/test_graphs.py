@@ -10,127 +10,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from helpers import wrapped
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import tiny
 from outrider.core import top_p
 from outrider.core.noise import Noise
-from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
-from outrider.core.verification.block import block_coupling
 from outrider.core.verification.gumbel import gumbel_coupling
-from outrider.core.verification.lenient import lenient
 from outrider.core.verification.maximal import maximal_coupling
-from outrider.decoding.capture.checks import NotRecordable, Questions
-from outrider.decoding.capture.graphs import Recorder
+from outrider.decoding.capture.checks import CaptureCheck, NotCapturable
+from outrider.decoding.capture.graphs import StepGraphs
 from outrider.decoding.step_runner import Rule, Stepper
-from outrider.drafters import (
-    Cascade,
-    Copying,
-    Fallback,
-    Mixture,
-    ModelDrafter,
-    Ngram,
-    NgramTable,
-    Nothing,
-    Standardised,
-    Uniform,
-)
-from outrider.drafters.base import ContextSession
-from outrider.drafters.head import Head, HeadConfig, HeadDrafter
-from outrider.drafters.recorded import Recorded
 from outrider.errors import DeviceError
-
-SHAPE = Shape(capacity=256, width=5, source_capacity=64, chunk=8)
-GREEDY = Rule(gumbel_coupling, Sampling())
-RULES = {
-    "greedy": GREEDY,
-    "gumbel": Rule(gumbel_coupling, Sampling(1.0)),
-    "maximal": Rule(maximal_coupling, Sampling(1.0)),
-    "filtered": Rule(maximal_coupling, Sampling(0.8, top_k=40, top_p=0.9, min_p=0.01)),
-    "block": Rule(block_coupling, Sampling(1.0)),
-    "lenient": Rule(lenient(0.5), Sampling(1.0)),
-    "ends late": Rule(gumbel_coupling, Sampling(1.0, min_tokens=6, withheld={4: -torch.inf, 5: -torch.inf})),
-    "penalised": Rule(
-        gumbel_coupling, Sampling(0.7, repetition_penalty=1.2, frequency_penalty=0.5, logit_bias={5: 2.0})
-    ),
-}
-
-
-class _Liar(ContextSession):
-    """Guesses what it has read off the device."""
-
-    recordable = True
-
-    def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: torch.Tensor) -> Draft:
-        guess = int(self.context.lengths.max()) % self.vocab_size
-        return Draft(torch.full_like(at[:, :gamma], guess), None, torch.ones_like(at[:, :gamma], dtype=torch.bool))
-
-
-class _Drafter:
-    def __init__(self, kind: type[ContextSession]) -> None:
-        self.kind, self.name = kind, kind.__name__
-
-    def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
-        return self.kind(rows, shape, target)  # type: ignore[return-value]
-
-
-class _Unmarked(_Liar):
-    recordable = False
-
-
-def head() -> HeadDrafter:
-    torch.manual_seed(3)
-    config = HeadConfig("feature", 32, 64, 1, layers=(1, -1), heads=(4, 2), gamma=3)
-    return HeadDrafter(Head(config), torch.arange(0, tiny.VOCAB, 2), floor=0.0)  # a floor asks, on a CPU
-
-
-def drafter(name: str, family: str = "llama") -> Drafter:
-    text = torch.arange(200).remainder(tiny.VOCAB)
-    made: dict[str, Callable[[], Drafter]] = {
-        "other": lambda: ModelDrafter(wrapped(family, seed=1)),
-        "self": lambda: ModelDrafter(wrapped(family)),
-        "none": Nothing,
-        "copy": Copying,
-        "uniform": Uniform,
-        "ngram": Ngram,
-        "table": lambda: Ngram(NgramTable.fit([text.tolist()], tiny.VOCAB, order=3)),
-        "recorded": lambda: Recorded(text.expand(2, -1), 0.3),
-        "standardised": lambda: Standardised(ModelDrafter(wrapped(family, seed=1)), temperature=0.5),
-        "head": head,
-        "fallback": lambda: Fallback(Copying(), head()),
-        "mixture": lambda: Mixture(Copying(), head()),
-        "cascade": lambda: Cascade(Copying(), ModelDrafter(wrapped(family, seed=1))),
-        "liar": lambda: _Drafter(_Liar),
-        "unmarked": lambda: _Drafter(_Unmarked),
-    }
-    return made[name]()
-
-
-def stepper(name: str, family: str = "llama", graphs: bool = True) -> Stepper:
-    made = Stepper((wrapped(family), drafter(name, family)), 2, SHAPE, graphs)
-    if name == "fallback":
-        made.drafter.session.asks = False  # type: ignore[union-attr]  # as on a GPU
-    if name == "mixture":
-        made.drafter.session.on_cpu = False  # type: ignore[union-attr]
-    for row, prompt in enumerate(([3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [9])):
-        source = (4, 5, 6) if family in tiny.ENCODER_DECODER else None
-        made.target.admit(row, prompt, source)
-        made.drafter.admit(row, prompt, source)
-        made.seeds[row] = row
-    return made
-
-
-def steps(made: Stepper, rule: Rule, gammas: list[int]) -> list[list[int]]:
-    found: list[list[int]] = [[], []]
-    for gamma in gammas:
-        host = made.launch(rule, gamma).read()
-        for row in range(2):
-            found[row] += host.row(row)[0]
-    assert made.drafter.error is None
-    return found
+from steppers import GREEDY, RULES, stepper, steps
 
 
 @pytest.fixture(autouse=True)
@@ -143,14 +36,14 @@ def ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "rule"),
     [("other", r) for r in ("greedy", "gumbel", "maximal", "filtered", "penalised", "block", "lenient")]
     + [("self", "greedy"), ("self", "maximal"), ("standardised", "maximal"), ("none", "gumbel"), ("copy", "greedy")]
-    + [("copy", "penalised"), ("recorded", "gumbel"), ("ngram", "maximal"), ("table", "maximal")]
+    + [("copy", "penalised"), ("known text", "gumbel"), ("ngram", "maximal"), ("table", "maximal")]
     + [("fallback", "greedy"), ("mixture", "greedy"), ("mixture", "maximal"), ("head", "maximal"), ("head", "greedy")],
 )
 def test_replayed_steps_give_the_eager_tokens(name: str, rule: str) -> None:
     """Through one recording only: a second one would mean that the shapes were not constant."""
     replayed = stepper(name)
     assert steps(replayed, RULES[rule], [4] * 7) == steps(stepper(name, graphs=False), RULES[rule], [4] * 7)
-    assert replayed._recorder is not None and replayed._recorder.recorded == 1
+    assert replayed._captured is not None and replayed._captured.kept == 1
 
 
 @pytest.mark.parametrize("name", ["other", "self", "copy"])
@@ -170,7 +63,7 @@ def test_rows_come_and_go_without_a_new_recording() -> None:
         for session in (one.target, one.drafter):
             session.admit(1, [20, 21, 22])
     assert steps(made, GREEDY, [4] * 4) == steps(eager, GREEDY, [4] * 4)
-    assert made._recorder is not None and made._recorder.recorded == 1
+    assert made._captured is not None and made._captured.kept == 1
 
 
 def test_selected_rows_are_recorded_anew() -> None:
@@ -186,36 +79,36 @@ def test_selected_rows_are_recorded_anew() -> None:
 def test_recording_leaves_no_trace_in_the_state() -> None:
     """Warming up runs steps for real; what they did is undone before the first replay counts."""
     made = stepper("self")
-    recorder = Recorder(made.target, made.drafter)
-    before = [tensor.clone() for tensor in recorder.state()]
-    recorder._record("step", lambda: made._step_table(GREEDY, Noise(made.seeds), 4), len(recorder.sessions))
-    assert all(torch.equal(a, b) for a, b in zip(before, recorder.state(), strict=True))
+    captured = StepGraphs(made.target, made.drafter)
+    before = [tensor.clone() for tensor in captured.state()]
+    captured._capture("step", lambda: made._step_table(GREEDY, Noise(made.seeds), 4), len(captured.sessions))
+    assert all(torch.equal(a, b) for a, b in zip(before, captured.state(), strict=True))
 
 
-def assert_recordable(made: Stepper, rule: Rule, gamma: int = 4) -> None:
+def assert_capturable(made: Stepper, rule: Rule, gamma: int = 4) -> None:
     noise = Noise(made.seeds)
     made._step_table(rule, noise, gamma)  # what is lazy happens here, as in a warm-up
-    with Questions(made.target.device, constants=True):
+    with CaptureCheck(made.target.device, constants=True):
         made._step_table(rule, noise, gamma)
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_every_family_asks_nothing_of_the_device(family: str) -> None:
-    assert_recordable(stepper("other", family), RULES["maximal"])
+    assert_capturable(stepper("other", family), RULES["maximal"])
 
 
 @pytest.mark.parametrize("rule", ["filtered", "penalised", "block"])
-@pytest.mark.parametrize("name", ["none", "copy", "uniform", "recorded", "ngram", "table", "mixture", "head"])
+@pytest.mark.parametrize("name", ["none", "copy", "uniform", "known text", "ngram", "table", "mixture", "head"])
 def test_every_rule_and_drafter_asks_nothing_of_the_device(name: str, rule: str) -> None:
-    assert_recordable(stepper(name), RULES[rule])
+    assert_capturable(stepper(name), RULES[rule])
 
 
 def test_the_watch_sees_a_question() -> None:
     """A draft model that does not know whether its own guesses are verified asks how far behind it is."""
     made = stepper("other")
-    made.drafter.session.sole = False  # type: ignore[union-attr]
-    with pytest.raises(NotRecordable, match="_local_scalar_dense"):
-        assert_recordable(made, GREEDY)
+    made.drafter.session.only_drafter = False  # type: ignore[union-attr]
+    with pytest.raises(NotCapturable, match="_local_scalar_dense"):
+        assert_capturable(made, GREEDY)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +123,7 @@ def test_the_watch_sees_a_question() -> None:
 )
 def test_the_watch_sees_every_kind_of_question(question: Callable[[torch.Tensor], object]) -> None:
     x = torch.arange(3)
-    with pytest.raises(NotRecordable), Questions(x.device, constants=True):
+    with pytest.raises(NotCapturable), CaptureCheck(x.device, constants=True):
         question(x)
 
 
@@ -239,7 +132,7 @@ def test_plain_steps_of_a_draft_model_are_one_recording() -> None:
     made, eager = stepper("other"), stepper("other", graphs=False)
     gammas = [3, 0, 0, 0, 0, 0, 3, 3]
     assert steps(made, GREEDY, gammas) == steps(eager, GREEDY, gammas)
-    assert made._recorder is not None and made._recorder.recorded == 2
+    assert made._captured is not None and made._captured.kept == 2
 
 
 @pytest.mark.parametrize("name", ["cascade", "unmarked"])
@@ -268,7 +161,7 @@ def test_processors_run_eagerly() -> None:
     rule = Rule(gumbel_coupling, Sampling(processors=(lambda ids, scores: scores,)))
     made = stepper("other")
     assert steps(made, rule, [4] * 3) == steps(stepper("other", graphs=False), GREEDY, [4] * 3)
-    assert made._recorder is None
+    assert made._captured is None
 
 
 class _Additions(TorchDispatchMode):  # type: ignore[misc]
@@ -311,7 +204,7 @@ def test_a_recording_keeps_the_biases_it_reads(name: str) -> None:
     ("error", "kind", "match"),
     [
         (torch.cuda.OutOfMemoryError("full"), DeviceError, "fewer slots, a smaller max_new_tokens, or graphs=False"),
-        (RuntimeError("operation not permitted when stream is capturing"), NotRecordable, "not permitted"),
+        (RuntimeError("operation not permitted when stream is capturing"), NotCapturable, "not permitted"),
     ],
 )
 def test_a_capture_that_fails(
@@ -327,20 +220,20 @@ def test_a_capture_that_fails(
         raise error
 
     made = stepper("none")
-    recorder = Recorder(made.target, made.drafter)
+    captured = StepGraphs(made.target, made.drafter)
     for name, stand_in in {"graph_pool_handle": int, "CUDAGraph": object, "graph": capturing}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(Recorder, "_stream", lambda self: None)
+    monkeypatch.setattr(StepGraphs, "_stream", lambda self: None)
     with pytest.raises(kind, match=match):
-        recorder._capture(step, torch.zeros(1))
+        captured._cuda_graph(step, torch.zeros(1))
 
 
 def test_a_capture_that_fails_leaves_the_text_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Recorder, *ignored: object) -> None:
-        raise NotRecordable("the driver says no")
+    def refuse(self: StepGraphs, *ignored: object) -> None:
+        raise NotCapturable("the driver says no")
 
-    monkeypatch.setattr(Recorder, "_record", refuse)
+    monkeypatch.setattr(StepGraphs, "_capture", refuse)
     made = stepper("other")
     with pytest.warns(UserWarning, match="one by one, with the same text: the driver says no"):
         found = steps(made, GREEDY, [3] * 5)

@@ -1,12 +1,4 @@
-"""The documents are tested like code: examples run, commands parse, links lead somewhere, quotes are verbatim.
-
-A fenced block says by its first line what it is:
-
-    ```python               an example: run, one namespace per document, with a tiny model in place of the named ones
-    ```python file=NAME     a file the reader writes: saved, so that later examples can import it
-    ```python quote=PATH    a quotation: must stand in that source file, character for character
-    ```sh                   commands for a shell: every ``outrider`` and ``make`` line must be a valid one
-"""
+"""Code in the documents is tested like code: examples run, commands parse, options exist, quotes are verbatim."""
 
 from __future__ import annotations
 
@@ -15,75 +7,27 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import typer
+from pages import ALL, DOCUMENTS, QUOTES, ROOT, Block, blocks, name_of, place_of, text_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-import outrider
 from outrider.cli.main import app
-from outrider.drafters import built_in
-from outrider.options import Options
-from outrider.trace import PHASES, Record, Stats
 
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 REAL_MODELS = ("smollm2-135m", "t5-ende", "gpt-small", "HuggingFaceTB/SmolLM2-135M-Instruct")
-
-
-@dataclass(frozen=True)
-class Block:
-    document: Path
-    line: int  # of the first line inside
-    language: str
-    kind: str  # "", file or quote
-    name: str
-    text: str
-
-
-def blocks(document: Path) -> Iterator[Block]:
-    lines = document.read_text(encoding="utf-8").splitlines()
-    start = None
-    for number, line in enumerate(lines, 1):
-        if not line.startswith("```"):
-            continue
-        if start is None:
-            start, info = number, line[3:].split()
-            language, (kind, _, name) = (info or [""])[0], (info[1] if info[1:] else "").partition("=")
-        else:
-            yield Block(document, start + 1, language, kind, name, "\n".join(lines[start : number - 1]) + "\n")
-            start = None
-    assert start is None, f"{document.name}:{start}: a block that does not end"
-
-
-def prose(document: Path) -> str:
-    """Everything outside fenced blocks."""
-    return re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-
-
-ALL = [block for document in DOCUMENTS for block in blocks(document)]
-QUOTES = [block for block in ALL if block.kind == "quote"]
+WITH_EXAMPLES = [d for d in DOCUMENTS if any(b.language == "python" and b.kind != "quote" for b in blocks(d))]
 SHELL = [line for block in ALL if block.language == "sh" for line in block.text.splitlines() if line.strip()]
 CARDS = sorted((ROOT / "src" / "outrider" / "data").rglob("README.md"))
 CLAIMED = [
-    line.strip().removesuffix("\\")
-    for card in CARDS
-    for line in card.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    line.strip().removesuffix("\\") for card in CARDS for line in text_of(card).replace("\\\n", " ").splitlines()
 ]
 COMMANDS = sorted({line for line in [*SHELL, *CLAIMED] if line.startswith("outrider ")})
-
-
-def named(block: Block) -> str:
-    return f"{block.document.name}:{block.line}"
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +55,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_every_block_is_of_a_known_kind() -> None:
     for block in ALL:
-        assert block.language in {"python", "sh", "text"}, f"{named(block)}: unknown language {block.language!r}"
-        assert block.kind in {"", "file", "quote"}, f"{named(block)}: unknown kind {block.kind!r}"
+        assert block.language in {"python", "sh", "text"}, f"{place_of(block)}: unknown language {block.language!r}"
+        assert block.kind in {"", "file", "quote"}, f"{place_of(block)}: unknown kind {block.kind!r}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+@pytest.mark.parametrize("document", WITH_EXAMPLES, ids=name_of)
 def test_examples_run(document: Path, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -129,17 +73,17 @@ def test_examples_run(document: Path, tiny: str, tmp_path: Path, monkeypatch: py
         if block.kind == "file":
             (tmp_path / block.name).write_text(text, encoding="utf-8")
         else:  # as many lines before it as there are in the document, so that a traceback names the right one
-            exec(compile("\n" * (block.line - 1) + text, named(block), "exec"), namespace)
+            exec(compile("\n" * (block.line - 1) + text, place_of(block), "exec"), namespace)
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("block", QUOTES, ids=named)
+@pytest.mark.parametrize("block", QUOTES, ids=place_of)
 def test_quotations_are_verbatim(block: Block) -> None:
     """algorithm.md explains the code as it is: whoever changes a quoted line changes the page."""
     source = (ROOT / block.name).read_text(encoding="utf-8")
-    assert block.text in source, f"{named(block)}: this is no longer in {block.name}:\n{block.text}"
+    assert block.text in source, f"{place_of(block)}: this is no longer in {block.name}:\n{block.text}"
 
 
 # --- the command line --------------------------------------------------------------------------------
@@ -184,79 +128,21 @@ def test_commands_run(line: str, tiny: str, tmp_path: Path, monkeypatch: pytest.
     assert result.exit_code == 0, f"{line}: exit code {result.exit_code}\n{result.output}\n{result.exception!r}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_options_exist(document: Path) -> None:
     known = {name for command in TREE.values() for o in command.params for name in (*o.opts, *o.secondary_opts)}
     known.add("--help")
-    text = document.read_text(encoding="utf-8").partition("## What others call it")[0]
+    text = text_of(document).partition("## What others call it")[0]
     for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text):
-        assert option in known, f"{document.name} mentions {option}, which no command of outrider has"
+        assert option in known, f"{name_of(document)} mentions {option}, which no command of outrider has"
 
 
 def test_make_targets_exist() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    targets = set(re.findall(r"^([a-z]+):", text_of(ROOT / "Makefile"), flags=re.MULTILINE))
     for document in DOCUMENTS:
-        text = document.read_text(encoding="utf-8")
+        text = text_of(document)
         for target in re.findall(r"(?:`|^)make ([a-z]+)", text, flags=re.MULTILINE):
-            assert target in targets, f"{document.name}: the Makefile has no target {target}"
-
-
-# --- links -------------------------------------------------------------------------------------------
-
-
-def anchors(document: Path) -> set[str]:
-    """The fragments GitHub gives to headings: lower case, punctuation dropped, spaces to hyphens."""
-    headings = re.findall(r"^#+ (.*)$", prose(document), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
-def test_links_lead_somewhere(document: Path) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", prose(document)):
-        if link.startswith(("https://", "http://")):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (document.parent / path).resolve() if path else document
-        assert target.exists(), f"{document.name}: {link} leads nowhere"
-        assert ROOT in target.parents, f"{document.name}: {link} leads out of the repository"
-        if anchor:
-            assert anchor in anchors(target), f"{document.name}: {link}: no such heading in {target.name}"
-
-
-# --- what must not be forgotten ----------------------------------------------------------------------
-
-
-def test_glossary_defines_every_statistic() -> None:
-    defined = re.findall(r"^\| `(\w+)` \|", GLOSSARY, flags=re.MULTILINE)
-    for name in [f.name for f in fields(Stats)] + [f.name for f in fields(Record)] + [*PHASES, "prefill"]:
-        assert name in defined, f"docs/glossary.md does not define {name}"
-
-
-def test_glossary_has_one_definition_per_statistic() -> None:
-    table = GLOSSARY.partition("## Statistics")[2].partition("### Fields of a record")[0]
-    defined = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
-    assert sorted(defined) == sorted(f.name for f in fields(Stats))
-
-
-def test_readme_names_every_option_and_drafter() -> None:
-    wanted = [f.name for f in fields(Options)] + list(signature(outrider.load).parameters)
-    wanted.remove("target")
-    for name in wanted:
-        assert f"`{name}`" in README, f"README.md does not name the option {name}"
-    for name in built_in():
-        assert f'`"{name}"`' in README, f"README.md does not name the drafter {name}"
-
-
-def test_readme_promises_no_figures() -> None:
-    """A speed or an acceptance rate belongs to a machine and a prompt: `make demo` prints them, the README does not."""
-    found = re.findall(r"\d[\d.,]*\s*(?:x\b|×|%|times\b|tok|tokens per second|tokens/s)", README)
-    assert not found, f"README.md has figures: {found}"
-
-
-def test_documents_name_no_machine() -> None:
-    for document in DOCUMENTS:
-        found = re.findall(r"(?<![\w./])/(?:home|root|tmp|work|Users|mnt)\b\S*", document.read_text(encoding="utf-8"))
-        assert not found, f"{document.name}: {found}"
+            assert target in targets, f"{name_of(document)}: the Makefile has no target {target}"
 
 
 # --- the tests themselves ----------------------------------------------------------------------------

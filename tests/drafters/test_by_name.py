@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import library
 import pytest
 import torch
 
+import library
 import outrider
 from outrider.drafters import Cascade, Copying, ModelDrafter
 from outrider.drafters.head import CONFIG, Head, HeadConfig, HeadDrafter

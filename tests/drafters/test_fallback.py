@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.core.abilities import Abilities
 from outrider.core.noise import Noise
-from outrider.core.protocols import Capped, Drafter, Priced, Shape, Spending
+from outrider.core.protocols import Drafter, Shape
 from outrider.core.sampling import Sampling
+from outrider.core.traits import DrafterTraits
 from outrider.drafters import Cascade, Copying, Fallback, Mixture, ModelDrafter, Standardised, Uniform
 from outrider.drafters.prices import Ladder, Prices
 from outrider.models.toy import ToyModel
@@ -20,7 +22,7 @@ REPEATS, NEW = [1, 2, 3, 4, 1, 2, 3], [1, 2, 3, 4, 5, 6]
 
 
 class Dear(ModelDrafter):
-    cost = 0.4
+    traits = DrafterTraits(cost=0.4, gamma=4)
 
 
 DEAR = Dear(MODEL.near(0.5), floor=0.01)
@@ -57,19 +59,19 @@ def test_prices_and_caps_reach_both_parts_of_a_fallback() -> None:
     """A drafter that ends its drafts by prices was never told them inside a fallback."""
     made = session(Fallback(Standardised(Mixture(Copying(), DEAR), 0.5), DEAR), NEW)
     prices = Prices(Ladder((1.0,) * 5, (0.0,) * 5), [1.0], [0.5])
-    assert isinstance(made, Priced) and isinstance(made, Capped)
-    made.prices, made.caps = prices, torch.tensor([2])
-    first, second = made.sessions
-    assert first.session.prices is prices is second.prices
-    assert first.session.caps is made.caps
+    Abilities(made).price(prices)
+    Abilities(made).cap(torch.tensor([2]))
+    asked(made, len(NEW))
+    (mixture,), second = made.sessions[0].children(), made.sessions[1]
+    assert mixture.prices is prices is second.prices
+    assert mixture.caps.tolist() == [2]
 
 
 def test_a_fallback_tells_what_took_time() -> None:
     """The guesses of both drafters take time, whichever are used; those of a mixture's copy take none."""
     made = session(Fallback(Mixture(Copying(), DEAR, cost=5.0), Uniform()), REPEATS, NEW)
-    assert isinstance(made, Spending)
     asked(made, len(REPEATS), len(NEW))
-    assert made.spent == 4
+    assert Abilities(made).spent == 4
     made.caps = torch.tensor([4, 0])  # nobody waits for the second drafter
     asked(made, len(REPEATS), len(NEW))
     assert made.spent == 0

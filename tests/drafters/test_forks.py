@@ -7,8 +7,9 @@ import torch
 
 import tiny
 from helpers import wrapped
+from outrider.core.abilities import Forkable
 from outrider.core.noise import Silence
-from outrider.core.protocols import Drafter, Forkable, Shape
+from outrider.core.protocols import Drafter, Shape
 from outrider.core.sampling import Sampling
 from outrider.drafters import Copying, Mixture, ModelDrafter, Standardised
 from outrider.drafters.head import Head, HeadConfig, HeadDrafter

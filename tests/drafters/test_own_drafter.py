@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import library
 import pytest
 from typer.testing import CliRunner
 
+import library
 import outrider
 from outrider.cli.main import app
 from outrider.errors import BadOption

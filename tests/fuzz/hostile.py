@@ -11,6 +11,7 @@ from torch import Tensor
 from outrider.core.noise import Noise, counter_of
 from outrider.core.protocols import Draft, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
+from outrider.core.traits import DrafterTraits
 from outrider.drafters.base import ContextSession
 
 BROKEN = {"zero": 0.0, "nan": float("nan"), "inf": float("inf")}
@@ -35,7 +36,7 @@ class Hostile:
     raises: int = 0  # at this call of propose; 0: never
 
     name = "hostile"
-    cost = 0.1
+    traits = DrafterTraits(cost=0.1)
 
     @property
     def shared(self) -> bool:

@@ -27,7 +27,7 @@ from worlds import Ends, Model, Named, Sampling, Toy, World, inf
 
 from outrider.core import top_p
 from outrider.decoding import step_runner
-from outrider.decoding.capture.graphs import Recorder
+from outrider.decoding.capture.graphs import StepGraphs
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.session_pool import Lanes
 from outrider.errors import NumericalError
@@ -58,8 +58,8 @@ class Reads(TorchDispatchMode):
             self.read.setdefault(memory._cdata, StorageWeakRef(memory))
 
 
-class Watched(Recorder):
-    """A recorder that looks, before every replay, whether what the recording reads is still there."""
+class Watched(StepGraphs):
+    """Looks, before every replay, whether what the captured step reads is still there."""
 
     gone = replays = 0
 
@@ -99,7 +99,7 @@ def check_captured(world: World) -> None:
     replayed = replace(decoder, lanes=Lanes(graphs=True))
     Watched.gone = Watched.replays = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_runner, "Recorder", Watched)
+        patch.setattr(step_runner, "StepGraphs", Watched)
         patch.setattr(top_p, "asks", False)  # as on a GPU
         for _ in range(3):
             own = replace(world.sampling, logit_bias=dict(world.sampling.logit_bias))

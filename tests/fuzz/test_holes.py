@@ -18,6 +18,7 @@ from torch import Tensor
 from worlds import Ends, Model, Named, Planned, Strict, Toy, Two, World
 
 from outrider import LLM, options
+from outrider.call import Call
 from outrider.core import sampling
 from outrider.core.noise import Noise
 from outrider.core.protocols import Draft
@@ -142,11 +143,15 @@ def test_a_recording_that_reads_what_a_cache_holds(monkeypatch: pytest.MonkeyPat
 def test_a_stop_string_that_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer gives the unknown token for a string that is none; it is special, and ended every text."""
 
-    def special_stops(llm: LLM, asked: Options) -> frozenset[int]:
-        ids = {llm.tokenizer.convert_tokens_to_ids(stop) for stop in asked.stop_strings}
-        return frozenset(ids & set(llm.tokenizer.all_special_ids))
+    right = LLM.call
 
-    monkeypatch.setattr(LLM, "_special_stops", special_stops)
+    def wrong(llm: LLM, asked: Options) -> Call:
+        call = right(llm, asked)
+        ids = {llm.tokenizer.convert_tokens_to_ids(stop) for stop in asked.stop_strings}
+        special = frozenset(ids & set(llm.tokenizer.all_special_ids))
+        return replace(call, stopping=replace(call.stopping, eos=call.stopping.eos | special))
+
+    monkeypatch.setattr(LLM, "call", wrong)
     with pytest.raises(AssertionError, match="ended"):
         check_stops(Toy(6, 1, 0, 0.5), Named("ngram"), ["\n\n"], "<unk>")
 

@@ -31,9 +31,7 @@ few_slow = settings(
 class Spoken(ToyModel):
     """A toy with what the front door asks of a model."""
 
-    encoder_decoder = False
     dtype = torch.float64
-    engine_name, computes_in = "toy", "float64"
 
     def __init__(self, toy: Toy, eos: int | None = None) -> None:
         self.__dict__ |= toy.build().__dict__

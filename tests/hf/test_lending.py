@@ -12,7 +12,7 @@ from door import batch, call
 
 import tiny
 from outrider.errors import OutriderError
-from outrider.hf.lent import _recordable, lent
+from outrider.hf.lent import _capturable, lent
 from outrider.models.transformers.model import HuggingFaceModel
 
 
@@ -125,12 +125,12 @@ def test_weights_in_another_place(change: Any) -> None:
 def test_adapters_are_not_recorded() -> None:
     """An adapter is switched on and off without a change of address: a recorded step would not notice."""
     model, gpu = tiny.build("llama"), torch.device("cuda")
-    assert _recordable(model, gpu) and not _recordable(model, torch.device("cpu"))
+    assert _capturable(model, gpu) and not _capturable(model, torch.device("cpu"))
     model._hf_peft_config_loaded = True
-    assert not _recordable(model, gpu)
+    assert not _capturable(model, gpu)
     model._hf_peft_config_loaded = False
     model.model.layers[0].mlp.act_fn = type("Adapter", (torch.nn.SiLU,), {"__module__": "peft.tuners.lora"})()
-    assert not _recordable(model, gpu)
+    assert not _capturable(model, gpu)
 
 
 @pytest.mark.parametrize(

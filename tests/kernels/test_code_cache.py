@@ -28,12 +28,6 @@ print("read" if doubled.stats.cache_hits else "compiled")
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def script(tmp_path: Path) -> Path:
     file = tmp_path / "doubling.py"
     file.write_text(SCRIPT)

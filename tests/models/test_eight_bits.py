@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
-import plain_kernels
 import pytest
-import tiny
 import torch
 from torch import Tensor, nn
 
+import plain_kernels
+import tiny
 from outrider.core.protocols import Drafter, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
@@ -18,6 +18,8 @@ from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, Nothing
 from outrider.errors import BadOption
+from outrider.kernels.attached import attached
+from outrider.kernels.packed_linear import Joined
 from outrider.kernels.triton import available
 from outrider.models.transformers.int8_gpu import quantise
 from outrider.models.transformers.model import HuggingFaceModel
@@ -59,9 +61,11 @@ def test_a_quantised_model(family: str, fused: bool, monkeypatch: pytest.MonkeyP
     found = logits(model)
     off = float((found - expected).norm() / expected.norm())
     assert 1e-5 < off < 0.2  # a matrix of 32 columns is easily off by a tenth; a wrong one by all
-    for module in (m for m in model.model.modules() if hasattr(m, "outrider_weight")):
+    for module, joined in ((m, attached(m, Joined)) for m in model.model.modules()):
+        if joined is None:
+            continue
         first = next(m for m in module.children() if type(m) is nn.Linear)
-        assert first.weight.qdata.data_ptr() == module.outrider_weight.qdata.data_ptr(), "a second copy"
+        assert first.weight.qdata.data_ptr() == joined.weight.qdata.data_ptr(), "a second copy"
     assert text(model, Copying()) == text(model, Nothing())
 
 

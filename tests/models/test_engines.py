@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import threading
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,13 +27,12 @@ pytest.importorskip("numba")
 
 from exactness.test_bits import Recording
 from models.test_lean import TEXT, scored
-from outrider.kernels.numba.thread_team import Crew
 from outrider.models.batch_invariance import bits_do_not_depend_on_width
 from outrider.models.engine import numba_engine
 from outrider.models.engine.model import EngineModel, EngineSession, Outline
 from outrider.models.engine.prepared import prepare
 
-pytestmark = pytest.mark.cpu_paths
+pytestmark = [pytest.mark.cpu_paths, pytest.mark.usefixtures("cache")]
 
 with_onnxruntime = pytest.mark.skipif(
     find_spec("onnxruntime") is None or find_spec("onnx") is None, reason="could not import 'onnxruntime'"
@@ -84,11 +80,6 @@ def _with_biases(model: Any) -> Any:
         if name.endswith("bias"):
             parameter.data = torch.randn(parameter.shape, generator=generator)
     return model
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
 
 
 def rounded(model: Any) -> Any:
@@ -170,7 +161,7 @@ def test_threads_that_share_an_engine(tmp_path: Path) -> None:
     """Catches work done twice or not at all, helpers that see another run's buffers, bits that depend on who did it."""
     torch.manual_seed(0)
     model = run_by("numba", rounded(BUILT["wide"]()), tmp_path)
-    assert model.engine.threads == 3 and model.any_width
+    assert model.engine.threads == 3 and model.facts.batch_invariant
     texts = [[token % 101 for token in range(start, start + 40)] for start in range(4)]
 
     def logits(text: list[int]) -> Tensor:
@@ -184,49 +175,6 @@ def test_threads_that_share_an_engine(tmp_path: Path) -> None:
         for _ in range(5):
             for found, alone in zip(pool.map(logits, texts), expected, strict=True):
                 assert torch.equal(found, alone)
-
-
-@pytest.mark.usefixtures("three_threads")
-def test_helpers_outlive_a_bad_call_and_an_interrupted_caller(tmp_path: Path) -> None:
-    """Catches a crew that shrinks unnoticed, and helpers that write into memory that has been given back."""
-    crew = Crew(3)
-    done = threading.Barrier(3, timeout=20)
-    for _ in range(3):
-        with pytest.raises(ZeroDivisionError):
-            crew.run(lambda: 1 // 0, holding=None)
-    crew.run(done.wait, holding=None)  # only with all three does this end
-    held: Any = torch.zeros(3)
-    watch, gate = weakref.ref(held), threading.Event()
-
-    def interrupted() -> None:
-        if threading.current_thread() is threading.main_thread():
-            raise KeyboardInterrupt
-        gate.wait(20)
-
-    with pytest.raises(KeyboardInterrupt):
-        crew.run(interrupted, holding=held)
-    del held
-    assert watch() is not None, "helpers are still at it"
-    gate.set()
-    crew.run(done.wait, holding=None)
-    gc.collect()
-    assert watch() is None
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.usefixtures("three_threads")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_process_has_helpers_of_its_own() -> None:
-    """Catches calls piling up for threads that a child process does not have."""
-    crew = Crew(3)
-    child = os.fork()
-    if child == 0:
-        try:
-            crew.run(threading.Barrier(3, timeout=20).wait, holding=None)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -250,7 +198,7 @@ def test_logits_are_bit_identical_with_and_without_guesses(engine: str, int8: bo
     """Catches kernels whose bits depend on how many rows there are, taken for ones whose do not."""
     wanted = case("llama")
     model = run_by(engine, rounded(tiny.build("llama")), tmp_path, int8)
-    assert model.any_width, "not wrong, but then this test compares constant widths only"
+    assert model.facts.batch_invariant, "not wrong, but then this test compares constant widths only"
     plain, speculative = Recording(model), Recording(model)
     texts, _ = run(plain, Nothing(), wanted.requests, 0)
     again, trace = run(speculative, wanted.drafter("table"), wanted.requests, 6)
@@ -281,8 +229,8 @@ def test_runs_are_narrow_where_bits_allow_it(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EngineSession, "_feed", watched)
-        for any_width in (True, False):
-            model.any_width = any_width
+        for invariant in (True, False):
+            model.facts = replace(model.facts, batch_invariant=invariant)
             session = model.start(1, Shape(64, 5))
             session.admit(0, TEXT)
             session.score(torch.tensor([[1, 2]]))

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import plain_kernels
 import pytest
-import tiny
 import torch
 from torch import Tensor
 
+import plain_kernels
+import tiny
 from outrider.core.protocols import Shape
 from outrider.kernels.triton import available
 from outrider.models.transformers import trimmed

@@ -35,14 +35,9 @@ from outrider.models.engine.numba_weights import half_panels, in_half
 from outrider.models.engine.prepared import prepare
 from outrider.models.transformers.fingerprint import fingerprint
 
-pytestmark = pytest.mark.cpu_paths
+pytestmark = [pytest.mark.cpu_paths, pytest.mark.usefixtures("cache")]
 
 able = pytest.mark.skipif(not cpu.facts().computes_in_half, reason="this CPU does not compute in float16")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
 
 
 def in_float16(model: Any, folder: Path) -> EngineModel:
@@ -81,7 +76,7 @@ def test_logits_are_bit_identical_with_and_without_guesses(tmp_path: Path) -> No
     """Catches sums that depend on how many rows there are."""
     wanted = case("llama")
     model = in_float16(rounded(tiny.build("llama")), tmp_path)
-    assert model.any_width and "in float16" in model.engine_name
+    assert model.facts.batch_invariant and "in float16" in model.facts.engine
     plain, speculative = Recording(model), Recording(model)
     texts, _ = run(plain, Nothing(), wanted.requests, 0)
     again, trace = run(speculative, wanted.drafter("table"), wanted.requests, 6)
@@ -173,7 +168,7 @@ def test_asked_for_by_dtype(tmp_path: Path) -> None:
     folder = library.save_llama(tmp_path / "target")
     tf.LlamaForCausalLM.from_pretrained(folder).to(torch.bfloat16).save_pretrained(folder)
     names = {
-        dtype: outrider.load(str(folder), "none", "cpu", dtype, engine="numba").target.model.engine_name
+        dtype: outrider.load(str(folder), "none", "cpu", dtype, engine="numba").target.model.facts.engine
         for dtype in ("auto", "float16", "float32")
     }
     assert names["auto"] == names["float16"]

@@ -29,16 +29,7 @@ pytest.importorskip("onnx")
 from outrider.models.engine.prepared import RECORD, prepare
 from outrider.models.engine.weight_files import WEIGHTS
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return library.save_llama(tmp_path / "target")
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture
@@ -134,7 +125,7 @@ def test_auto_goes_on_to_torch(narrow: Path, monkeypatch: pytest.MonkeyPatch) ->
     save_file(tensors, narrow / "model.safetensors", metadata={"format": "pt"})
     with pytest.warns(UserWarning, match=r"is run by torch, not by numba: .*model\.norm\.bias"):
         llm = outrider.load(str(narrow), device="cpu")
-    assert llm.target.model.engine_name == "torch"
+    assert llm.target.model.facts.engine == "torch"
 
 
 def test_facts_are_found_out_once_and_not_lost(folder: Path) -> None:

@@ -27,16 +27,7 @@ from outrider.models.engine.weight_files import WEIGHTS
 from outrider.models.hub.making import Space
 from outrider.models.hub.safetensors_files import INDEX
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return library.save_llama(tmp_path / "target")
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def _cut(file: Path) -> None:
@@ -87,7 +78,7 @@ def test_the_index_says_which_files_are_the_model(folder: Path, monkeypatch: pyt
     (folder / "consolidated.safetensors").write_bytes(b"cut short")  # none of ours
     assert prepare(folder, model.config, "onnxruntime").folder == prepared.folder
     llm = outrider.load(str(folder), "none", device="cpu", engine="onnxruntime", dtype="float32")
-    assert "onnxruntime" in llm.target.model.engine_name
+    assert "onnxruntime" in llm.target.model.facts.engine
 
 
 @pytest.mark.parametrize(
@@ -120,7 +111,7 @@ def test_a_cache_that_cannot_be_written(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         llm = outrider.load(str(folder), "none", device="cpu", dtype="float32")
-    assert llm.target.model.engine_name == "torch"
+    assert llm.target.model.facts.engine == "torch"
     told = [line for line in capsys.readouterr().err.splitlines() if "cache" in line]
     assert len(told) == 1
     assert f"the cache at {tmp_path / 'file/cache'} cannot be written" in told[0]

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from outrider.core.model_facts import ModelFacts
+from outrider.core.traits import DrafterTraits
 from outrider.drafters import Nothing
 from outrider.planning.acceptance import Acceptance
 from outrider.planning.policies import Auto, Gradient, Planner, Setting, declared_widths, improvement_slope
@@ -26,8 +28,7 @@ STEEPER = interpolated({1: 1.0, 2: 1.11, 3: 1.22, 4: 1.56, 5: 1.89, 9: 3.33})
 
 def setting(rows: int = 1, splits: bool = True, **drafter: object) -> Setting:
     fake = Nothing()
-    for name, value in drafter.items():
-        setattr(fake, name, value)
+    fake.traits = DrafterTraits(**drafter)  # type: ignore[arg-type]
     return Setting(rows, LIMIT, fake, "shape", splits=splits)
 
 
@@ -106,7 +107,7 @@ def test_widths_that_cost_something_are_weighed(widths: Any, alpha: float, c: fl
 
 @pytest.mark.parametrize("splits", [True, False])
 def test_a_drafter_that_plans_is_asked_for_all_or_none(splits: bool) -> None:
-    assert set(live(Auto(0.1).start(setting(splits=splits, plans=True)), 0.5, 100)) <= {0, LIMIT}
+    assert set(live(Auto(0.1).start(setting(splits=splits, stops_itself=True)), 0.5, 100)) <= {0, LIMIT}
     assert set(live(Auto(0.1).start(setting(splits=splits)), 0.5, 100)) - {0, LIMIT}
 
 
@@ -139,7 +140,7 @@ def test_a_drafter_that_knows_when_to_stop_beats_every_gamma(widths: Any, timed:
     """Catches all or nothing: asked for eight guesses it makes two or three, and more where it is sure."""
     costs, sure = Costs(widths, 0.1, 0.03), lambda chance: chance.choice([0.15, 0.6, 0.98, 0.98])
     alpha = (0.15 + 0.6 + 0.98 + 0.98) / 4
-    row = Confident(Auto(None if timed else costs).start(setting(plans=True)), costs)
+    row = Confident(Auto(None if timed else costs).start(setting(stops_itself=True)), costs)
     made = [row.run(sure) for _ in range(1500)]
     assert 1 < sum(made) / len(made) < 4
     assert row.tokens / row.time >= max(speedup(alpha, gamma, costs) for gamma in range(LIMIT + 1))
@@ -148,7 +149,7 @@ def test_a_drafter_that_knows_when_to_stop_beats_every_gamma(widths: Any, timed:
 def test_where_guesses_cost_more_than_they_bring_little_is_lost() -> None:
     """Never slower: a head that is right one time in four, at a third of a run for each guess."""
     costs = Costs(STEEPER, 0.33, 0.05)
-    row = Confident(Auto().start(setting(plans=True)), costs)
+    row = Confident(Auto().start(setting(stops_itself=True)), costs)
     for _ in range(600):
         row.run(lambda chance: 0.25)
     assert row.tokens / row.time >= 0.98
@@ -156,7 +157,7 @@ def test_where_guesses_cost_more_than_they_bring_little_is_lost() -> None:
 
 def test_a_try_is_priced_low() -> None:
     """Catches a deadlock: the planner tries again, the drafter finds the price too high, and nobody learns anything."""
-    planner: Any = Auto(Costs(1.0, 0.9)).start(setting(plans=True))
+    planner: Any = Auto(Costs(1.0, 0.9)).start(setting(stops_itself=True))
     rates = []
     for _ in range(60):
         asked = planner.choose(0)
@@ -167,7 +168,7 @@ def test_a_try_is_priced_low() -> None:
 
 def test_what_the_target_declares_is_known_without_a_clock() -> None:
     """Catches seeds under maximal coupling planned as if wide runs were free."""
-    target: Any = SimpleNamespace(width_costs={1: 1.0, 2: 1.1, 5: 2.0})
+    target: Any = SimpleNamespace(facts=ModelFacts(8, width_costs={1: 1.0, 2: 1.1, 5: 2.0}))
     widths: Any = declared_widths(target)
     assert [widths(width) for width in (1, 2, 5, 6, 9)] == pytest.approx([1.0, 1.1, 2.0, 2.3, 3.2])
     assert declared_widths(SimpleNamespace()) == 1.0  # type: ignore[arg-type]
@@ -179,7 +180,7 @@ def test_what_the_target_declares_is_known_without_a_clock() -> None:
 
 def test_a_token_costs_the_same_in_any_row() -> None:
     """Catches batches planned as if they were one row: three rows of two tokens are a run of six."""
-    target: Any = SimpleNamespace(width_costs={1: 1.0, 3: 1.2, 6: 2.4, 9: 3.6})
+    target: Any = SimpleNamespace(facts=ModelFacts(8, width_costs={1: 1.0, 3: 1.2, 6: 2.4, 9: 3.6}))
     widths: Any = declared_widths(target, rows=3)
     assert [widths(width) for width in (1, 2, 3)] == pytest.approx([1.0, 2.0, 3.0])
 
@@ -188,7 +189,7 @@ def test_a_drafter_that_may_decline_is_asked_until_it_was_in_vain_often() -> Non
     """Catches a copy that is never looked for because the first two runs had none, and one that is looked for in vain
     in every run."""
     dear = Costs(lambda width: 1 + 0.4 * (width - 1), 0.25, 0.05)
-    planner = Auto(dear).start(setting(plans=True, declines=True))
+    planner = Auto(dear).start(setting(stops_itself=True, cheap_to_ask=True))
     asked = []
     for run in range(60):
         asked.append(planner.choose(0))

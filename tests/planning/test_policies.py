@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from clocks import ticking
 from helpers import run
-
 from outrider.core.protocols import Draft, Drafter
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cpus
 import pytest
 import torch
 import transformers as tf
 
 import cpu_paths
+import cpus
 import outrider
 from outrider.drafters.head import choice as head_choice
 from outrider.drafters.head.backends import cpu_products

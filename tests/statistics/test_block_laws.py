@@ -16,7 +16,6 @@ from outrider.core.protocols import Draft, Shape, Verdict, Verifier
 from outrider.core.sampling import Sampling
 from outrider.core.verification.block import block_coupling
 from outrider.core.verification.maximal import maximal_coupling
-from outrider.trace import PHASES, Stopwatch
 
 
 @pytest.mark.parametrize("name", ["near", "far", "cool", "uniform", "copy", "table"])
@@ -89,8 +88,7 @@ def kept(verifier: Verifier, rows: int = 60_000, gamma: int = 3) -> Tensor:
     for session in (target, drafting):
         session.admit(0, PROMPT)
         session.select(torch.zeros(rows, dtype=torch.int64))
-    watch = Stopwatch(dict.fromkeys(PHASES, 0.0))
-    step = speculative_step(target, drafting, verifier, Sampling(1.0), Noise(torch.arange(rows)), gamma, watch)
+    step = speculative_step(target, drafting, verifier, Sampling(1.0), Noise(torch.arange(rows)), gamma)
     return torch.bincount(step.count - 1, minlength=gamma + 1)
 
 

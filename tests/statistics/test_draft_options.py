@@ -103,7 +103,7 @@ def test_the_text_does_not_show_it_under_gumbel_coupling() -> None:
 def test_names_and_refusals() -> None:
     """Catches a setting that does not show in statistics, or one that could have no effect."""
     assert Standardised(NEAR, 0.5, 20, 0.9).name == "near at temperature 0.5, top-k 20, top-p 0.9"
-    assert Standardised(NEAR).name == "near" and Standardised(NEAR, 1.0).gamma == ModelDrafter.gamma
+    assert Standardised(NEAR).name == "near" and Standardised(NEAR, 1.0).traits == NEAR.traits
     assert not hasattr(Standardised(Ngram()), "gamma")
     for nothing in (Copying(), Nothing()):
         with pytest.raises(BadOption, match=f"'{nothing.name}' draws nothing"):

@@ -18,7 +18,7 @@ from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.testing import assert_same_law, counts_of, exact_law
-from outrider.trace import PHASES, Stopwatch, Trace
+from outrider.trace import Trace
 
 BOTH = pytest.mark.parametrize("verifier", [maximal_coupling, gumbel_coupling], ids=lambda v: v.name)
 
@@ -63,8 +63,7 @@ def first_step(verifier: Verifier, rows: int = 100_000) -> tuple[torch.Tensor, t
     p = standardise(target.score(torch.zeros((1, 0), dtype=torch.int64)), sampling, target.context, target.tail)[0, 0]
     for session in (target, drafting):
         session.select(torch.zeros(rows, dtype=torch.int64))
-    watch = Stopwatch(dict.fromkeys(PHASES, 0.0))
-    step = speculative_step(target, drafting, verifier, sampling, Noise(torch.arange(rows)), 1, watch)
+    step = speculative_step(target, drafting, verifier, sampling, Noise(torch.arange(rows)), 1)
     kept = (step.count > 1).sum()
     assert step.draft.probs is not None
     return torch.stack([kept, rows - kept]), p, step.draft.probs[0, 0]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import pytest
-import tiny
 import torch
 from transformers import PreTrainedModel
 
+import tiny
 from outrider.core.protocols import Drafter, LanguageModel, Verifier
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import library
 import pytest
 import torch
 
+import library
 from outrider.models.hub import loading
 from outrider.training import slot_writer
 from outrider.training.slot_writer import ends_of, roll

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from outrider.beam.rules import Hypothesis, Tokens
+from outrider.core.abilities import forkable
 from outrider.core.noise import Silence
-from outrider.core.protocols import Draft, DraftSession, forkable
+from outrider.core.protocols import Draft, DraftSession
 from outrider.core.sampling import Sampling
 
 

@@ -14,7 +14,7 @@ from outrider.core.protocols import Drafter, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.core.verification.maximal import maximal_coupling
-from outrider.decoding.capture.graphs import Recorder
+from outrider.decoding.capture.graphs import StepGraphs
 from outrider.decoding.step_runner import Rule, Stepper
 from outrider.drafters import ModelDrafter, Nothing
 from outrider.models.transformers.model import HuggingFaceModel
@@ -69,7 +69,7 @@ class Lane:
             self.stepper.target.context.admit(row, [3, 4])
             self.stepper.drafter.admit(row, [3, 4])
             self.stepper.seeds[row] = row
-        found = Recorder(self.stepper.target, self.stepper.drafter)
+        found = StepGraphs(self.stepper.target, self.stepper.drafter)
         self.sessions: list[Any] = list(found.sessions)
         self.contexts = found.contexts
         for session in self.sessions:

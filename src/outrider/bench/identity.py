@@ -12,7 +12,7 @@ from outrider.core.noise import Noise
 from outrider.core.protocols import Drafter
 from outrider.decoding.step_runner import Rule, Stepper
 from outrider.drafters import ModelDrafter, Nothing
-from outrider.drafters.recorded import Recorded
+from outrider.drafters.known_text import KnownText
 from outrider.kernels.triton import available
 
 RULES = {"temperature 0": GREEDY, "temperature 1": COUPLED}
@@ -55,7 +55,7 @@ def compare(setting: Setting, rows: int, count: int, spoiled: float) -> dict[str
     for name, rule in RULES.items():
         plain, plain_steps = texts(setting, Nothing(), rule, prompts, count, 0, graphs=True)
         known = _table(prompts, plain)
-        guessed, steps = texts(setting, Recorded(known, spoiled), rule, prompts, count, setting.gamma, graphs=True)
+        guessed, steps = texts(setting, KnownText(known, spoiled), rule, prompts, count, setting.gamma, graphs=True)
         result[name] = {
             "tokens": rows * count,
             "mismatches": _differing(plain, guessed),

@@ -73,7 +73,7 @@ def _config(old: LlamaConfig, size: Larger) -> LlamaConfig:
 
 
 def _head_size(config: LlamaConfig) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return int(config.head_dim or config.hidden_size // config.num_attention_heads)
 
 
 class _Inflation:

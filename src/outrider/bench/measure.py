@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import Any
 
+from outrider.core.traits import traits_of
 from outrider.decoding.loop import bucket
 from outrider.decoding.step_runner import Rule
 from outrider.drafters import Nothing
@@ -182,7 +183,7 @@ def _timed_cost(engine: LLM, options: Mapping[str, Any], cell: Cell) -> float:
     from outrider.bench.parts import cost
 
     decoder = engine.decoder(Options.parse(dict(options)))
-    gamma = decoder.gamma if isinstance(decoder.gamma, int) else getattr(decoder.drafter, "gamma", 4)
+    gamma = decoder.gamma if isinstance(decoder.gamma, int) else traits_of(decoder.drafter).gamma or 4
     gamma = min(gamma, engine.width - 1)
     if gamma == 0 or isinstance(decoder.drafter, Nothing):
         return math.nan

@@ -34,6 +34,7 @@ from outrider.errors import BadOption
 from outrider.models.hub.generation_config import defaults
 from outrider.models.hub.loading import load
 from outrider.models.transformers.model import HuggingFaceModel
+from outrider.prompts import has_chat_template
 from outrider.theory import expected_tokens, optimal_gamma
 from outrider.trace import Trace, ratio, summarise
 
@@ -105,7 +106,7 @@ def trained_pair(name: str, draft: Path | None, device: torch.device, dtype: str
     large = HuggingFaceModel(inflate(loaded.model.model, EIGHT_BILLION))
     large.fuse()
     words = loaded.tokenizer
-    chat = bool(getattr(words, "chat_template", None))
+    chat = has_chat_template(words)
     texts = [_as_chat(words, text) if chat else text for _, text in asked]
     encoded = [tuple(words.encode(text, add_special_tokens=not chat)) for text in texts]
     about, ends = describe(loaded.model.model, large.model), defaults(loaded.model).eos

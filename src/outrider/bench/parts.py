@@ -12,7 +12,7 @@ from outrider.bench.gpu import Lane, Setting
 from outrider.bench.timing import timed
 from outrider.core.noise import Noise
 from outrider.core.protocols import Drafter
-from outrider.decoding.capture.graphs import Recorder
+from outrider.decoding.capture.graphs import StepGraphs
 from outrider.decoding.step_runner import Rule
 from outrider.drafters import Nothing
 
@@ -47,9 +47,9 @@ def parts(setting: Setting, drafter: Drafter, rule: Rule, graphs: bool = True) -
     def guess() -> Tensor:
         return session.propose(gamma, rule.sampling, noise, target.context.positions(gamma + 1)).tokens
 
-    recorder = Recorder(target, lane.stepper.drafter)
-    replayed = lane.stepper.graphs and rule.recordable  # as the steps were
-    drafting = _median(setting, lane, (lambda: recorder.run("guess", guess)) if replayed else guess)
+    captured = StepGraphs(target, lane.stepper.drafter)
+    replayed = lane.stepper.graphs and rule.capturable  # as the steps were
+    drafting = _median(setting, lane, (lambda: captured.run("guess", guess)) if replayed else guess)
     return Parts(step, speculative, drafting / gamma)
 
 

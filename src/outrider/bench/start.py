@@ -56,7 +56,7 @@ def stage(name):
 
 stage("python")
 import importlib, outrider, outrider.runtime.gc_pause
-with outrider.runtime.gc_pause.uncollected():  # as outrider.load imports it
+with outrider.runtime.gc_pause.gc_paused():  # as outrider.load imports it
     import torch
 stage("torch")
 load = outrider.load
@@ -72,8 +72,8 @@ stage("first token")
 for chunk in chunks:
     pass
 stage("end")
-weights = model.prepared.weights if hasattr(model, "prepared") else str(model.dtype).removeprefix("torch.")
-print(json.dumps({"engine": model.engine_name, "weights": weights}), flush=True)
+facts = model.facts
+print(json.dumps({"engine": facts.engine, "weights": facts.weights_in}), flush=True)
 """
 
 

@@ -4,8 +4,7 @@ Reads a request a line and answers with a line. ``load`` comes first: engine, mo
 draft. Then ``generate``: way, prompt ids, how many tokens, temperature, seed. The end of the input is the end.
 
 It imports nothing but the standard library and the engine it is asked for, so that an engine need not live in the
-environment that Outrider lives in. An engine is a class with ``version``, ``dtype`` and ``generate``, which returns
-the new tokens and calls ``heard(n)`` as soon as the first n of them are there.
+environment that Outrider lives in.
 """
 
 from __future__ import annotations
@@ -18,10 +17,21 @@ import time
 import traceback
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 Heard = Callable[[int], None]
 Request = dict[str, Any]
+
+
+class ComparedEngine(Protocol):
+    """An engine, loaded."""
+
+    version: str
+    dtype: str  # of the weights that a run reads
+    notes: dict[str, str]  # by way of decoding
+
+    def generate(self, request: Request, heard: Heard) -> list[int]:
+        """New tokens. Calls ``heard(n)`` as soon as the first n of them are there."""
 
 
 class Outrider:
@@ -38,9 +48,8 @@ class Outrider:
         self.ways = {first: llm, **{way: llm.with_draft(drafts[way]) for way in others}}
         model = llm.target.model
         # What a run reads from memory: an engine may keep its weights in fewer bytes than it computes with.
-        kept = model.prepared.weights if hasattr(model, "prepared") else str(model.dtype).removeprefix("torch.")
-        self.version, self.dtype = outrider.__version__, kept
-        self.notes = {way: f"{model.engine_name}, draft {engine.drafter.name}" for way, engine in self.ways.items()}
+        self.version, self.dtype = outrider.__version__, model.facts.weights_in
+        self.notes = {way: f"{model.facts.engine}, draft {engine.drafter.name}" for way, engine in self.ways.items()}
 
     def generate(self, request: Request, heard: Heard) -> list[int]:
         options = {"max_new_tokens": request["tokens"], "temperature": request["temperature"], "seed": request["seed"]}
@@ -61,6 +70,7 @@ class Transformers:
         import transformers
 
         self.torch, self.version = torch, transformers.__version__
+        self.notes: dict[str, str] = {}
         torch.set_num_threads(wanted["threads"])
         config = transformers.AutoConfig.from_pretrained(wanted["target"])
         self.source = bool(config.is_encoder_decoder)
@@ -117,6 +127,7 @@ class Vllm:
         import vllm
 
         self.vllm, self.version, self.dtype, self.count = vllm, vllm.__version__, wanted["dtype"], 0
+        self.notes: dict[str, str] = {}
         (way,) = wanted["ways"]
         ngram = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
         draft = {"method": "draft_model", "model": wanted["draft"], "num_speculative_tokens": 3}
@@ -186,7 +197,7 @@ class OpenVino:
         return list(map(int, self.pipeline.generate(inputs, config, Streamer()).tokens[0]))
 
 
-ENGINES: dict[str, Callable[[Request], Any]] = {
+ENGINES: dict[str, Callable[[Request], ComparedEngine]] = {
     "outrider": Outrider,
     "transformers": Transformers,
     "vllm": Vllm,
@@ -194,14 +205,14 @@ ENGINES: dict[str, Callable[[Request], Any]] = {
 }
 
 
-def loaded(request: Request) -> tuple[Any, Request]:
+def loaded(request: Request) -> tuple[ComparedEngine, Request]:
     began = time.perf_counter()
     engine = ENGINES[request["engine"]](request)
-    about = {"version": engine.version, "dtype": engine.dtype, "notes": getattr(engine, "notes", {})}
+    about = {"version": engine.version, "dtype": engine.dtype, "notes": engine.notes}
     return engine, about | {"seconds": time.perf_counter() - began}
 
 
-def generated(engine: Any, request: Request) -> Request:
+def generated(engine: ComparedEngine, request: Request) -> Request:
     """Tokens; the seconds they took; how many came first, and when."""
     first: list[tuple[int, float]] = []
     began = time.perf_counter()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from outrider.core.model_facts import dtype_name
 from outrider.kernels.packed_linear import packed_layers
 from outrider.llm import LLM
 from outrider.models.engine.model import EngineModel
@@ -18,7 +19,7 @@ def conditions(llm: LLM, slots: int) -> dict[str, Any]:
     model = llm.target.model
     return {
         "device": _device(model.device),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": dtype_name(model.dtype),
         "width": llm.width,
         "slots": slots,
         "exact": llm.exact,
@@ -36,9 +37,12 @@ def _device(device: torch.device) -> str:
 
 def _kernels(llm: LLM) -> dict[str, Any]:
     model = llm.target.model
-    found: dict[str, Any] = {"engine": model.engine_name, "weights": llm.target.kernels.weights}
+    found: dict[str, Any] = {"engine": model.facts.engine, "weights": llm.target.kernels.weights}
     if isinstance(model, EngineModel):
-        return found | {"any_width": model.any_width, "threads": model.engine.threads, "width_costs": model.width_costs}
+        facts = model.facts
+        return found | {
+            "any_width": facts.batch_invariant, "threads": model.engine.threads, "width_costs": facts.width_costs,
+        }  # fmt: skip
     found["attention"] = str(model.config._attn_implementation)
     if model.device.type == "cuda":
         found["cuda"] = torch.version.cuda

@@ -39,8 +39,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         require(len(self.prompts) > 0, "no prompts: the prompts file is empty")
-        for name in ("max_new_tokens", "tokens_total"):
-            count = getattr(self, name)
+        for name, count in (("max_new_tokens", self.max_new_tokens), ("tokens_total", self.tokens_total)):
             require(count is None or count >= 1, f"{name} must be at least 1, got {count}")
         require(
             self.max_new_tokens is None or self.tokens_total is None,
@@ -53,8 +52,7 @@ class Plan:
             f"lenience {self.lenience!r} is inexact by design, so there is nothing to certify; leave it out",
         )
         require(self.coupling in VERIFIERS, f"coupling must be one of {', '.join(VERIFIERS)}, got {self.coupling!r}")
-        for name, least in (("samples", 1000), ("engine_samples", 200)):
-            count = getattr(self, name)
+        for name, count, least in (("samples", self.samples, 1000), ("engine_samples", self.engine_samples, 200)):
             require(count == 0 or count >= least, f"{name} must be 0 (none) or at least {least}, got {count}")
 
     def slots(self, asked: int | None) -> int:

@@ -16,11 +16,10 @@ from outrider.core.verification.choose import VERIFIERS
 from outrider.drafters import Nothing, built_in
 from outrider.errors import require
 from outrider.llm import LLM
+from outrider.models.settings import has_chat_template
 from outrider.output import Output
 from outrider.runtime import timer
 from outrider.trace import finite
-
-PARTS = ("invariance", "greedy", "gumbel", "law")
 
 
 @dataclass
@@ -40,12 +39,22 @@ class Certificate:
 
     @property
     def results(self) -> list[Any]:
-        return [result for part in PARTS for result in getattr(self, part)]
+        return [result for part in self._parts().values() for result in part]
+
+    def _parts(self) -> dict[str, Sequence[Any]]:
+        """In the order they are run in."""
+        return {"invariance": self.invariance, "greedy": self.greedy, "gumbel": self.gumbel, "law": self.law}
 
     @property
     def verdict(self) -> str:
         """failed if anything did; unfinished if interrupted; inconclusive if a law test had no power; else passed."""
-        if any(not r.passed and not getattr(r, "inconclusive", False) for r in self.results):
+        conclusive: list[Any] = [
+            *self.invariance,
+            *self.greedy,
+            *self.gumbel,
+            *(r for r in self.law if not r.inconclusive),
+        ]
+        if not all(r.passed for r in conclusive):
             return "failed"
         if not self.finished:
             return "unfinished"
@@ -61,10 +70,8 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         whole = asdict(self)
-        for name in PARTS:
-            whole[name] = [
-                {**entry, "passed": r.passed} for entry, r in zip(whole[name], getattr(self, name), strict=True)
-            ]
+        for name, part in self._parts().items():
+            whole[name] = [{**entry, "passed": r.passed} for entry, r in zip(whole[name], part, strict=True)]
         for entry, r in zip(whole["law"], self.law, strict=True):
             entry["inconclusive"] = r.inconclusive
         totals = {
@@ -192,6 +199,6 @@ def _check_room(llm: LLM, prompts: Sequence[Sequence[int]], new_tokens: int) -> 
 
 
 def _ids(llm: LLM, text: str, chat: bool) -> list[int]:
-    if chat and getattr(llm.tokenizer, "chat_template", None):
+    if chat and has_chat_template(llm.tokenizer):
         return llm.chat_prompt([{"role": "user", "content": text}])
     return list(llm.tokenizer.encode(text))

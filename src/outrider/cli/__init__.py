@@ -1,0 +1,1 @@
+"""The `outrider` command: options in, one public function called, tables and errors out."""

@@ -28,9 +28,7 @@ EXPLAINED = (
 
 def cpu(
     context: typer.Context,
-    target: Annotated[
-        str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")
-    ] = common.DEFAULT_TARGET,
+    target: common.TargetArgument = common.DEFAULT_TARGET,
     engines: Annotated[
         str | None,
         typer.Option(
@@ -179,9 +177,7 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 
 def start(
-    target: Annotated[
-        str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")
-    ] = common.DEFAULT_TARGET,
+    target: common.TargetArgument = common.DEFAULT_TARGET,
     draft: common.Draft = "auto",
     dtype: common.Dtype = "auto",
     tokens: Annotated[int, typer.Option("--tokens", "-n", help="Tokens to generate; memory is read at the end.")] = 64,

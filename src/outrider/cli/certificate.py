@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -12,8 +12,14 @@ from rich.table import Table
 
 from outrider.cli.tables import show_table
 
+if TYPE_CHECKING:
+    from outrider.certificate import Certificate
+    from outrider.certificate.identity import IdentityResult
+    from outrider.certificate.invariance import InvarianceResult
+    from outrider.certificate.law import LawResult
 
-def show_certificate(console: Console, certificate: Any) -> None:
+
+def show_certificate(console: Console, certificate: Certificate) -> None:
     for title, results in (
         ("temperature 0", certificate.greedy),
         ("temperature 1, Gumbel coupling", certificate.gumbel),
@@ -41,7 +47,7 @@ def show_certificate(console: Console, certificate: Any) -> None:
     )
 
 
-def _identity_table(title: str, results: Sequence[Any]) -> Table:
+def _identity_table(title: str, results: Sequence[IdentityResult]) -> Table:
     table = _table(
         f"Bit identity: {title}", ("drafter", "gamma", "slots", "seeds", "tokens", "differ", "alpha", "per run")
     )
@@ -54,19 +60,25 @@ def _identity_table(title: str, results: Sequence[Any]) -> Table:
     return table
 
 
-def _law_table(results: Sequence[Any]) -> Table:
+def _law_table(results: Sequence[LawResult]) -> Table:
     table = _table(
         "Law of maximal coupling: pairs of tokens",
         ("test of", "draft", "rule", "draws", "p-value", "detects"),
     )
     for r in results:
         table.add_row(
-            r.part, escape(r.drafter), r.verifier, f"{r.samples:,}", f"{r.p_value:.2g}", f"{r.detects:.3f}", _mark(r)
+            r.part,
+            escape(r.drafter),
+            r.verifier,
+            f"{r.samples:,}",
+            f"{r.p_value:.2g}",
+            f"{r.detects:.3f}",
+            _law_mark(r),
         )
     return table
 
 
-def _invariance_table(results: Sequence[Any]) -> Table:
+def _invariance_table(results: Sequence[InvarianceResult]) -> Table:
     table = _table("Row invariance of the kernels", ("a row with", "logit rows", "changed"))
     for r in results:
         table.add_row(r.change, str(r.rows), str(r.changed), _mark(r) if r.required else "not promised")
@@ -82,9 +94,13 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def _mark(result: Any) -> str:
-    if getattr(result, "inconclusive", False):
+def _law_mark(result: LawResult) -> str:
+    if result.inconclusive:
         return "no power"
-    if getattr(result, "part", None) == "control":
+    if result.part == "control":
         return "caught" if result.passed else "FAILED: not caught"
+    return _mark(result)
+
+
+def _mark(result: IdentityResult | InvarianceResult | LawResult) -> str:
     return "ok" if result.passed else "FAILED"

@@ -11,7 +11,6 @@ import typer
 from outrider.cli import common, progress
 from outrider.cli.common import notes
 from outrider.errors import OutriderError, PromptError, decode_utf8
-from outrider.runtime.gc_pause import uncollected
 
 HELP = """/reset   forget the conversation, but not the system message
 /stats   statistics of the last answer
@@ -21,20 +20,17 @@ Ctrl-C stops an answer; once more leaves. A message that begins with a slash is 
 
 
 def chat(
-    target: Annotated[
-        str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")
-    ] = common.DEFAULT_TARGET,
+    context: typer.Context,
+    target: common.TargetArgument = common.DEFAULT_TARGET,
     draft: common.Draft = "auto",
     system: Annotated[str | None, typer.Option(help="A system message: how to answer.")] = None,
     max_new_tokens: common.MaxNewTokens = 512,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.")] = None,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that make up this mass.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Keep tokens at least this likely, relative to the likeliest.")] = 0.0,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1: less repetition (prompt and output).")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same answers.")] = None,
+    temperature: common.Temperature = 0.0,
+    top_k: common.TopK = None,
+    top_p: common.TopP = 1.0,
+    min_p: common.MinP = 0.0,
+    repetition_penalty: common.RepetitionPenalty = None,
+    seed: common.Seed = None,
     gamma: common.Gamma = "auto",
     coupling: common.Coupling = "maximal",
     device: common.Device = "auto",
@@ -45,16 +41,8 @@ def chat(
     trust_remote_code: common.Trust = False,
 ) -> None:
     """Talk with a model. Answers go to stdout as they are accepted, everything else to stderr."""
-    from outrider.cli.generate import check_options
-
-    options = {
-        "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "repetition_penalty": repetition_penalty, "seed": seed, "gamma": common.read_gamma(gamma),
-        "coupling": coupling,
-    }  # fmt: skip
     common.check_utf8("--system", system or "")
-    with uncollected():  # torch is imported here
-        check_options(options, None)
+    options = common.generation_options(context)
     with progress.loading(target):
         import outrider
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from outrider.errors import NOT_UTF8, BadOption, decode_utf8, require
+from outrider.errors import NOT_UTF8, BadOption, PromptError, decode_utf8, require
+from outrider.runtime.gc_pause import gc_paused
 
 DEFAULT_TARGET = "smollm2-135m"
 
 answers = Console(soft_wrap=True, highlight=False)
 notes = Console(stderr=True, soft_wrap=True, highlight=False)
 
-Target = Annotated[
-    str, typer.Option("--target", "-t", help="Model: a short name, a directory, a .gguf file or a hub id.")
-]
+MODEL = "Model: a short name, a directory, a .gguf file or a hub id."
+
+Target = Annotated[str, typer.Option("--target", "-t", help=MODEL)]
+TargetArgument = Annotated[str, typer.Argument(help=MODEL)]
 Draft = Annotated[
     str,
     typer.Option(
@@ -61,6 +64,12 @@ Engine = Annotated[
 Weights = Annotated[str, typer.Option(help="full (as --dtype says), or int8: matrices in eight bits.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate at most.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopK = Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.")]
+TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens that make up this mass.")]
+MinP = Annotated[float, typer.Option(help="Keep tokens at least this likely, relative to the likeliest.")]
+RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1: less repetition (prompt and output).")]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -74,6 +83,22 @@ def read_gamma(text: str) -> int | str:
     return int(text) if text.lstrip("-").isdigit() else text
 
 
+def generation_options(context: typer.Context) -> dict[str, Any]:
+    """Those parameters of a command that are options of ``LLM.generate``; refused here, before a model is loaded."""
+    with gc_paused():  # torch is imported here
+        from outrider.options import Options
+    read: dict[str, Callable[[Any], Any]] = {
+        "gamma": read_gamma,
+        "stop": lambda texts: tuple(texts or ()),
+        "early_stopping": lambda text: {"true": True, "false": False}.get(text, text),
+    }
+    options = {name: value for name, value in context.params.items() if name in Options.__dataclass_fields__}
+    for name in read.keys() & options.keys():
+        options[name] = read[name](options[name])
+    Options.parse(options)
+    return options
+
+
 def read_prompt(prompt: str | None) -> str:
     """The argument, or standard input where it is '-' or missing and something is piped in."""
     if prompt not in (None, "-"):
@@ -82,6 +107,12 @@ def read_prompt(prompt: str | None) -> str:
         raise BadOption("no prompt: give it as an argument, or '-' to read it from standard input")
     text = decode_utf8("standard input", sys.stdin.buffer.read()).rstrip("\n")
     require(text != "", "no prompt: standard input was empty; give the prompt as an argument, or pipe some text in")
+    return text
+
+
+def check_prompt(text: str) -> str:
+    """A prompt that is given, refused where it is empty before a model is loaded for it."""
+    require(text.strip("\n") != "", "the prompt is empty; give it some text", PromptError)
     return text
 
 

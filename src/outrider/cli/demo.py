@@ -10,6 +10,7 @@ import typer
 from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.cli.progress import loading
+from outrider.prompts import has_chat_template
 from outrider.trace import strict_json
 
 PROMPT = """Correct the spelling in this text and change nothing else:
@@ -20,6 +21,7 @@ and every captain was gratefull for it."""
 
 
 def demo(
+    context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="What to ask.")] = PROMPT,
     target: common.Target = common.DEFAULT_TARGET,
     draft: common.Draft = "auto",
@@ -36,21 +38,14 @@ def demo(
 ) -> None:
     """Show what speculation does: same text, fewer target runs."""
     import outrider
-    from outrider.cli.generate import check_options
 
-    options = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "seed": seed,
-        "coupling": "gumbel",
-        "gamma": common.read_gamma(gamma),
-    }
-    check_options(options, common.check_utf8("the prompt", prompt))
+    common.check_prompt(common.check_utf8("the prompt", prompt))
+    options = {**common.generation_options(context), "coupling": "gumbel"}
     with loading(target):
         llm = outrider.load(target, draft, device, dtype, engine=engine, weights=weights)
         plain = outrider.LLM(llm.target, outrider.Nothing(), width=llm.width, graphs=llm.graphs)
-    has_template = bool(getattr(llm.tokenizer, "chat_template", None))
-    asked: Any = llm.chat_prompt([{"role": "user", "content": prompt}]) if has_template else prompt
+    chat = has_chat_template(llm.tokenizer)
+    asked: Any = llm.chat_prompt([{"role": "user", "content": prompt}]) if chat else prompt
     runs: dict[str, list[Any]] = {"plain": [], "speculative": []}
     decoders = {"plain": plain, "speculative": llm}
     with notes.status("compiling and reading the prompt"):  # first calls pay for this: not what is compared

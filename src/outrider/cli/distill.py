@@ -13,12 +13,13 @@ import typer
 from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.cli.distill_progress import Stages, kept, summary
+from outrider.cli.measure import run_measure
 from outrider.errors import BadOption, require
 from outrider.trace import finite
 
 
 def distill(
-    target: Annotated[str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")],
+    target: common.TargetArgument,
     out: Annotated[Path, typer.Option(help="Where the draft goes: a new directory, or one to resume.")],
     kind: Annotated[str, typer.Option(help="model, feature or blockwise.")] = "feature",
     start: Annotated[
@@ -151,13 +152,9 @@ def _trained(target: str, out: Path, plan: Any, how: tuple[str, str, bool], stag
 
 def _measure(card: Path, target: str, draft: Path, options: list[str]) -> None:
     """The measured part of the card, by the very command that stands in it."""
-    from outrider.cli.main import app
-
     # A fixed gamma: one chosen by the clock would give other guesses, and so another n, the next time.
-    words = ["measure", target, "--draft", str(draft), "--gamma", "4", "--temperature", "0", "--temperature", "1"]
-    command = typer.main.get_command(app)
-    words += [*options, "--card", str(card), "--quiet"]
-    if command.main(words, prog_name="outrider", standalone_mode=False) == 130:
+    words = [target, "--draft", str(draft), "--gamma", "4", "--temperature", "0", "--temperature", "1"]
+    if run_measure([*words, *options, "--card", str(card), "--quiet"]) == 130:
         raise KeyboardInterrupt
 
 

@@ -11,10 +11,10 @@ import typer
 from outrider.cli import common, progress
 from outrider.cli.common import answers, notes
 from outrider.errors import require
-from outrider.runtime.gc_pause import uncollected
 
 
 def generate(
+    context: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' reads standard input.")] = None,
     prompts: Annotated[
         Path | None,
@@ -37,17 +37,15 @@ def generate(
         bool, typer.Option("--chat", help="Ask it as a user's message, by the model's chat template.")
     ] = False,
     system: Annotated[str | None, typer.Option(help="A system message; implies --chat.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.")] = None,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that make up this mass.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Keep tokens at least this likely, relative to the likeliest.")] = 0.0,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1: less repetition (prompt and output).")
-    ] = None,
+    temperature: common.Temperature = 0.0,
+    top_k: common.TopK = None,
+    top_p: common.TopP = 1.0,
+    min_p: common.MinP = 0.0,
+    repetition_penalty: common.RepetitionPenalty = None,
     frequency_penalty: Annotated[float, typer.Option(help="Per earlier occurrence in the output.")] = 0.0,
     presence_penalty: Annotated[float, typer.Option(help="For any earlier occurrence in the output.")] = 0.0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    seed: common.Seed = None,
     gamma: common.Gamma = "auto",
     coupling: common.Coupling = "maximal",
     lenience: common.Lenience = 1.0,
@@ -81,32 +79,8 @@ def generate(
     text = _checked_prompt(
         prompt, prompts, {"--out": out, "--slots": slots}, {"--trace": trace, "--show-trace": show_trace}
     )
-    options: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "stop": stop or (),
-        "seed": seed,
-        "gamma": common.read_gamma(gamma),
-        "coupling": coupling,
-        "lenience": lenience,
-        "draft_temperature": draft_temperature,
-        "draft_top_k": draft_top_k,
-        "draft_top_p": draft_top_p,
-        "beams": beams,
-        "length_penalty": length_penalty,
-        "early_stopping": {"true": True, "false": False}.get(early_stopping, early_stopping),
-        "num_return": num_return,
-        "draft_beams": draft_beams,
-    }
+    options = common.generation_options(context)
     require(beams == 1 or not show_trace, "--show-trace shows one text as it grows; leave it out with --beams")
-    with uncollected():  # torch is imported here
-        check_options(options, text)
     common.check_writable(trace, "--trace")
 
     def load(rows: int | None) -> Any:
@@ -151,7 +125,7 @@ def _checked_prompt(
     unused = [name for name, value in (batch if prompts is None else single).items() if value not in (None, False)]
     if prompts is None:
         require(not unused, f"{', '.join(unused)} means something with --prompts FILE only; leave it out")
-        return common.read_prompt(prompt)
+        return common.check_prompt(common.read_prompt(prompt))
     require(not unused, f"{', '.join(unused)} is of a single text; leave it out with --prompts")
     require(prompt is None, f"a prompt, {prompt!r}, and --prompts {prompts}: give one of the two")
     return None
@@ -192,12 +166,3 @@ def _show(output: Any, as_json: bool) -> None:
             sys.stdout.write(f"{score}{beam.text}\n")
     else:
         sys.stdout.write("\n")
-
-
-def check_options(options: dict[str, Any], prompt: str | None) -> None:
-    """Refuse bad options before a model is loaded for them."""
-    from outrider.errors import PromptError, require
-    from outrider.options import Options
-
-    require(prompt is None or prompt.strip("\n") != "", "the prompt is empty; give it some text", PromptError)
-    Options.parse(options)

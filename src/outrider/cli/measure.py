@@ -15,12 +15,13 @@ from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.cli.measure_tables import csv_of, show
 from outrider.errors import require
+from outrider.prompts import has_chat_template
 from outrider.trace import strict_json
 
 
 def measure(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")],
+    target: common.TargetArgument,
     draft: Annotated[
         list[str] | None,
         typer.Option("--draft", "-d", help="As in generate; may be repeated to compare drafts in one run."),
@@ -107,13 +108,22 @@ def measure(
         raise typer.Exit(130)
 
 
+def run_measure(words: list[str]) -> int:
+    """Run ``outrider measure`` with these words -> its exit code. For commands that end with a measurement."""
+    program = typer.Typer()
+    program.callback()(lambda: None)  # more than one command, as in the program itself: its name stays a word
+    program.command()(measure)
+    code = typer.main.get_command(program).main(["measure", *words], prog_name="outrider", standalone_mode=False)
+    return int(code or 0)
+
+
 def run(engines: dict[str, Any], tasks: dict[str, Any], settings: Any, command: str) -> dict[str, Any]:
     """Measure, with a bar of progress -> the report: everything that is printed, written or put into a card."""
     from outrider.bench.measure import measure as measured
     from outrider.certificate.conditions import conditions
 
     llm = next(iter(engines.values()))
-    chat = bool(getattr(llm.tokenizer, "chat_template", None))
+    chat = has_chat_template(llm.tokenizer)
     asked: dict[str, Any] = {
         task: [llm.chat_prompt([{"role": "user", "content": p}]) if chat else p for p in texts]
         for task, texts in tasks.items()

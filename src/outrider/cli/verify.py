@@ -17,7 +17,7 @@ from outrider.trace import strict_json
 
 
 def verify(
-    target: Annotated[str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")],
+    target: common.TargetArgument,
     draft: common.Draft = "auto",
     prompts: Annotated[
         Path | None, typer.Option(help="A file of prompts: one per line, or .jsonl with a prompt field.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -18,7 +18,7 @@ from outrider.runtime.cache_dir import cache_dir
 
 
 def warm(
-    target: Annotated[str, typer.Argument(help="Model: a short name, a directory, a .gguf file or a hub id.")],
+    target: common.TargetArgument,
     engine: common.Engine = "auto",
     weights: common.Weights = "full",
     dtype: common.Dtype = "auto",
@@ -40,19 +40,20 @@ def warm(
             else "as you asked"
         )
         raise BadOption(f"{target} is run by torch, which needs nothing prepared: {reason}")
+    facts = model.facts
     taken, folder, size = timer.now() - began, model.prepared.folder, model.prepared.bytes
     if as_json:
         found = {
-            "target": target, "engine": model.engine_name, "any_width": model.any_width, "path": str(folder),
-            "width_costs": model.width_costs, "bytes": size, "seconds": taken,
+            "target": target, "engine": facts.engine, "any_width": facts.batch_invariant, "path": str(folder),
+            "width_costs": facts.width_costs, "bytes": size, "seconds": taken,
         }  # fmt: skip
         answers.out(json.dumps(found), highlight=False)
         return
-    runs = "as narrow as they can be" if model.any_width else "of constant width"
-    answers.print(f"{target}: ready for {model.engine_name} in {folder}", markup=False)
+    runs = "as narrow as they can be" if facts.batch_invariant else "of constant width"
+    answers.print(f"{target}: ready for {facts.engine} in {folder}", markup=False)
     notes.print(f"{size // MB} MB, runs {runs}, {taken:.1f} s", markup=False)
-    if model.width_costs is not None:
-        costs = ", ".join(f"{width}: {cost:g}" for width, cost in model.width_costs.items())
+    if facts.width_costs is not None:
+        costs = ", ".join(f"{width}: {cost:g}" for width, cost in facts.width_costs.items())
         notes.print(f"cost of a run by its tokens, in runs of one: {costs}", markup=False)
 
 

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.noise import Noise
-from outrider.core.protocols import Choices, Draft, DraftSession, Session, Verdict, Verifier
+from outrider.core.protocols import Choices, Draft, DraftSession, Scoring, Session, Verdict, Verifier
 from outrider.core.sampling import Sampling, choices, standardise
-from outrider.trace import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -26,37 +25,32 @@ class Step:
     count: Tensor  # [B]: how many of them count, n + 1
     draft: Draft
     overlap: Tensor  # [B, G]: sum-min(p, q) of each guess, p/l with lenience
-    healthy: Tensor  # [B]: how many leading tokens rest on logits that are numbers
     p: Tensor | Choices  # [B, G+1, V]: what each emitted token follows, for whoever drafts with this step
+
+    @property
+    def finite(self) -> Tensor:
+        """[B]: how many leading tokens rest on finite logits. ``standardise`` makes NaN of all others."""
+        most = self.p.weight if isinstance(self.p, Choices) else self.p.amax(-1)  # [B, G+1]; NaN goes through
+        return most.isfinite().to(torch.int64).cumprod(-1).sum(-1)
 
 
 def speculative_step(
-    target: Session,
-    drafter: DraftSession,
-    verify: Verifier,
-    sampling: Sampling,
-    noise: Noise,
-    gamma: int,
-    watch: Stopwatch,
+    target: Scoring, drafter: DraftSession, verify: Verifier, sampling: Sampling, noise: Noise, gamma: int
 ) -> Step:
     """SpeculativeDecodingStep for a batch of rows: between 1 and gamma+1 tokens each, from one target run."""
     at = target.context.positions(gamma + 1)  # [B, G+1] absolute positions
     draft = drafter.propose(gamma, sampling, verify.noise_for_draft(noise, at), at)  # x_1..x_G from M_q
     draft = draft.usable(target.vocab_size)  # up to the first q that is no number
     at = at[:, : draft.tokens.shape[1] + 1]  # a drafter may have fewer guesses than asked for
-    watch.lap("draft")
     logits = target.score(draft.tokens)  # [B, G+1, V]: M_p on every prefix, one run
-    watch.lap("target")
     seen = verify.sees(sampling)
     law = choices if seen.greedy and verify.compares else standardise  # at temperature 0 tokens say it all
     p = law(logits, seen, target.context, draft.tokens)
     verdict = verify(p, draft, noise, at)  # n accepted, t from the adjusted distribution
     emitted, count = splice(draft.tokens, verdict)
-    healthy = _healthy(p, logits if sampling.processors else None)
-    step = Step(emitted, count, draft, draft.overlap(verify.ceiling(p)), healthy, p)
+    step = Step(emitted, count, draft, draft.overlap(verify.ceiling(p)), p)
     target.commit(emitted, count)
     drafter.commit(emitted, count)
-    watch.lap("accept")
     return step
 
 
@@ -73,15 +67,3 @@ def autoregressive_step(target: Session, sampling: Sampling, noise: Noise) -> Te
     token = noise.winner("token", at, p)  # [B, 1]
     target.commit(token, torch.ones_like(token[:, 0]))
     return token[:, 0]
-
-
-def _healthy(p: Tensor | Choices, raw: Tensor | None) -> Tensor:
-    """How many leading rows are numbers, in p and, where it is given, in what it was made of -> [B].
-
-    amax carries a NaN through, and standardise makes one of NaN, of +inf and of a row of only -inf. A processor may
-    have made numbers of them again: there the logits are looked at, too.
-    """
-    most = p.weight if isinstance(p, Choices) else p.amax(-1)  # [B, G+1]
-    most = most if raw is None else most - raw.amax(-1)
-    good = most - most == 0  # false for infinities, too
-    return good.to(torch.int64).cumprod(-1).sum(-1)

@@ -1,4 +1,4 @@
-"""The words everything else is written in: protocols and records, with their shapes.
+"""The protocols between models, drafters and the decoding loop. The records they exchange are in ``records.py``.
 
 B rows (sequences) in a batch, G = gamma guesses, V vocabulary, W = the fixed width of a target run.
 p is always the target's distribution, q the draft's.
@@ -6,67 +6,32 @@ p is always the target's distribution, q the draft's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from outrider.core.context import Context
 from outrider.core.draft import Choices as Choices
 from outrider.core.draft import Draft as Draft
-from outrider.errors import require
-
-if TYPE_CHECKING:
-    from outrider.core.context import Context
-    from outrider.core.noise import Noise
-    from outrider.core.sampling import Sampling
-    from outrider.drafters.prices import Prices
-
-Source = Sequence[int] | Tensor
-"""What an encoder reads: token ids, or its finished output [S, size]."""
+from outrider.core.noise import Noise
+from outrider.core.records import Shape as Shape
+from outrider.core.records import Source as Source
+from outrider.core.records import Verdict as Verdict
+from outrider.core.records import Verifier as Verifier
+from outrider.core.sampling import Sampling
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What verification decided: n guesses kept, then one token of the target's own."""
+class Scoring(Protocol):
+    """What a decoding step needs of the target's session."""
 
-    accepted: Tensor  # [B] int64: n
-    token: Tensor  # [B] int64: t
+    context: Context
+    vocab_size: int
 
+    def score(self, tail: Tensor) -> Tensor: ...
 
-def _as_asked(sampling: Sampling) -> Sampling:
-    return sampling
-
-
-def _p_itself(p: Any) -> Any:
-    return p
-
-
-@dataclass(frozen=True)
-class Verifier:
-    """A rule that turns p and a draft into a verdict: a pure function and what it promises."""
-
-    name: str
-    rule: Callable[[Any, Draft, Noise, Tensor], Verdict]  # of p as a table, or as choices where it compares tokens
-    exact: bool  # the output follows the target's distribution
-    shares_noise: bool  # the draft is drawn with the very noise the target would use
-    compares: bool = False  # guesses with the tokens the target chooses: at temperature 0 it needs no more of p
-    looks_ahead: bool = False  # guesses behind the last one kept have a say in the verdict
-    sees: Callable[[Sampling], Sampling] = _as_asked  # the options its p is standardised with
-    ceiling: Callable[[Any], Any] = _p_itself  # the most each token may be given: p itself if exact
-
-    def __call__(self, p: Tensor | Choices, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
-        return self.rule(p, draft, noise, at)
-
-    def noise_for_draft(self, noise: Noise, at: Tensor) -> Noise:
-        """Shared or independent: independence is what makes acceptance by p/q unbiased.
-
-        A rule that looks ahead has let numbers at positions to come decide something. Used again by the next run
-        they would no longer be random, so it draws from streams of this run alone.
-        """
-        own = noise.of_run(at) if self.looks_ahead else noise
-        return noise if self.shares_noise else own.child("draft")
+    def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None: ...
 
 
 @runtime_checkable
@@ -144,17 +109,6 @@ class LanguageModel(Protocol):
         """A session with ``rows`` empty slots."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The constant shapes of a session. Same shapes, same kernels, same bits."""
-
-    capacity: int  # tokens a row can hold
-    width: int  # W: tokens per row in every run after prefill
-    source_capacity: int = 0  # encoder positions a row can hold
-    chunk: int = 64  # tokens per prefill run
-    fixed: bool = True  # False: runs are as narrow as they can be, and bits may differ
-
-
 @runtime_checkable
 class DraftSession(Protocol):
     """A batch of sequences being drafted for."""
@@ -186,28 +140,6 @@ class DraftSession(Protocol):
 
 
 @runtime_checkable
-class Forkable(DraftSession, Protocol):
-    """A drafting session that can look ahead along several branches: what beam search asks of a drafter."""
-
-    def fork(self, rows: Tensor) -> Forkable:
-        """Another session whose row i is a copy of row rows[i].
-
-        Tokens committed to it are suppositions: it must go on proposing behind them, though the target has not
-        run them, and nothing of it may show in this session. It is asked for one guess at a time.
-        """
-
-
-def forkable(session: DraftSession) -> Forkable:
-    """The session, if it can be forked; an error that says what to do if not."""
-    require(
-        isinstance(session, Forkable),
-        f"beams: {type(session).__name__} has no fork(rows), which drafting for beam search needs; "
-        "write one (see docs/adding-a-drafter.md) or use another draft",
-    )
-    return cast(Forkable, session)
-
-
-@runtime_checkable
 class Drafter(Protocol):
     """Something that guesses: immutable, shared by sessions. ``name`` shows in statistics."""
 
@@ -216,51 +148,3 @@ class Drafter(Protocol):
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         """A drafting session beside the target's, with the same rows. Heads read ``target.hidden``."""
-
-
-@runtime_checkable
-class Costed(Protocol):
-    """A drafter that says what a guess takes, in plain target runs: what is planned by where nothing is measured."""
-
-    @property
-    def cost(self) -> float: ...
-
-
-@runtime_checkable
-class CostsByRows(Protocol):
-    """A drafter whose guesses take another share of a target run beside other rows than alone."""
-
-    def cost_for(self, rows: int) -> float: ...
-
-
-def declared_cost(drafter: Drafter, rows: int = 1) -> float:
-    """c: time of a guess over time of a target run, as the drafter says; a small head's where it says nothing."""
-    if isinstance(drafter, CostsByRows):
-        return drafter.cost_for(rows)
-    return float(drafter.cost) if isinstance(drafter, Costed) else 0.05
-
-
-@runtime_checkable
-class Capped(Protocol):
-    """A drafting session that weighs each row's guesses itself, and is told how many the row may have.
-
-    A row that may have none is as one that is not asked: it costs nothing, and nothing is learnt from it.
-    """
-
-    caps: Tensor | None  # [B]; None: as many as are asked for
-
-
-@runtime_checkable
-class Priced(Protocol):
-    """A drafting session that ends its drafts itself, by what guesses take here and time is worth."""
-
-    prices: Prices | None  # None: by rules of its own
-
-
-@runtime_checkable
-class Spending(Protocol):
-    """A drafting session whose last draft took the time of other guesses than it holds."""
-
-    @property
-    def spent(self) -> int | None:
-        """How many; None: those it holds."""

@@ -7,28 +7,18 @@ second path (Leviathan et al. 2023, section 2.2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from outrider.core.context import Context
+from outrider.core.draft import Choices
 from outrider.core.numpy_ops import largest
-from outrider.core.protocols import Choices
+from outrider.core.processors import ByRow, OfRows, Processor, process
 from outrider.core.top_p import nucleus
-from outrider.errors import BadOption, OutriderError, ProcessorError, require
-
-Processor = Callable[[Any, Any], Any]
-"""A transformers LogitsProcessor: (token ids [1, T], logits [1, V]) -> logits [1, V]."""
-
-
-@runtime_checkable
-class ByRow(Protocol):
-    """Processors of a batch whose rows have different ones."""
-
-    def of_row(self, row: int) -> Processor: ...
+from outrider.errors import BadOption, require
 
 
 class LogitBias(dict[int, float]):
@@ -93,7 +83,7 @@ class Sampling:
             number("top_k", 1)
         number("top_p", 0, 1, open_low=True)
         number("min_p", 0, 1)
-        number("repetition_penalty", 0, open_low=True)
+        number("repetition_penalty", 0, 1e6, open_low=True)
         number("frequency_penalty", -2, 2)
         number("presence_penalty", -2, 2)
 
@@ -129,26 +119,7 @@ class Sampling:
         """The same options with processors for some rows [B] only."""
         if not self.processors or bool(rows.all()):
             return self
-        return replace(self, processors=tuple(_OfRows(p, rows.tolist()) for p in self.processors))
-
-
-@dataclass(frozen=True)
-class _OfRows:
-    """A processor that leaves the scores of other rows as they are."""
-
-    processor: Processor | ByRow
-    rows: Sequence[bool]
-
-    def of_row(self, row: int) -> Processor:
-        return of_row(self.processor, row) if self.rows[row] else _unchanged
-
-
-def of_row(processor: Processor | ByRow, row: int) -> Processor:
-    return processor.of_row(row) if isinstance(processor, ByRow) else processor
-
-
-def _unchanged(ids: Tensor, scores: Tensor) -> Tensor:
-    return scores
+        return replace(self, processors=tuple(OfRows(p, rows.tolist()) for p in self.processors))
 
 
 def standardise(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:
@@ -195,7 +166,7 @@ def draw(weights: Tensor, race: Tensor) -> Tensor:
 
 def _adjust(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:
     """Penalties, bias and processors, each behind the prefix a position stands behind."""
-    tail = tail[:, : logits.shape[1] - 1]
+    tail, given = tail[:, : logits.shape[1] - 1], logits
     if sampling.penalised:
         logits = _penalise(logits, sampling, context, tail)
     if sampling.logit_bias:
@@ -205,7 +176,9 @@ def _adjust(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) 
         assert isinstance(sampling.withheld, LogitBias)
         logits = _withhold(logits, sampling.withheld, sampling.min_tokens, context)
     if sampling.processors:
-        logits = _process(logits, sampling, context, tail)
+        logits = process(logits, sampling.processors, sampling.ends, context, tail)
+        # A processor may have made numbers of NaN: what the model did not say decides nothing.
+        logits = logits.masked_fill(~given.amax(-1, keepdim=True).isfinite(), torch.nan)
     return logits
 
 
@@ -244,49 +217,6 @@ def _withhold(logits: Tensor, withheld: LogitBias, least: int, context: Context)
     index, values = withheld.on(logits.dtype, logits.device)
     own = logits.index_select(-1, index)  # [B, K, N]
     return logits.index_copy(-1, index, torch.where((written < least)[..., None], own + values, own))
-
-
-def _process(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:
-    """Row by row and position by position, since a processor may do anything with the prefix it is shown.
-
-    Nothing is asked about rows that have ended, nor behind an end token among the guesses: nothing there counts. Nor
-    behind a guess that was just forbidden: it will not be kept, and a constraint need not have an answer for a text
-    it does not allow.
-    """
-    result = logits.clone()
-    rows = zip(context.prompt_lengths.tolist(), context.lengths.tolist(), context.active.tolist(), strict=True)
-    for row, (prompt, length, active) in enumerate(rows):
-        if not active:
-            continue
-        own = [of_row(processor, row) for processor in sampling.processors]
-        ids = torch.cat([context.tokens[row, :length], tail[row]])
-        written = ids[prompt:].tolist() if sampling.ends else []  # the prompt's own end tokens end nothing
-        end = min((prompt + written.index(t) for t in sampling.ends if t in written), default=len(ids))
-        for k in range(min(logits.shape[1], end - length + 1)):
-            if k and result[row, k - 1, ids[length + k - 1]] == -torch.inf:
-                break
-            scores = logits[row : row + 1, k]
-            for processor in own:
-                scores = _processed(processor, ids[None, : length + k], scores)
-            result[row, k] = scores[0]
-    return result
-
-
-def _processed(processor: Processor, ids: Tensor, scores: Tensor) -> Tensor:
-    """What a processor makes of scores [1, V]: anything but scores of that form is refused, by the processor's name."""
-    name = f"logits_processor {getattr(processor, '__name__', type(processor).__name__)}"
-    form = f"input_ids [1, {ids.shape[1]}] and scores [1, {scores.shape[1]}]"
-    try:
-        given = processor(ids, scores)
-    except OutriderError:
-        raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ProcessorError(f"{name} failed on {form}: {reason}; it must take and return one row") from error
-    if not isinstance(given, Tensor) or given.shape != scores.shape or not given.is_floating_point():
-        what = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else repr(given)
-        raise ProcessorError(f"{name} returned {what} for {form}; it must return floating-point scores of that shape")
-    return given
 
 
 def _filter(logits: Tensor, sampling: Sampling) -> Tensor:

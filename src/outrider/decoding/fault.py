@@ -5,14 +5,22 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
+from outrider.core.processors import named, of_row, processed
 from outrider.core.protocols import Session
 from outrider.core.sampling import Sampling
 
 
 def fault(target: Session, row: int, length: int, sampling: Sampling) -> str:
     """Why the row cannot go on behind its first ``length`` tokens, and what to do. Runs the model once more there."""
-    if sampling.adjusts and _finite(target, row, length):
+    alone = target.fork(torch.tensor([row], device=target.device))
+    alone.rewind(torch.tensor([length], device=target.device))
+    logits = alone.score(torch.zeros((1, 0), dtype=torch.int64, device=target.device))[:, -1]  # [1, V]
+    if sampling.adjusts and math.isfinite(float(logits.amax())):  # NaN if there is any
+        wrong = _returning_nan(sampling, row, alone.context.tokens[:, :length], logits.float())
+        if wrong is not None:
+            return f"{wrong} returned NaN or plus infinity after {length} tokens; -inf is what forbids a token"
         return (
             f"no token is left to choose from after {length} tokens: {_forbidding(sampling)} together forbid all "
             f"{target.vocab_size}; allow at least one"
@@ -23,12 +31,13 @@ def fault(target: Session, row: int, length: int, sampling: Sampling) -> str:
     ) + (" and any logits_processor" if sampling.processors else "")
 
 
-def _finite(target: Session, row: int, length: int) -> bool:
-    """Whether the model itself leaves a choice there, before any option."""
-    alone = target.fork(torch.tensor([row], device=target.device))
-    alone.rewind(torch.tensor([length], device=target.device))
-    logits = alone.score(torch.zeros((1, 0), dtype=torch.int64, device=target.device))
-    return math.isfinite(float(logits[0, -1].amax()))  # NaN if there is any
+def _returning_nan(sampling: Sampling, row: int, ids: Tensor, scores: Tensor) -> str | None:
+    """The first processor that makes something else of scores [1, V] than numbers and -inf, by its name."""
+    for processor in (of_row(processor, row) for processor in sampling.processors):
+        scores = processed(processor, ids, scores)
+        if not float(scores.amax()) < math.inf:  # NaN is not
+            return named(processor)
+    return None
 
 
 def _forbidding(sampling: Sampling) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from outrider.core.model_facts import facts_of
 from outrider.core.protocols import Drafter, LanguageModel, Shape, Source, Verifier
 from outrider.core.sampling import Sampling
 from outrider.decoding.fault import fault
@@ -17,7 +18,7 @@ from outrider.decoding.step_result import HostStep, Ticket
 from outrider.decoding.step_runner import Rule, Stepper
 from outrider.decoding.stopping import Row, Stopping
 from outrider.errors import NumericalError, PromptError, require
-from outrider.planning.policies import Fixed, Policy, Setting, declared_widths
+from outrider.planning.policies import Fixed, Policy, Pricing, Setting, declared_widths
 from outrider.planning.step_clock import Timing
 from outrider.runtime import timer
 from outrider.trace import Ending, Record, Stopwatch, Trace, add_levels, finite
@@ -197,15 +198,15 @@ class _Batch:
         self.rows: list[tuple[int, Row] | None] = [None] * slots
         policy = Fixed(decoder.gamma) if isinstance(decoder.gamma, int) else decoder.gamma
         # Runs of constant width cost the same, whatever is in them.
-        self.narrow = not decoder.exact or getattr(decoder.target, "any_width", False)
+        self.narrow = not decoder.exact or facts_of(decoder.target).batch_invariant
         widths = declared_widths(decoder.target, slots) if self.narrow else 1.0
-        # On a GPU the clock sees work being launched, not done.
-        self.splits = self.target.device.type == "cpu"
+        self.splits = self.target.device.type == "cpu"  # on a GPU the clock sees work being launched, not done
         setting = Setting(slots, decoder.width - 1, decoder.drafter, stepper.shape, widths, self.splits)
         self.planner = policy.start(setting)
+        self.pricing = self.planner if isinstance(self.planner, Pricing) else None
         self.asked = [0] * slots  # guesses asked for in the run at hand
         self.began = self.drafted = 0.0  # when it began, and the seconds spent on drafts before it
-        self.recorded = 0  # steps recorded before it
+        self.captures = 0  # graphs captured before it
 
     def run(self, requests: Sequence[tuple[int, Request]]) -> Generator[Event]:
         try:
@@ -238,13 +239,13 @@ class _Batch:
 
     def _begin(self) -> Ticket:
         self.began, self.drafted = timer.now(), self.trace.seconds["draft"]
-        self.recorded = self.stepper.recorded
+        self.captures = self.stepper.captures
         drafting = self.drafter.session is not None
         self.asked = [self.planner.choose(i) if row and drafting else 0 for i, row in enumerate(self.rows)]
         wrong = [g for g in self.asked if not 0 <= g < self.decoder.width]
         require(not wrong, f"the policy asked for {wrong} guesses; gamma must be from 0 to {self.decoder.width - 1}")
         self.drafter.cap(self.asked)
-        self.drafter.price(getattr(self.planner, "prices", None))
+        self.drafter.price(None if self.pricing is None else self.pricing.prices)
         self.trace.runs += 1
         return self.stepper.launch(self.rule, max(self.asked), self.watch)
 
@@ -252,9 +253,9 @@ class _Batch:
         host = begun.read()
         if self.target.device.type != "cpu":  # what a replay did inside cannot be told apart: all of it is 'target'
             self.watch.lap("target")
-        replays = self.stepper.graphs and self.rule.recordable and self.stepper.recorded > 0
+        replays = self.stepper.graphs and self.rule.capturable and self.stepper.captures > 0
         self.trace.graphs = self.trace.graphs or replays
-        if self.stepper.recorded == self.recorded:  # a recording takes long, once
+        if self.stepper.captures == self.captures:  # a capture takes long, once
             self.planner.timed(self._timing(host.guesses, timer.now() - self.began))
         return host
 

@@ -6,13 +6,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from outrider.core.abilities import Abilities
 from outrider.core.noise import Noise
-from outrider.core.protocols import Capped, Draft, DraftSession, Priced, Session, Source, Spending
+from outrider.core.protocols import Draft, DraftSession, Session, Source
 from outrider.core.sampling import Sampling
 from outrider.drafters.prices import Prices
 from outrider.errors import BadOption, OutriderError, ProcessorError
@@ -30,45 +31,44 @@ class Guarded:
     def __init__(self, start: Callable[[], DraftSession], rows: int, target: Session, most: int = 1) -> None:
         self.rows, self.target, self.most = rows, target, most
         self.error: str | None = None
-        self.session: DraftSession | None = None
+        self._adopt(None)
         self._guarding = True
-        self.recorded = False  # set where steps are recorded and replayed: what they read must stay in place
+        self.captured = False  # set where steps are captured as CUDA graphs: what they read must stay in place
         self.caps: Tensor | None = None  # [B]: the most guesses of each row; None: what the drafter gives
         self._capped: list[int] = []  # what ``caps`` holds, or would
         self._asked = True
         self._pending: list[Tensor] = []  # [B, 1] each: committed to every row, and not yet told
         self._nothing = Draft.empty(rows, target.device)
         try:
-            self.session = start()
+            self._adopt(start())
         except OutriderError:  # a drafter that does not fit this target is the user's to know
             raise
         except Exception as error:
             self._fail(error)
 
+    def _adopt(self, session: DraftSession | None) -> None:
+        self.session, self.abilities = session, Abilities(session)
+
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self._tell()
-        self._call("admit", row, prompt, source)
+        self._call(lambda session: session.admit(row, prompt, source))
 
     def release(self, row: int) -> None:
         self._tell()
-        self._call("release", row)
+        self._call(lambda session: session.release(row))
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
-        self._asked = gamma > 0 or self.recorded
+        self._asked = gamma > 0 or self.captured
         if not self._asked:
             return self._nothing
         self._tell()
-        draft = self._call("propose", gamma, sampling, noise, at)
-        if self.session is not None:
-            self._try(_check_form, draft, (self.rows, gamma, self.target.vocab_size))
-        if self.session is None:
-            return Draft.empty(self.rows, self.target.device)
-        result: Draft = draft.cut(self.caps)
-        return result
+        shape = (self.rows, gamma, self.target.vocab_size)
+        draft = self._call(lambda session: _checked(session.propose(gamma, sampling, noise, at), shape))
+        return Draft.empty(self.rows, self.target.device) if draft is None else draft.cut(self.caps)
 
     def cap(self, guesses: Sequence[int]) -> None:
         """No row drafts more than this next time. Rows share a drafter's run, but not each other's gamma."""
-        if self.recorded:  # a recording reads them where they were
+        if self.captured:  # a graph reads them where they were
             self.caps = (
                 torch.zeros(self.rows, dtype=torch.int64, device=self.target.device) if self.caps is None else self.caps
             )
@@ -78,25 +78,21 @@ class Guarded:
             alike = min(guesses) == max(guesses)
             self.caps = None if alike else torch.tensor(guesses, dtype=torch.int64, device=self.target.device)
         self._capped = list(guesses)
-        session: object = self.session
-        if isinstance(session, Capped):
-            session.caps = self.caps
+        self.abilities.cap(self.caps)
 
     def price(self, prices: Prices | None) -> None:
         """What guesses take and time is worth, for a drafter that asks; None: it goes by rules of its own."""
-        session: object = self.session
-        if isinstance(session, Priced):
-            session.prices = None if prices is None else replace(prices, most=self._capped)
+        self.abilities.price(None if prices is None else replace(prices, most=self._capped))
 
     @property
     def spent(self) -> int | None:
         """Guesses that took time in the last draft, where they are not those it holds."""
-        return self.session.spent if isinstance(self.session, Spending) else None
+        return self.abilities.spent
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         if self._asked or tokens.shape[1] > 1:
             self._tell()
-            self._call("commit", tokens, count)
+            self._call(lambda session: session.commit(tokens, count))
             return
         self._pending.append(tokens)
         if len(self._pending) >= self.most:
@@ -106,16 +102,16 @@ class Guarded:
         """A run without guesses adds one token to each row: those of several runs are one commit."""
         if self._pending:
             tokens, self._pending = torch.cat(self._pending, 1), []
-            self._call("commit", tokens, torch.full_like(tokens[:, 0], tokens.shape[1]))
+            self._call(lambda session: session.commit(tokens, torch.full_like(tokens[:, 0], tokens.shape[1])))
 
     def rewind(self, lengths: Tensor) -> None:
         self._tell()
-        self._call("rewind", lengths)
+        self._call(lambda session: session.rewind(lengths))
 
     def select(self, rows: Tensor) -> None:
         self._tell()
         self.rows, self._nothing = len(rows), Draft.empty(len(rows), rows.device)
-        self._call("select", rows)
+        self._call(lambda session: session.select(rows))
 
     def attempt(self, function: Callable[[DraftSession], T]) -> T | None:
         """Whatever else is to be done with the real session; None if it has raised or does now."""
@@ -133,10 +129,7 @@ class Guarded:
     @property
     def levels(self) -> tuple[Level, ...]:
         """What the levels of a cascade did; other drafters have none."""
-        return getattr(self.session, "levels", ())
-
-    def _call(self, method: str, *arguments: Any) -> Any:
-        return None if self.session is None else self._try(getattr(self.session, method), *arguments)
+        return self.abilities.levels
 
     @contextmanager
     def unguarded(self) -> Iterator[None]:
@@ -147,24 +140,28 @@ class Guarded:
         finally:
             self._guarding = True
 
-    def _try(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, function: Callable[[DraftSession], T]) -> T | None:
+        """What the real session answers; None once it has raised."""
+        if self.session is None:
+            return None
         try:
-            return function(*arguments)
+            return function(self.session)
         except ProcessorError:  # the caller's processor, which the target would meet next: not the drafter's fault
             raise
         except Exception as error:  # whatever a drafter may raise, by design
             if not self._guarding:
                 raise
-            return self._fail(error)
+            self._fail(error)
+            return None
 
     def _fail(self, error: Exception) -> None:
-        self.session = None
+        self._adopt(None)
         self.error = f"{type(error).__name__}: {error}"
         warnings.warn(f"the drafter failed and is left out from here on: {self.error}", stacklevel=4)
 
 
-def _check_form(draft: Any, shape: tuple[int, int, int]) -> None:
-    """A draft of the wrong form would fail in the middle of a step. Shapes only: nothing is asked of the device."""
+def _checked(draft: object, shape: tuple[int, int, int]) -> Draft:
+    """The draft. One of the wrong form would fail in the middle of a step. Shapes only: no host-device sync."""
     rows, gamma, vocab_size = shape
     if not isinstance(draft, Draft) or draft.tokens.dtype != torch.int64 or draft.tokens.dim() != 2:
         raise TypeError("propose must return a Draft with int64 tokens [rows, guesses]")
@@ -177,3 +174,4 @@ def _check_form(draft: Any, shape: tuple[int, int, int]) -> None:
             f"a draft must be [{rows}, <= {gamma}] with probs [..., {about}] or None, got tokens "
             f"{tuple(draft.tokens.shape)}, proposed {tuple(draft.proposed.shape)}, probs {probs}"
         )
+    return draft

@@ -1,4 +1,4 @@
-"""Steppers kept from call to call, so that what was recorded for a shape serves every later call of that shape."""
+"""Steppers kept from call to call, so that graphs captured for a shape serve every later call of that shape."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Batch:
     shape: Shape
 
     def is_like(self, other: _Batch) -> bool:
-        """The same objects, not merely equal ones: their memory is what was recorded."""
+        """The same objects, not merely equal ones: captured graphs read their memory."""
         same = self.target is other.target and self.drafter is other.drafter
         return same and (self.slots, self.shape) == (other.slots, other.shape)
 
@@ -41,9 +41,9 @@ class Lanes:
     """
 
     graphs: bool = False
-    note: Callable[[str], None] | None = None  # told when something is being recorded
+    note: Callable[[str], None] | None = None  # told when a graph is being captured
     _idle: list[tuple[_Batch, Stepper]] = field(default_factory=list, repr=False)  # the latest used last
-    _eager: list[_Batch] = field(default_factory=list, repr=False)  # tried, and not recordable
+    _eager: list[_Batch] = field(default_factory=list, repr=False)  # tried, and not capturable
 
     @contextmanager
     def lane(self, models: tuple[LanguageModel, Drafter], slots: int, shape: Shape) -> Iterator[Stepper]:
@@ -97,7 +97,7 @@ class Lanes:
             raise DeviceError(_no_memory(batch)) from error
 
     def clear(self) -> None:
-        """Drop every idle stepper, its buffers and its recordings."""
+        """Drop every idle stepper, its buffers and its graphs."""
         self._idle.clear()
         if torch.cuda.is_available():
             with suppress(RuntimeError):  # a GPU that has failed refuses this, too

@@ -28,7 +28,7 @@ def table(step: Step) -> Tensor:
         return tensor.to(torch.float64)
 
     drafted = step.draft.proposed.sum(-1)
-    head = torch.stack([wide(step.count), wide(drafted), wide(step.healthy)], 1)
+    head = torch.stack([wide(step.count), wide(drafted), wide(step.finite)], 1)
     return torch.cat([head, wide(step.emitted), wide(step.draft.tokens), wide(step.overlap)], 1)
 
 
@@ -41,7 +41,7 @@ class HostStep:
     @staticmethod
     def of(step: Step) -> HostStep:
         """Of a step on a CPU: nothing has to travel, and what ``table`` would hold is read as it is."""
-        parts = (step.count, step.draft.proposed.sum(-1), step.healthy)
+        parts = (step.count, step.draft.proposed.sum(-1), step.finite)
         heads = zip(*(part.tolist() for part in parts), strict=True)
         rest = zip(*(part.tolist() for part in (step.emitted, step.draft.tokens, step.overlap)), strict=True)
         return HostStep(

@@ -1,11 +1,10 @@
-"""The sessions of one batch and how its steps are run: one by one, or recorded once and replayed."""
+"""The sessions of one batch and how its steps are run: one by one, or captured once as CUDA graphs and replayed."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +13,9 @@ from outrider.core.algorithm import speculative_step
 from outrider.core.noise import Noise, Silence
 from outrider.core.protocols import Drafter, LanguageModel, Shape, Verifier
 from outrider.core.sampling import Sampling
-from outrider.decoding.capture.checks import NotRecordable
-from outrider.decoding.capture.graphs import Recorder
+from outrider.core.timing import TimedTarget
+from outrider.decoding.capture.checks import NotCapturable
+from outrider.decoding.capture.graphs import StepGraphs
 from outrider.decoding.safe_drafter import Guarded
 from outrider.decoding.step_result import Ticket, table
 from outrider.errors import OutriderError
@@ -30,7 +30,7 @@ class Rule:
     sampling: Sampling
 
     @property
-    def recordable(self) -> bool:
+    def capturable(self) -> bool:
         return not self.sampling.processors  # they are called row by row, with lengths read from the device
 
     @property
@@ -60,22 +60,25 @@ class Stepper:
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=target.device)
         self.shape, self.graphs, self.note = shape, graphs, note
         self.spoiled = False  # a model's bad numbers are in its memory: not for another batch
-        self._recorder: Recorder | None = None
-        self.drafter.recorded = graphs
+        self._captured: StepGraphs | None = None
+        self.drafter.captured = graphs
         if graphs:
-            _declare_sole(self.drafter.session)
+            self.drafter.abilities.declare_only_drafter()
 
     def launch(self, rule: Rule, gamma: int, watch: Stopwatch | None = None) -> Ticket:
         """Start a step; its result is read from the ticket, at once or while the next step runs."""
         noise = Silence(self.seeds) if rule.sampling.greedy else Noise(self.seeds)
         gamma = gamma if self.drafter.session is not None else 0
         watch = watch or Stopwatch(_Anything())
-        replayed = self._replay(rule, noise, gamma) if self.graphs and rule.recordable else None
+        replayed = self._replay(rule, noise, gamma) if self.graphs and rule.capturable else None
         if replayed is not None:
             watch.lap("target")
             return Ticket(replayed)
-        step = speculative_step(self.target, self.drafter, rule.verifier, rule.sampling, noise, gamma, watch)
-        return Ticket(step)
+        timed = TimedTarget(self.target, watch)
+        step = speculative_step(timed, self.drafter, rule.verifier, rule.sampling, noise, gamma)
+        ticket = Ticket(step)
+        watch.lap("accept")
+        return ticket
 
     @property
     def ahead(self) -> bool:
@@ -83,12 +86,12 @@ class Stepper:
         return self.graphs and self.target.device.type != "cpu"
 
     @property
-    def recorded(self) -> int:
-        """Recordings made so far."""
-        return 0 if self._recorder is None else self._recorder.made
+    def captures(self) -> int:
+        """CUDA graphs captured so far."""
+        return 0 if self._captured is None else self._captured.made
 
     def idle(self) -> None:
-        """Release every row, so that the next batch finds the slots empty; recordings stay."""
+        """Release every row, so that the next batch finds the slots empty; captured graphs stay."""
         for slot in range(self.seeds.shape[0]):
             self.target.release(slot)
             self.drafter.release(slot)
@@ -96,43 +99,34 @@ class Stepper:
 
     def _replay(self, rule: Rule, noise: Noise, gamma: int) -> Tensor | None:
         """The step's table, or None where it must run eagerly: for once while catching up, for good if it cannot."""
-        if self.drafter.session is not None and not getattr(self.drafter.session, "recordable", False):
-            self._give_up(f"drafter {self.name!r} does not say that it can be recorded")
+        if self.drafter.session is not None and not self.drafter.abilities.capturable:
+            self._give_up(f"drafter {self.name!r} does not say that it can be captured")
             return None
-        if self._recorder is None:
-            self._recorder = Recorder(self.target, self.drafter, note=self.note)
-        if not self._recorder.steady(gamma > 0):
+        if self._captured is None:
+            self._captured = StepGraphs(self.target, self.drafter, note=self.note)
+        if not self._captured.steady(gamma > 0):
             return None
         name = (self.seeds.shape[0], gamma, rule.key)
         try:
-            return self._recorder.run(name, lambda: self._step_table(rule, noise, gamma), gamma > 0)
+            return self._captured.run(name, lambda: self._step_table(rule, noise, gamma), gamma > 0)
         except OutriderError:
             raise
-        except NotRecordable as reason:
+        except NotCapturable as reason:
             self._give_up(str(reason))
         except Exception as error:  # the eager step has its own way with a drafter or model that raises
             self._give_up(f"{type(error).__name__}: {error}")
         return None
 
     def _give_up(self, reason: str) -> None:
-        self.graphs, self._recorder = False, None
+        self.graphs, self._captured = False, None
         warnings.warn(
             f"steps cannot be replayed as CUDA graphs and run one by one, with the same text: {reason}", stacklevel=5
         )
 
     def _step_table(self, rule: Rule, noise: Noise, gamma: int) -> Tensor:
-        quiet = Stopwatch(_Anything())
         with self.drafter.unguarded():
-            step = speculative_step(self.target, self.drafter, rule.verifier, rule.sampling, noise, gamma, quiet)
+            step = speculative_step(self.target, self.drafter, rule.verifier, rule.sampling, noise, gamma)
         return table(step)
-
-
-def _declare_sole(session: Any) -> None:
-    """No other drafter's guesses are verified here: a draft model need not ask how far it is behind."""
-    while session is not None and not hasattr(session, "sole"):
-        session = getattr(session, "session", None)
-    if session is not None:
-        session.sole = True
 
 
 class _Anything(dict[str, float]):

@@ -114,6 +114,6 @@ def _ends(criterion: Callable[..., Any], ids: Tensor) -> bool:
         return found
     if isinstance(found, Tensor) and found.dtype == torch.bool and found.numel() == 1:
         return bool(found)
-    name = getattr(criterion, "__name__", type(criterion).__name__)
+    name = getattr(criterion, "__name__", type(criterion).__name__)  # a user's callable: it may have no name
     what = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else repr(found)
     raise BadOption(f"stopping_criteria {name} returned {what}; it must return True, False or a bool tensor of one row")

@@ -19,9 +19,8 @@ from outrider.drafters.prices import Prices
 class ContextSession:
     """A drafting session that needs only the tokens so far. Subclasses write ``propose``."""
 
-    recordable = False
-    """True: its steps may be replayed as a CUDA graph. They ask the device nothing, send it nothing, and change
-    nothing from step to step but the context, and memory by position that is written again before it is read."""
+    capturable = False
+    """Whether its steps can be captured as CUDA graphs: what that asks of them is said in ``Capturable``."""
 
     def __init__(self, rows: int, shape: Shape, target: Session) -> None:
         self.context = Context(rows, shape.capacity, target.device)

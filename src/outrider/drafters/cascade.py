@@ -18,8 +18,10 @@ from torch import Tensor
 
 from outrider.core.algorithm import Step, speculative_step
 from outrider.core.noise import Noise
-from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape, Source, declared_cost
+from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape, Source
 from outrider.core.sampling import Sampling
+from outrider.core.timing import TimedTarget
+from outrider.core.traits import DrafterTraits, traits_of
 from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.core.verification.maximal import accepted_prefix, maximal_coupling
 from outrider.drafters.model import FittedSession, ModelDrafter
@@ -46,15 +48,15 @@ class Cascade:
             f"middle must be a ModelDrafter, got {middle!r}: only a model that runs by itself can check guesses; "
             "wrap it in ModelDrafter(model)",
         )
-        self.guesses = getattr(lower, "gamma", 4) if guesses is None else guesses
+        self.guesses = traits_of(lower).gamma or 4 if guesses is None else guesses
         require(self.guesses >= 1, f"guesses must be at least 1, got {guesses}")
         self.lower, self.middle, self.once, self.gamma = lower, middle, once, gamma
         self.name = f"{lower.name}{'>>' if once else '>'}{middle.name}"
 
     @property
-    def cost(self) -> float:
+    def traits(self) -> DrafterTraits:
         """A guess takes a run of the middle model at most; what the lower drafter saves of it is measured."""
-        return declared_cost(self.middle)
+        return replace(traits_of(self.middle), gamma=self.gamma, stops_itself=False)
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         # At worst a row keeps everything while a neighbour gets one token per run, gamma runs long.
@@ -66,13 +68,27 @@ class Cascade:
 
 
 class _CascadeSession:
-    """Between ``propose`` and ``commit`` both sessions below have committed what they only believe."""
+    """Between ``propose`` and ``commit`` both sessions below have committed what they only believe.
+
+    The lower session drafts for the middle model: caps, prices, spent guesses and matches of the target's drafts are
+    not its business. Steps cannot be captured: how many runs of the middle model a draft takes is read off the device.
+    """
+
+    same_target = False
+    capturable = False
 
     def __init__(self, drafter: Cascade, middle: FittedSession, lower: DraftSession) -> None:
         self.drafter, self.middle, self.lower = drafter, middle, lower
         self.truth: Tensor | None = None  # [B] lengths before anything was believed; None while all is true
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.counts = torch.zeros(4, dtype=torch.float64, device=middle.device)  # see _count
+
+    def children(self) -> tuple[DraftSession, ...]:
+        return (self.lower,)
+
+    @property
+    def model_sessions(self) -> tuple[Session, ...]:
+        return (self.middle.session,)
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.middle.admit(row, prompt, source)
@@ -92,6 +108,7 @@ class _CascadeSession:
         # The target's own noise asks for the token the middle model draws with it; matching finds that very token.
         verify = gumbel_coupling if sampling.greedy or noise.is_the_targets else maximal_coupling
         watch = Stopwatch(self.seconds)
+        timed = TimedTarget(self.middle, watch)
         probs: Tensor | None = None
         for number in range(gamma):
             wanting = context.active & (context.lengths < start + gamma)  # [B]
@@ -99,9 +116,10 @@ class _CascadeSession:
                 break
             offset = context.lengths - start  # [B]: guesses there are already
             asked = 0 if self.drafter.once and number > 0 else self.drafter.guesses
-            step = speculative_step(self.middle, self.lower, verify, sampling, noise, asked, watch)
+            step = speculative_step(timed, self.lower, verify, sampling, noise, asked)
+            watch.lap("accept")
             self._count(step, wanting)
-            sampling = sampling.only(step.healthy >= step.count)  # the last token of others was drawn from nothing
+            sampling = sampling.only(step.finite >= step.count)  # the last token of others was drawn from nothing
             if isinstance(step.p, Tensor) and not sampling.greedy:  # greedy guesses are point masses
                 probs = step.p.new_zeros((context.rows, gamma + 1, step.p.shape[-1])) if probs is None else probs
                 _put(probs, step.p, offset)
@@ -131,12 +149,10 @@ class _CascadeSession:
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """This level's numbers, then those below it."""
+        """This level's numbers; those below it are the lower session's."""
         runs, drafted, examined, accepted = (int(n) for n in self.counts[:4].tolist())
-        own = Level(
-            self.drafter.middle.name, self.drafter.lower.name, runs, drafted, examined, accepted, dict(self.seconds)
-        )
-        return (own, *getattr(self.lower, "levels", ()))
+        names = (self.drafter.middle.name, self.drafter.lower.name)
+        return (Level(*names, runs, drafted, examined, accepted, dict(self.seconds)),)
 
     def _forget(self, agree: Tensor | int = 0) -> None:
         """Back to the truth, and the first agree [B] of the tokens believed beyond it."""

@@ -19,6 +19,7 @@ from outrider.core.noise import Noise
 from outrider.core.numpy_ops import whole
 from outrider.core.protocols import Draft, DraftSession, Session, Shape, Source
 from outrider.core.sampling import Sampling
+from outrider.core.traits import DrafterTraits
 from outrider.drafters.base import ContextSession
 from outrider.errors import require
 
@@ -33,7 +34,7 @@ class Copying:
     shortest: int = 2
     longest: int = 8
     name: str = "copy"
-    point_masses: ClassVar[bool] = True  # nothing is drawn, so temperature and the like mean nothing
+    traits: ClassVar[DrafterTraits] = DrafterTraits(point_masses=True)
 
     def __post_init__(self) -> None:
         require(self.shortest >= 1, f"shortest must be at least 1, got {self.shortest}")
@@ -44,7 +45,7 @@ class Copying:
 
 
 class _CopyingSession(ContextSession):
-    recordable = True
+    capturable = True
 
     def __init__(self, drafter: Copying, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
@@ -62,7 +63,7 @@ class _CopyingSession(ContextSession):
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
-        self.sources = self.sources.index_select(0, rows)
+        self.sources, self.matched = self.sources.index_select(0, rows), self.matched.index_select(0, rows)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         if self.context.device.type == "cpu":

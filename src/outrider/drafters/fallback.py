@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from outrider.core.noise import Noise
-from outrider.core.protocols import (
-    Capped,
-    Draft,
-    Drafter,
-    DraftSession,
-    Priced,
-    Session,
-    Shape,
-    Source,
-    Spending,
-    declared_cost,
-    forkable,
-)
+from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
-from outrider.drafters.prices import Prices
-from outrider.trace import Level
+from outrider.core.traits import DrafterTraits, traits_of
+from outrider.drafters.composite import CompositeSession
 
 
 class Fallback:
@@ -34,111 +22,80 @@ class Fallback:
         self.first, self.second = first, second
         self.name = f"{first.name}+{second.name}"
 
+    @property
+    def traits(self) -> DrafterTraits:
+        return traits_of(self.first).either(traits_of(self.second))
+
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
-        sessions = (self.first.start(rows, shape, target), self.second.start(rows, shape, target))
-        # A guess that costs a run is worth asking for only as often as its drafter says.
-        limits = (getattr(self.first, "gamma", shape.width), getattr(self.second, "gamma", shape.width))
-        asks = target.device.type == "cpu"  # on a GPU, asking would cost a wait
-        return _FallbackSession(sessions, limits, target.vocab_size, asks)
-
-    @property
-    def cost(self) -> float:
-        """A guess of the dearer one: which of the two it will be is not known."""
-        return max(declared_cost(self.first), declared_cost(self.second))
+        return _FallbackSession(self, rows, shape, target)
 
 
-class _FallbackSession:
+class _FallbackSession(CompositeSession):
     spent: int | None = None  # guesses that both made for the last draft
+    caps: Tensor | None = None  # [B]: guesses a row may have; None: as many as are asked for
 
-    def __init__(
-        self, sessions: tuple[DraftSession, DraftSession], limits: tuple[int, int], vocab_size: int, asks: bool
-    ) -> None:
-        self.sessions, self.limits, self.vocab_size = sessions, limits, vocab_size
-        self.asks = asks  # whether anybody needs the second drafter, before it is run
-        self._prices: Prices | None = None
-        self._caps: Tensor | None = None
-
-    @property
-    def prices(self) -> Prices | None:
-        return self._prices
-
-    @prices.setter
-    def prices(self, prices: Prices | None) -> None:
-        self._prices = prices
-        for session in self.sessions:
-            if isinstance(session, Priced):
-                session.prices = prices
+    def __init__(self, drafter: Fallback, rows: int, shape: Shape, target: Session) -> None:
+        drafters = (drafter.first, drafter.second)
+        super().__init__(*(one.start(rows, shape, target) for one in drafters))
+        # A guess that costs a run is worth asking for only as often as its drafter says.
+        self.limits = [traits_of(one).gamma or shape.width for one in drafters]
+        self.vocab_size = target.vocab_size
+        self.asks = target.device.type == "cpu"  # whether anybody needs the second drafter; a host-device sync on a GPU
+        self.used_first = torch.zeros(rows, dtype=torch.bool, device=target.device)  # [B]: in the last draft
 
     @property
-    def caps(self) -> Tensor | None:
-        return self._caps
-
-    @caps.setter
-    def caps(self, caps: Tensor | None) -> None:
-        self._caps = caps
-        for session in self.sessions:
-            cap(session, caps)
+    def capturable(self) -> bool:
+        return not self.asks
 
     @property
-    def recordable(self) -> bool:
-        return not self.asks and all(getattr(session, "recordable", False) for session in self.sessions)
-
-    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
-        for session in self.sessions:
-            session.admit(row, prompt, source)
-
-    def release(self, row: int) -> None:
-        for session in self.sessions:
-            session.release(row)
+    def matched(self) -> Tensor | None:
+        return chosen_match(self.used_first, *(each.matched for each in self.abilities))
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         self.spent = 0
+        self.abilities[0].cap(self.caps)
         first = self._ask(0, gamma, sampling, noise, at)
+        if gamma == 0:
+            return first
         use_first = first.proposed[:, :1]  # [B, 1]
-        if gamma == 0 or (self.asks and not self._wanted(~use_first[:, 0])):
+        self.used_first = use_first[:, 0]
+        if self.asks and not self._wanted(~self.used_first):
             return first
         # A row that the first drafts for is not the second's: what a neighbour makes it draft is nobody's guess.
-        caps = torch.full_like(at[:, 0], gamma) if self._caps is None else self._caps
-        cap(self.sessions[1], caps.masked_fill(use_first[:, 0], 0))
+        caps = torch.full_like(at[:, 0], gamma) if self.caps is None else self.caps
+        self.abilities[1].cap(caps.masked_fill(self.used_first, 0))
         return joined(first, self._ask(1, gamma, sampling, noise, at), use_first, self.vocab_size)
 
     def _wanted(self, silent: Tensor) -> bool:
         """Whether any row for which the first drafter is silent [B] may have guesses at all: idle slots may not."""
-        return bool((silent if self._caps is None else silent & (self._caps > 0)).any())
+        return bool((silent if self.caps is None else silent & (self.caps > 0)).any())
 
     def _ask(self, which: int, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         asked = min(gamma, self.limits[which])
-        session = self.sessions[which]
-        draft = session.propose(asked, sampling, noise, at[:, : asked + 1])
-        spent = session.spent if isinstance(session, Spending) else None
+        draft = self.sessions[which].propose(asked, sampling, noise, at[:, : asked + 1])
+        spent = self.abilities[which].spent
         self.spent = (self.spent or 0) + (draft.tokens.shape[1] if spent is None else spent)
         return widened(draft.usable(self.vocab_size), gamma)
 
-    def commit(self, tokens: Tensor, count: Tensor) -> None:
-        for session in self.sessions:
-            session.commit(tokens, count)
-
-    def rewind(self, lengths: Tensor) -> None:
-        for session in self.sessions:
-            session.rewind(lengths)
-
-    @property
-    def levels(self) -> tuple[Level, ...]:
-        return tuple(level for session in self.sessions for level in getattr(session, "levels", ()))
-
     def select(self, rows: Tensor) -> None:
-        for session in self.sessions:
-            session.select(rows)
+        super().select(rows)
+        self._select(rows)
 
-    def fork(self, rows: Tensor) -> _FallbackSession:
-        first, second = (forkable(session).fork(rows) for session in self.sessions)
-        return _FallbackSession((first, second), self.limits, self.vocab_size, self.asks)
+    def fork(self, rows: Tensor) -> Self:
+        other = super().fork(rows)
+        other._select(rows)
+        return other
+
+    def _select(self, rows: Tensor) -> None:
+        self.caps, self.used_first = None, self.used_first.index_select(0, rows)
 
 
-def cap(session: DraftSession, caps: Tensor | None) -> None:
-    """Tell a session how many guesses each row [B] may have, if it wants to know."""
-    if isinstance(session, Capped):
-        session.caps = caps
+def chosen_match(use_first: Tensor, first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """How long each row's match is [B]: the first drafter's where use_first [B] says so, else the second's."""
+    if first is None and second is None:
+        return None
+    none = torch.zeros_like(use_first, dtype=torch.int64)
+    return torch.where(use_first, none if first is None else first, none if second is None else second)
 
 
 def widened(draft: Draft, gamma: int) -> Draft:

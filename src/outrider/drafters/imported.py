@@ -101,7 +101,7 @@ def _check(draft: str, made: Any, found: Any) -> None:
     what = found.__name__ if inspect.isclass(found) else type(found).__name__
     remedy = "see docs/adding-a-drafter.md"
     if not isinstance(made, Drafter):
-        missing = " and ".join(f"`{name}`" for name in ("name", "start") if not hasattr(made, name))
+        missing = " and ".join(f"`{name}`" for name in ("name", "start") if not hasattr(made, name))  # a user's class
         raise BadOption(
             f"draft {draft!r}: {what} is no drafter: it has no {missing}; a drafter has `name` and "
             f"`start(rows, shape, target)`: {remedy}"

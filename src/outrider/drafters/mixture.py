@@ -10,31 +10,21 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from outrider.core.noise import Noise
-from outrider.core.protocols import (
-    Draft,
-    Drafter,
-    DraftSession,
-    Priced,
-    Session,
-    Shape,
-    Source,
-    declared_cost,
-    forkable,
-)
+from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape, Source
 from outrider.core.sampling import Sampling
+from outrider.core.traits import DrafterTraits, declared_cost, traits_of
+from outrider.drafters.composite import CompositeSession
 from outrider.drafters.experience import FADE, PRIOR_WEIGHT
-from outrider.drafters.fallback import cap, joined, widened
+from outrider.drafters.fallback import chosen_match, joined, widened
 from outrider.drafters.prices import Ladder, Prices
 from outrider.errors import require
-from outrider.trace import Level
 
 BUCKETS = (3, 5, 8)
 """Matches of at least this many tokens are counted together up to the next bound; shorter ones are the first kind."""
@@ -47,24 +37,21 @@ a guess of the second drafter."""
 class Mixture:
     """``first`` costs nothing and says nothing now and then (copying); ``second`` costs ``cost`` runs per guess."""
 
-    plans = True
-    """It limits its guesses itself: ask it for all there is room for."""
-
-    declines = True
-    """Asked, it weighs a copy, which is free, against the second drafter and against nothing."""
-
-    cost: float
-    """Of a guess of the second; what asking takes is small, and measured where steps are timed."""
-
     def __init__(self, first: Drafter, second: Drafter, cost: float | None = None) -> None:
         self.first, self.second = first, second
         self.name = f"{first.name}+{second.name}"
         self.cost, self.given = declared_cost(second) if cost is None else cost, cost is not None
         require(self.cost >= 0, f"cost must be 0 or more target runs per guess, got {cost!r}")
 
-    def cost_for(self, rows: int) -> float:
-        """For policies. A session goes by ``cost``: what a row drafts must not depend on how many rows there are."""
-        return self.cost if self.given else declared_cost(self.second, rows)
+    @property
+    def traits(self) -> DrafterTraits:
+        """Asked, it weighs a copy, which is free, against the second drafter and against nothing. It costs what the
+        second drafter's guesses do; a session goes by ``cost``: what a row drafts must not depend on how many rows
+        there are."""
+        second = traits_of(self.second)
+        batched = None if self.given else second.batched_cost
+        either = traits_of(self.first).either(second)
+        return replace(either, cost=self.cost, batched_cost=batched, stops_itself=True, cheap_to_ask=True)
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         return _MixtureSession(self, rows, shape, target)
@@ -78,36 +65,44 @@ class Choice(NamedTuple):
     asked: int  # guesses asked of the second drafter
 
 
-class _MixtureSession:
+class _MixtureSession(CompositeSession):
     prices: Prices | None = None  # what guesses take here and time is worth, where a policy tells
     caps: Tensor | None = None  # [B]: guesses a row may have; None: as many as are asked for
     spent: int | None = 0  # guesses the second drafter made for the last draft: a copy takes no time
 
     def __init__(self, drafter: Mixture, rows: int, shape: Shape, target: Session) -> None:
-        self.first: Any = drafter.first.start(rows, shape, target)
-        self.second: DraftSession = drafter.second.start(rows, shape, target)
+        super().__init__(*(one.start(rows, shape, target) for one in (drafter.first, drafter.second)))
         self.vocab_size = target.vocab_size
         # On a GPU asking who wants the second drafter costs a wait, so it runs anyway and its guesses are free.
         self.on_cpu = target.device.type == "cpu"
         self.cost = drafter.cost if self.on_cpu else 0.0
-        self.stops = bool(getattr(drafter.second, "plans", False))
+        self.stops = traits_of(drafter.second).stops_itself
         kinds = len(BUCKETS) + 2  # of match, and the second drafter last
         self.kept = torch.zeros((rows, kinds), device=target.device)  # guesses the text followed
         self.tried = torch.zeros((rows, kinds), device=target.device)
         self.kind = torch.zeros(rows, dtype=torch.int64, device=target.device)  # behind the last draft
         self.last = Draft.empty(rows, target.device)
         self.asked: Tensor | None = None  # [B] bool: rows that the last draft was for; None: nobody asked for one
-        # Sent to the device once: a step that sends something cannot be recorded (decoding/capture/graphs.py).
+        # Sent to the device once: a step that sends something cannot be captured (decoding/capture/graphs.py).
         self.cold, self.warm = (torch.tensor(PRIORS[t], device=target.device) for t in (0.0, 1.0))
         self.bounds = torch.tensor(BUCKETS, device=target.device)
 
     @property
-    def recordable(self) -> bool:
-        return not self.on_cpu and all(getattr(session, "recordable", False) for session in self.sessions)
+    def first(self) -> DraftSession:
+        return self.sessions[0]
 
     @property
-    def sessions(self) -> tuple[DraftSession, DraftSession]:
-        return self.first, self.second
+    def second(self) -> DraftSession:
+        return self.sessions[1]
+
+    @property
+    def capturable(self) -> bool:
+        return not self.on_cpu
+
+    @property
+    def matched(self) -> Tensor | None:
+        copied = self.kind < self.tried.shape[1] - 1  # [B]
+        return chosen_match(copied, *(each.matched for each in self.abilities))
 
     @property
     def learned(self) -> tuple[Tensor, ...]:
@@ -116,12 +111,7 @@ class _MixtureSession:
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.kept[row], self.tried[row] = 0, 0
-        for session in (self.first, self.second):
-            session.admit(row, prompt, source)
-
-    def release(self, row: int) -> None:
-        for session in (self.first, self.second):
-            session.release(row)
+        super().admit(row, prompt, source)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         self.last, self.asked = Draft.empty(len(self.kind), at.device), None
@@ -129,7 +119,7 @@ class _MixtureSession:
             return self.last
         most = torch.full_like(self.kind, gamma) if self.caps is None else self.caps.clamp(max=gamma)  # [B]
         self.asked = most > 0
-        cap(self.first, self.caps)
+        self.abilities[0].cap(self.caps)
         copied = self.first.propose(gamma, sampling, noise, at).usable(self.vocab_size).cut(self.caps)
         if self.on_cpu:
             self.last = self._propose_on_host(copied, most.tolist(), sampling, noise, at)
@@ -139,7 +129,7 @@ class _MixtureSession:
         use_first = worth >= wanted.amax(1)  # [B]
         guesses = torch.where(use_first, 0, self._asked(wanted, most))  # of the second drafter
         self.kind = torch.where(use_first, kind, self.tried.shape[1] - 1)
-        cap(self.second, guesses)
+        self.abilities[1].cap(guesses)
         second = widened(self.second.propose(gamma, sampling, noise, at).usable(self.vocab_size), gamma)
         self.last = joined(copied, second.cut(guesses), use_first[:, None], self.vocab_size)
         return self.last
@@ -152,9 +142,10 @@ class _MixtureSession:
         draft = copied.cut(torch.tensor([choice.copied for choice in choices]))
         self.spent = 0
         if most > 0:
-            cap(self.second, torch.tensor([choice.asked for choice in choices]))
+            self.abilities[1].cap(torch.tensor([choice.asked for choice in choices]))
             second = self.second.propose(most, sampling, noise, at[:, : most + 1]).usable(self.vocab_size)
-            self.spent = second.tokens.shape[1]
+            spent = self.abilities[1].spent
+            self.spent = second.tokens.shape[1] if spent is None else spent
             alike = min(choice.asked for choice in choices) == most
             draft = second if alike else self._mixed(draft, second, [choice.asked for choice in choices])
         # Columns nobody uses would be standardised and verified.
@@ -170,7 +161,7 @@ class _MixtureSession:
         warmth = min(sampling.temperature, 1.0)
         priors = [c + warmth * (w - c) for c, w in zip(PRIORS[0.0], PRIORS[1.0], strict=True)]
         lengths = copied.proposed.sum(1).tolist()
-        matched = getattr(self.first, "matched", self.kind.new_zeros(len(lengths))).tolist()
+        matched = [0] * len(lengths) if (known := self.abilities[0].matched) is None else known.tolist()
         prices = self.prices or self._own_prices(len(lengths), max(limits))
         choices, alphas = [], []
         for row, (length, match, most) in enumerate(zip(lengths, matched, limits, strict=True)):
@@ -183,8 +174,7 @@ class _MixtureSession:
                 asked = most
             choices.append(Choice(kind, copies, 0) if copies and worth >= wanted else Choice(len(rates) - 1, 0, asked))
             alphas.append(rates[-1])
-        if isinstance(self.second, Priced):
-            self.second.prices = None if self.prices is None else replace(self.prices, alphas=alphas)
+        self.abilities[1].price(None if self.prices is None else replace(self.prices, alphas=alphas))
         return choices
 
     def _own_prices(self, rows: int, gamma: int) -> Prices:
@@ -206,7 +196,8 @@ class _MixtureSession:
         """
         prior = self.cold + min(sampling.temperature, 1.0) * (self.warm - self.cold)
         rate = (self.kept + PRIOR_WEIGHT * prior) / (self.tried + PRIOR_WEIGHT)  # [B, kinds]
-        matched = getattr(self.first, "matched", torch.zeros_like(self.kind))
+        known = self.abilities[0].matched
+        matched = torch.zeros_like(self.kind) if known is None else known
         kind = torch.bucketize(matched, self.bounds, right=True)  # [B]
         place = torch.arange(gamma + 1, device=rate.device)  # guesses 0..G
         tokens = (rate[..., None] ** place).cumsum(-1) - 1  # [B, kinds, G+1]: a + a^2 + ...
@@ -220,8 +211,7 @@ class _MixtureSession:
         self._learn(tokens, count)
         if self.on_cpu:  # learnt from, once: it may not be asked before the next
             self.last, self.asked = Draft.empty(len(count), count.device), None
-        for session in (self.first, self.second):
-            session.commit(tokens, count)
+        super().commit(tokens, count)
 
     def _learn(self, tokens: Tensor, count: Tensor) -> None:
         """Count the guesses the text followed, and the first it did not, if the text is that long.
@@ -255,27 +245,20 @@ class _MixtureSession:
             kept[row, kind] += followed
             tried[row, kind] += min(followed + 1, seen)
 
-    @property
-    def levels(self) -> tuple[Level, ...]:
-        return tuple(level for session in (self.first, self.second) for level in getattr(session, "levels", ()))
-
     def rewind(self, lengths: Tensor) -> None:
         # What was learnt rests on tokens that were only believed: a choice that remembered them could bias the law.
         self.kept.zero_()
         self.tried.zero_()
         self.last, self.asked = Draft.empty(len(self.kind), lengths.device), None
-        for session in (self.first, self.second):
-            session.rewind(lengths)
+        super().rewind(lengths)
 
     def select(self, rows: Tensor) -> None:
         self._select(rows)
-        for session in (self.first, self.second):
-            session.select(rows)
+        super().select(rows)
 
-    def fork(self, rows: Tensor) -> _MixtureSession:
-        other = copy(self)
+    def fork(self, rows: Tensor) -> Self:
+        other = super().fork(rows)
         other._select(rows)
-        other.first, other.second = (forkable(session).fork(rows) for session in (self.first, self.second))
         return other
 
     def _select(self, rows: Tensor) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from outrider.core.noise import Noise
 from outrider.core.protocols import Draft, DraftSession, LanguageModel, Session, Shape, Source
 from outrider.core.sampling import Sampling, standardise
+from outrider.core.traits import DrafterTraits
 from outrider.drafters.base import Reach
 from outrider.drafters.prices import Prices
 from outrider.errors import require
@@ -27,8 +28,7 @@ class ModelDrafter:
     cost, not worth another one; 0 is never.
     """
 
-    gamma = 4  # guesses worth asking for where nobody chooses: each costs a run of the model
-    cost = 0.15  # target runs a guess takes, about: what gamma is chosen by where nothing is measured
+    traits = DrafterTraits(cost=0.15, gamma=4)  # each guess costs a run of the model
 
     def __init__(
         self,
@@ -40,11 +40,8 @@ class ModelDrafter:
     ) -> None:
         require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
         self.model, self.name, self.sampling, self.floor = model, name, sampling, floor
-        self.gamma = type(self).gamma if gamma is None else gamma
-
-    @property
-    def plans(self) -> bool:
-        return self.floor > 0
+        gamma = type(self).traits.gamma if gamma is None else gamma
+        self.traits = replace(type(self).traits, gamma=gamma, stops_itself=floor > 0, sampling=sampling)
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         # After full acceptance two tokens are pending: width 2, always, so that q does not depend on neighbours.
@@ -111,11 +108,15 @@ class _ModelSession:
     def __init__(self, drafter: ModelDrafter, rows: int, shape: Shape, target: Session) -> None:
         self.session = FittedSession(drafter.model.start(rows, shape), target.vocab_size)
         self.sampling, self.floor = drafter.sampling, drafter.floor
-        self.sole = False  # set by whoever knows that the guesses verified are always this session's own
+        self.only_drafter = False  # see ``OnlyDrafter``
 
     @property
-    def recordable(self) -> bool:
-        return self.sole  # otherwise it asks the device how far it is behind
+    def capturable(self) -> bool:
+        return self.only_drafter  # otherwise a host-device sync tells how far it is behind
+
+    @property
+    def model_sessions(self) -> tuple[Session, ...]:
+        return (self.session.session,)
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.session.admit(row, prompt, source)
@@ -145,7 +146,7 @@ class _ModelSession:
         return Draft(tokens, torch.stack(probs, 1), torch.stack(proposed, 1))
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
-        self.session.commit(tokens, count, follows=self.sole)
+        self.session.commit(tokens, count, follows=self.only_drafter)
 
     def rewind(self, lengths: Tensor) -> None:
         self.session.rewind(lengths)

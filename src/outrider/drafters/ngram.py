@@ -136,7 +136,7 @@ class Ngram:
 
 
 class _TableSession(TableSession):
-    recordable = True
+    capturable = True
 
     def __init__(self, table: NgramTable, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
@@ -166,7 +166,7 @@ class _OnlineSession(TableSession):
     Back-off ends at one token of context: what is frequent in a short text says little about what comes next.
     """
 
-    recordable = True
+    capturable = True
 
     def __init__(self, order: int, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)

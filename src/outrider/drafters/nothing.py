@@ -7,6 +7,7 @@ from torch import Tensor
 from outrider.core.noise import Noise
 from outrider.core.protocols import Draft, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
+from outrider.core.traits import DrafterTraits
 from outrider.drafters.base import ContextSession
 
 
@@ -14,14 +15,14 @@ class Nothing:
     """Proposes nothing, so every target run gives one token."""
 
     name = "none"
-    point_masses = True  # nothing is drawn, so temperature and the like mean nothing
+    traits = DrafterTraits(point_masses=True)
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         return _NothingSession(rows, shape, target)
 
 
 class _NothingSession(ContextSession):
-    recordable = True
+    capturable = True
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         return Draft.empty(self.context.rows, self.context.device)

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from outrider.core.noise import Noise
-from outrider.core.protocols import (
-    Capped,
-    Draft,
-    Drafter,
-    DraftSession,
-    Priced,
-    Session,
-    Shape,
-    Source,
-    Spending,
-    declared_cost,
-    forkable,
-)
+from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
-from outrider.drafters.prices import Prices
+from outrider.core.traits import DrafterTraits, traits_of
+from outrider.drafters.composite import CompositeSession
 from outrider.errors import require
-from outrider.trace import Level
 
 
 class Standardised:
@@ -39,11 +26,11 @@ class Standardised:
         self, drafter: Drafter, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None
     ) -> None:
         require(
-            not getattr(drafter, "point_masses", False),
+            not traits_of(drafter).point_masses,
             f"drafter {drafter.name!r} draws nothing, so it has no temperature, top-k or top-p; leave them out",
         )
         require(
-            getattr(drafter, "sampling", None) is None,
+            traits_of(drafter).sampling is None,
             f"drafter {drafter.name!r} has sampling options of its own already; leave them out here or there",
         )
         given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -53,15 +40,9 @@ class Standardised:
         self.name = f"{drafter.name} at {settings}" if settings else drafter.name
         self.sampling_for(Sampling(1.0))  # refuses bad values now
 
-    def __getattr__(self, name: str) -> Any:
-        """What else a drafter tells of itself, such as ``gamma``, is what the drafter inside tells."""
-        if name == "drafter":  # not made yet: copying and unpickling ask too early
-            raise AttributeError(name)
-        return getattr(self.drafter, name)
-
     @property
-    def cost(self) -> float:
-        return declared_cost(self.drafter)
+    def traits(self) -> DrafterTraits:
+        return traits_of(self.drafter)
 
     def sampling_for(self, target: Sampling) -> Sampling:
         """The options to draft with beside a target with these."""
@@ -73,58 +54,14 @@ class Standardised:
         return _StandardisedSession(self, self.drafter.start(rows, shape, target))
 
 
-class _StandardisedSession:
+class _StandardisedSession(CompositeSession):
     def __init__(self, drafter: Standardised, session: DraftSession) -> None:
-        self.drafter: Standardised = drafter
-        self.session = session
+        super().__init__(session)
+        self.drafter = drafter
 
     @property
-    def recordable(self) -> bool:
-        return bool(getattr(self.session, "recordable", False))
-
-    @property
-    def prices(self) -> Prices | None:
-        return self.session.prices if isinstance(self.session, Priced) else None
-
-    @prices.setter
-    def prices(self, prices: Prices | None) -> None:
-        if isinstance(self.session, Priced):
-            self.session.prices = prices
-
-    @property
-    def caps(self) -> Tensor | None:
-        return self.session.caps if isinstance(self.session, Capped) else None
-
-    @caps.setter
-    def caps(self, caps: Tensor | None) -> None:
-        if isinstance(self.session, Capped):
-            self.session.caps = caps
-
-    @property
-    def spent(self) -> int | None:
-        return self.session.spent if isinstance(self.session, Spending) else None
-
-    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
-        self.session.admit(row, prompt, source)
-
-    def release(self, row: int) -> None:
-        self.session.release(row)
+    def capturable(self) -> bool:
+        return True
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
-        return self.session.propose(gamma, self.drafter.sampling_for(sampling), noise, at)
-
-    def commit(self, tokens: Tensor, count: Tensor) -> None:
-        self.session.commit(tokens, count)
-
-    @property
-    def levels(self) -> tuple[Level, ...]:
-        return getattr(self.session, "levels", ())
-
-    def rewind(self, lengths: Tensor) -> None:
-        self.session.rewind(lengths)
-
-    def select(self, rows: Tensor) -> None:
-        self.session.select(rows)
-
-    def fork(self, rows: Tensor) -> _StandardisedSession:
-        return _StandardisedSession(self.drafter, forkable(self.session).fork(rows))
+        return self.sessions[0].propose(gamma, self.drafter.sampling_for(sampling), noise, at)

@@ -19,7 +19,7 @@ class Uniform:
 
 
 class _UniformSession(TableSession):
-    recordable = True
+    capturable = True
 
     def weights(self, guesses: Tensor) -> Tensor:
         return torch.ones((self.context.rows, self.vocab_size), device=self.context.device)

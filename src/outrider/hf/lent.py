@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -35,9 +36,9 @@ class LentModel(HuggingFaceModel):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         self.identity = _identity(model)
-        self.width_costs = NOMINAL if self.device.type == "cpu" else None
+        self.facts = replace(self.facts, width_costs=NOMINAL if self.device.type == "cpu" else None)
         self.auto = Auto()  # knows what steps cost
-        self.lanes = Lanes(graphs=_recordable(model, self.device))
+        self.lanes = Lanes(graphs=_capturable(model, self.device))
         self.drafters = built_in()  # always the same ones: what was recorded for them is found again
 
     @cached_property
@@ -99,7 +100,7 @@ def _address(tensor: Tensor) -> int:
         return 0
 
 
-def _recordable(model: PreTrainedModel, device: torch.device) -> bool:
+def _capturable(model: PreTrainedModel, device: torch.device) -> bool:
     """Whether steps may be replayed as CUDA graphs. An adapter is switched on and off without a change of address."""
     adapted = getattr(model, "_hf_peft_config_loaded", False) or any(
         type(module).__module__.split(".")[0] == "peft" for module in model.modules()

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as known
 
-from outrider.core.sampling import Processor, Sampling
+from outrider.core.processors import Processor
+from outrider.core.sampling import Sampling
 from outrider.errors import BadOption
 
 _PURE = frozenset(

@@ -7,13 +7,41 @@ arithmetic. Packed once, nine rows cost little more than one: what makes fixed w
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from outrider.kernels.attached import attach, attached, expect
 from outrider.runtime import cpu
+
+
+@dataclass(eq=False)
+class Joined:
+    """Attached to the module that owns linear layers which read the same input: their weights as one."""
+
+    weight: Tensor  # [out of all of them, in], as it is or packed
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return product(x, self.weight, self.bias)
+
+
+@dataclass(eq=False)
+class PartOf:
+    """Attached to a linear layer that was joined with others: which columns of their product are its own."""
+
+    joined: Joined
+    begin: int
+
+
+@dataclass(eq=False)
+class Packed:
+    """Attached to a linear layer that was packed by itself."""
+
+    weight: Tensor
 
 
 def pack(model: nn.Module, rows: int, *, release: bool = False, keep: Tensor | None = None) -> int:
@@ -27,11 +55,11 @@ def pack(model: nn.Module, rows: int, *, release: bool = False, keep: Tensor | N
     holders = _holders(model)
     count = 0
     for module in linear:
-        if hasattr(module, "outrider_joined"):  # see lean.py
+        if attached(module, PartOf) is not None:  # laid out with the layers it is joined with
             continue
         laid_out = packed(module.weight.detach(), rows)
         if laid_out.is_mkldnn:
-            module.outrider_packed = laid_out
+            attach(module, Packed(laid_out))
             module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
             count += 1
             if release and module.weight is not keep and holders[module.weight.data_ptr()] == 1:
@@ -115,7 +143,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _forward(self: Any, x: Tensor) -> Tensor:
-    return product(x, self.outrider_packed, self.bias)
+    return product(x, expect(self, Packed).weight, self.bias)
 
 
 def packed_layers(model: nn.Module) -> tuple[int, int]:
@@ -124,7 +152,6 @@ def packed_layers(model: nn.Module) -> tuple[int, int]:
     return sum(_is_packed(module) for module in linear), len(linear)
 
 
-def _is_packed(linear: Any) -> bool:
-    if hasattr(linear, "outrider_joined"):
-        return bool(linear.outrider_joined[0].outrider_weight.is_mkldnn)
-    return hasattr(linear, "outrider_packed")
+def _is_packed(linear: nn.Module) -> bool:
+    part = attached(linear, PartOf)
+    return attached(linear, Packed) is not None if part is None else part.joined.weight.is_mkldnn

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.context import Context
+from outrider.core.model_facts import ModelFacts
 from outrider.core.protocols import Shape, Source
 from outrider.errors import BadOption
 
@@ -20,6 +21,7 @@ class ToyModel:
     """p(x | last ``order`` tokens) from a table drawn once with ``seed``; ``sharpness`` scales the logits."""
 
     max_length: int | None = None
+    encoder_decoder = False
 
     def __init__(self, vocab_size: int = 8, order: int = 2, seed: int = 0, sharpness: float = 1.5) -> None:
         self.vocab_size, self.order = vocab_size, order
@@ -27,6 +29,10 @@ class ToyModel:
         generator = torch.Generator().manual_seed(seed)
         states = vocab_size**order
         self.table = torch.randn((states, vocab_size), generator=generator, dtype=torch.float64) * sharpness
+
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(self.vocab_size, self.device, self.max_length, torch.float64, "toy")
 
     def near(self, distance: float, seed: int = 1) -> ToyModel:
         """A model like this one with noise on its logits: a drafter of a chosen quality."""

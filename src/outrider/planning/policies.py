@@ -10,11 +10,13 @@ the row beside may already have used the noise this one will use, so each row le
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from outrider.core.protocols import Drafter, LanguageModel, declared_cost
+from outrider.core.model_facts import facts_of
+from outrider.core.protocols import Drafter, LanguageModel
+from outrider.core.traits import declared_cost, traits_of
 from outrider.drafters.prices import Ladder, Prices
 from outrider.errors import require
 from outrider.options import GAMMAS
@@ -50,7 +52,7 @@ class Setting:
 def declared_widths(target: LanguageModel, rows: int = 1) -> ByNumber:
     """What a run of so many rows costs by its width, in runs of one token each, as the target's ``width_costs`` say
     for one row and some widths: tokens cost the same whichever row they are in. Else all widths cost the same."""
-    declared: Mapping[int, float] | None = getattr(target, "width_costs", None)
+    declared = facts_of(target).width_costs
     if declared is None:
         return 1.0
     widest, between = max(declared), interpolated(declared)
@@ -64,12 +66,12 @@ def declared_widths(target: LanguageModel, rows: int = 1) -> ByNumber:
 
 def plans(drafter: Drafter) -> bool:
     """Whether the drafter itself stops where another guess is not worth its cost."""
-    return bool(getattr(drafter, "plans", False))
+    return traits_of(drafter).stops_itself
 
 
 def declines(drafter: Drafter) -> bool:
     """Whether the drafter, asked, makes no guess that is not worth its time: asking it costs next to nothing."""
-    return bool(getattr(drafter, "declines", False))
+    return traits_of(drafter).cheap_to_ask
 
 
 class Planner(Protocol):
@@ -88,7 +90,13 @@ class Planner(Protocol):
     def timed(self, step: Timing) -> None:
         """How long a step took."""
 
-    # A planner may also have ``prices``: what a drafter that ends its drafts itself is told before each step.
+
+@runtime_checkable
+class Pricing(Protocol):
+    """A planner that says what guesses take and time is worth: a drafter that stops itself is told before a step."""
+
+    @property
+    def prices(self) -> Prices | None: ...
 
 
 @runtime_checkable

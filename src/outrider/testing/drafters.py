@@ -9,8 +9,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from outrider.core.abilities import Forkable
 from outrider.core.noise import Noise, Silence
-from outrider.core.protocols import Draft, Drafter, Forkable, LanguageModel, Shape, Source
+from outrider.core.protocols import Draft, Drafter, LanguageModel, Shape, Source
 from outrider.core.sampling import Sampling, draw
 from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.decoding.loop import Decoder, Request

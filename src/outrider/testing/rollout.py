@@ -12,7 +12,6 @@ from outrider.core.algorithm import autoregressive_step, speculative_step
 from outrider.core.noise import Noise, Silence
 from outrider.core.protocols import Drafter, DraftSession, LanguageModel, Session, Shape, Verifier
 from outrider.core.sampling import Sampling, standardise
-from outrider.trace import PHASES, Stopwatch
 
 
 def sample(
@@ -46,13 +45,12 @@ def sample(
         session.select(copies)
     seeds = torch.arange(first_seed, first_seed + rows, device=model.device)
     noise = Silence(seeds) if sampling.greedy else Noise(seeds)
-    watch = Stopwatch(dict.fromkeys(PHASES, 0.0))
     context = target.context
     while int((context.lengths - context.prompt_lengths).min()) < length:
         if drafting is None:
             autoregressive_step(target, sampling, noise)
         else:
-            speculative_step(target, drafting, verifier, sampling, noise, gamma, watch)
+            speculative_step(target, drafting, verifier, sampling, noise, gamma)
     return context.read(context.prompt_lengths, length)
 
 

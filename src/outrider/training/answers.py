@@ -9,6 +9,7 @@ from itertools import count
 import torch
 
 from outrider.models.hub.loading import Loaded
+from outrider.prompts import has_chat_template
 from outrider.training.data import Corpus, Pair, from_answers
 from outrider.training.progress import Gathering
 from outrider.training.rounds import Rounds, size
@@ -87,7 +88,7 @@ def _asked(
         loaded.model, loaded.tokenizer, [opener] * texts, new_tokens=96, temperature=1.0, batch=plan.batch,
         seed=plan.seed + 500_000 + number, going_on=going_on,
     )  # fmt: skip
-    if not getattr(loaded.tokenizer, "chat_template", None):
+    if not has_chat_template(loaded.tokenizer):
         return [[*opener, *words] for _, words in written]
     words = loaded.tokenizer.batch_decode([words for _, words in written], skip_special_tokens=True)
     return messages(loaded, [text.strip() for text in words if text.strip()])
@@ -97,7 +98,7 @@ def messages(loaded: Loaded, texts: Sequence[str]) -> list[list[int]]:
     """All at once: the tokenizer then uses every core."""
     if not texts:
         return []
-    chat = bool(getattr(loaded.tokenizer, "chat_template", None))
+    chat = has_chat_template(loaded.tokenizer)
     if chat:
         turns = [[{"role": "user", "content": text}] for text in texts]
         texts = loaded.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)

@@ -213,7 +213,7 @@ def make_student(target: Loaded, plan: Plan, tokens: torch.Tensor) -> tuple[Stud
     vocabulary = Vocabulary(tokens, target.model.vocab_size, target.model.device)
     if plan.kind == "model":
         model = _small_model(target.model, plan, tokens).to(target.model.device).train()
-        extra = {"fingerprint": fingerprint(target.model), "gamma": ModelDrafter.gamma}
+        extra = {"fingerprint": fingerprint(target.model), "gamma": ModelDrafter.traits.gamma}
         return ModelStudent(teacher, model, vocabulary), lambda out: trimmed.save(model, tokens, out, extra)
     require(
         target.model.hidden_size is not None,

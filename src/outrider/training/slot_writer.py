@@ -8,6 +8,7 @@ few small ones for the draw.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,7 +82,7 @@ class _Slots(HuggingFaceSession):
 
     def __init__(self, model: HuggingFaceModel, rows: int, capacity: int, most: int) -> None:
         super().__init__(model, rows, Shape(capacity=capacity, width=1))
-        numbers = {"dtype": torch.int64, "device": model.device}
+        numbers: dict[str, Any] = {"dtype": torch.int64, "device": model.device}
         self.tokens = torch.zeros((rows, 1), **numbers)  # the last of each text, yet to be read
         self.places = torch.zeros((rows, 1), **numbers)
         self.written = torch.zeros((rows, most), **numbers)

@@ -61,13 +61,11 @@ def layer_lists(text: str, target: HuggingFaceModel) -> tuple[tuple[int, ...], .
 
 def _depths(config: Any) -> dict[str, int]:
     """The attributes that hold numbers of layers, encoder's first."""
-    pairs = (("encoder_layers", "decoder_layers"), ("num_layers", "num_decoder_layers"))
-    if config.is_encoder_decoder:
-        for names in pairs:
-            if all(isinstance(getattr(config, name, None), int) for name in names):
-                return {name: getattr(config, name) for name in names}
-    elif isinstance(getattr(config, "num_hidden_layers", None), int):
-        return {"num_hidden_layers": config.num_hidden_layers}
+    paired = [("encoder_layers", "decoder_layers"), ("num_layers", "num_decoder_layers")]
+    for names in paired if config.is_encoder_decoder else [("num_hidden_layers",)]:
+        found: dict[str, Any] = {name: getattr(config, name, None) for name in names}
+        if all(isinstance(depth, int) for depth in found.values()):
+            return found
     raise BadOption(f"slices cannot be taken of a {config.model_type}; leave out --layers to start from scratch")
 
 

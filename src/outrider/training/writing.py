@@ -15,6 +15,7 @@ from transformers.masking_utils import sdpa_mask
 from outrider.errors import BadOption
 from outrider.models.transformers.kv_cache import GrowingCache
 from outrider.models.transformers.model import HuggingFaceModel
+from outrider.prompts import has_chat_template
 from outrider.training.slot_writer import GoingOn, ends_of, roll
 
 GROUPED = "outrider_grouped"
@@ -24,7 +25,7 @@ COMPACT_EVERY = 32
 
 def user_turn_opener(tokenizer: PreTrainedTokenizerBase) -> str:
     """What stands before a user's words: let the target go on from there and it writes a user's words itself."""
-    if not getattr(tokenizer, "chat_template", None):
+    if not has_chat_template(tokenizer):
         return tokenizer.bos_token or ""
     mark = "\u241f"
     text = tokenizer.apply_chat_template([{"role": "user", "content": mark}], tokenize=False)

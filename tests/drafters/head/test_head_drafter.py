@@ -10,8 +10,9 @@ import torch
 import cpus
 import tiny
 from outrider.core.noise import Noise
-from outrider.core.protocols import Shape, declared_cost
+from outrider.core.protocols import Shape
 from outrider.core.sampling import Sampling
+from outrider.core.traits import declared_cost
 from outrider.drafters import Copying, Mixture
 from outrider.drafters.head import Head, HeadConfig, HeadDrafter, choice
 from outrider.models.transformers.model import HuggingFaceModel

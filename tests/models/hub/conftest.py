@@ -28,13 +28,6 @@ def converted(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("OUTRIDER_CACHE", str(folder))
-    return folder
-
-
-@pytest.fixture
 def quick_convert(converted: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Stand in for the conversion by copying its result; the list counts how often it was asked for."""
     calls: list[Path] = []

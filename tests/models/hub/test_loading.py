@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import library
 import pytest
 import torch
 from safetensors.torch import save_file
 
+import library
 import outrider
 from outrider.errors import (
     BadOption,

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_gguf import NAME, leftovers
 
 from outrider.errors import ModelCorrupt, ModelNotFound, PullFailed
 from outrider.models.hub import gguf, manifest, names
+from tiny_gguf import NAME, leftovers
 
 WORDS_OF_A_FULL_DISK = "Error while serializing: I/O error: No space left on device (os error 28)"
 

@@ -1,4 +1,4 @@
-"""What a recorded step must not do, seen while it runs: ask the device something, or be shaped by an answer.
+"""Finds what a CUDA graph cannot hold while a step runs: host-device syncs, and shapes that depend on values.
 
 Looked for before a CUDA graph is captured, because a capture that fails half-way costs more than a look; and on a
 CPU, where the same functions run, so that tests find it without a GPU.
@@ -13,17 +13,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class NotRecordable(Exception):
-    """A step that asks the device something, or copies from the host, cannot be replayed; run it eagerly."""
+class NotCapturable(Exception):
+    """A step with a host-device sync, or a copy from the host, cannot be replayed; run it eagerly."""
 
 
-_QUESTIONS = ("_local_scalar_dense", "is_nonzero", "equal.default")
+_SYNCS = ("_local_scalar_dense", "is_nonzero", "equal.default")
 _SIZED_BY_VALUES = ("nonzero", "masked_select", "unique")
 _CONSTANTS = ("lift_fresh",)
 
 
-class Questions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises NotRecordable at the first question to ``device``; with ``constants``, at values sent to it too."""
+class CaptureCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises NotCapturable at the first host-device sync; with ``constants``, at values sent to ``device``, too."""
 
     def __init__(self, device: torch.device, constants: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -32,12 +32,12 @@ class Questions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
         if self._here(args):
-            if any(word in name for word in _QUESTIONS):
-                raise NotRecordable(f"it asks the device for a value ({name})")
+            if any(word in name for word in _SYNCS):
+                raise NotCapturable(f"it waits for a value of the device ({name})")
             if any(word in name for word in _SIZED_BY_VALUES) or _boolean_index(name, args):
-                raise NotRecordable(f"a shape in it depends on values ({name})")
+                raise NotCapturable(f"a shape in it depends on values ({name})")
         if self.constants and any(word in name for word in _CONSTANTS):
-            raise NotRecordable(f"it sends a constant to the device ({name})")
+            raise NotCapturable(f"it sends a constant to the device ({name})")
         return func(*args, **(kwargs or {}))
 
     def _here(self, args: Any) -> bool:

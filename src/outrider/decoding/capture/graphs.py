@@ -1,36 +1,37 @@
-"""A whole decoding step as one CUDA graph: recorded once for its shapes, then replayed with one launch.
+"""A whole decoding step as one CUDA graph: captured once for its shapes, then replayed with one launch.
 
-A step is recordable when it changes tensors in place, asks the device nothing, and chooses its shapes by what the
+A step can be captured when it changes tensors in place, makes no host-device sync, and chooses its shapes by what the
 host knows: its arguments and each session's ``behind``. ``BufferedSession`` and the drafters are written that way,
-so this file is only a recorder: it runs the very same functions and the eager session stays the reference.
+so this file only captures: it runs the very same functions, and the eager session stays the reference.
 On a CPU a replay is calling the function again, so that everything but the launch itself is tested there.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.core.context import Context
-from outrider.decoding.capture.checks import NotRecordable, Questions
+from outrider.core.protocols import Session
+from outrider.decoding.capture.checks import CaptureCheck, NotCapturable
+from outrider.decoding.safe_drafter import Guarded
 from outrider.errors import DeviceError
 from outrider.models.session import BufferedSession
 from outrider.runtime import timer
 
 _MOST = 64
-"""Recordings kept; a caller whose options are new in every call must not fill the memory."""
+"""Graphs kept; a caller whose options are new in every call must not fill the memory."""
 
 _STEADY = 2
 """The most tokens pending in a session from one step to the next: more is caught up with eagerly, once."""
 
 
 @dataclass
-class _Recording:
+class _StepGraph:
     graph: torch.cuda.CUDAGraph | None  # None on a CPU
     step: Callable[[], Tensor]  # kept on a GPU, too: what it holds is what the graph reads, options included
     output: Tensor  # always the same memory
@@ -38,24 +39,24 @@ class _Recording:
     leaves: tuple[int, ...]  # what it is afterwards
 
 
-class Recorder:
-    """Recordings of the steps of one batch, sharing one memory pool.
+class StepGraphs:
+    """The steps of one batch, captured as CUDA graphs that share one memory pool.
 
-    ``parts`` are the target session and the draft session whose state a step changes, the target's first.
+    What a step changes is the target's session and what ``drafter`` says that it is made of.
     """
 
-    def __init__(self, *parts: Any, note: Callable[[str], None] | None = None) -> None:
-        found = [piece for part in parts for piece in _pieces(part)]
-        self._parts = parts
-        self.sessions = [piece for piece in found if isinstance(piece, BufferedSession)]
-        self._targets = sum(isinstance(piece, BufferedSession) for piece in _pieces(parts[0]))
-        contexts = [piece.context if isinstance(piece, BufferedSession) else piece for piece in found]
-        self.contexts = list({id(context): context for context in contexts}.values())  # wrappers show the same one
+    def __init__(self, target: Session, drafter: Guarded, note: Callable[[str], None] | None = None) -> None:
+        self._drafting = drafter.abilities
+        sessions = [target, *self._drafting.model_sessions]
+        self.sessions = [session for session in sessions if isinstance(session, BufferedSession)]
+        self._targets = int(isinstance(target, BufferedSession))
+        self.contexts = [*(session.context for session in sessions), *self._drafting.contexts]
         self.note = note or (lambda text: None)
         self.device = self.contexts[0].device
-        self._recordings: dict[Hashable, list[_Recording]] = {}
+        self._graphs: dict[Hashable, list[_StepGraph]] = {}
         self._pool: Any = None
-        self.made = 0  # recordings, those dropped since included
+        self._side: torch.cuda.Stream | None = None
+        self.made = 0  # graphs, those dropped since included
         self._state = self.state()
 
     def state(self) -> list[Tensor]:
@@ -63,35 +64,35 @@ class Recorder:
         state = [context.lengths for context in self.contexts]
         for session in self.sessions:
             state += [session.cached] + ([] if session.hidden is None else [session.hidden])
-        return state + [tensor for part in self._parts for tensor in _learned(part)]
+        return state + list(self._drafting.learned)
 
     def run(self, name: Hashable, step: Callable[[], Tensor], drafting: bool = True) -> Tensor:
-        """What ``step`` returns, by a replay if it was recorded for these shapes; a recording is made if not.
+        """What ``step`` returns, by a replay if it was captured for these shapes; it is captured if not.
 
         ``drafting`` False: only the target's session runs, and what the others have pending is of no account.
-        The result's memory is the recording's own: the next run with that name overwrites it.
+        The result's memory is the graph's own: the next run with that name overwrites it.
         """
         if any(a is not b for a, b in zip(self._state, self.state(), strict=True)):
-            self._recordings.clear()  # rows were selected: the buffers are others now
+            self._graphs.clear()  # rows were selected: the buffers are others now
             self._state = self.state()
         running = self._running(drafting)
-        recording = self._fitting(name, running) or self._record(name, step, running)
+        captured = self._fitting(name, running) or self._capture(name, step, running)
         before = self._behind()
-        self._set_behind(recording.starts[:running] + before[running:])
-        if recording.graph is None:
-            recording.output.copy_(recording.step())
+        self._set_behind(captured.starts[:running] + before[running:])
+        if captured.graph is None:
+            captured.output.copy_(captured.step())
         else:
-            recording.graph.replay()
-        grown = zip(before[running:], recording.starts[running:], recording.leaves[running:], strict=True)
-        self._set_behind(recording.leaves[:running] + tuple(had + left - was for had, was, left in grown))
-        return recording.output
+            captured.graph.replay()
+        grown = zip(before[running:], captured.starts[running:], captured.leaves[running:], strict=True)
+        self._set_behind(captured.leaves[:running] + tuple(had + left - was for had, was, left in grown))
+        return captured.output
 
     @property
-    def recorded(self) -> int:
-        return sum(map(len, self._recordings.values()))
+    def kept(self) -> int:
+        return sum(map(len, self._graphs.values()))
 
     def steady(self, drafting: bool = True) -> bool:
-        """Whether no session has more to catch up with than a step leaves behind: only then a recording pays."""
+        """Whether no session has more to catch up with than a step leaves behind: only then a graph pays."""
         return max(self._behind()[: self._running(drafting)], default=1) <= _STEADY
 
     def _running(self, drafting: bool) -> int:
@@ -104,22 +105,22 @@ class Recorder:
         for session, behind in zip(self.sessions, values, strict=True):
             session.behind = behind
 
-    def _fitting(self, name: Hashable, running: int) -> _Recording | None:
-        """A recording for at least as much pending as there is now."""
+    def _fitting(self, name: Hashable, running: int) -> _StepGraph | None:
+        """A graph for at least as much pending as there is now."""
         now = self._behind()[:running]
-        for recording in self._recordings.get(name, ()):
-            if all(has >= needs for has, needs in zip(recording.starts, now, strict=False)):
-                return recording
+        for captured in self._graphs.get(name, ()):
+            if all(has >= needs for has, needs in zip(captured.starts, now, strict=False)):
+                return captured
         return None
 
-    def _record(self, name: Hashable, step: Callable[[], Tensor], running: int) -> _Recording:
-        """Run the step twice for real, so that everything lazy has happened, undo that, and record it.
+    def _capture(self, name: Hashable, step: Callable[[], Tensor], running: int) -> _StepGraph:
+        """Run the step twice for real, so that everything lazy has happened, undo that, and capture it.
 
-        ``behind`` is a bound. Recorded at the larger of what it is now and what the step leaves, a recording
+        ``behind`` is a bound. Captured at the larger of what it is now and what the step leaves, a graph
         serves the first step as well as those that follow.
         """
         began = timer.now()
-        self.note(f"recording {name} ...")
+        self.note(f"capturing {name} ...")
         kept = [tensor.clone() for tensor in self._state]
         before, graph = self._behind(), None
         try:
@@ -127,12 +128,12 @@ class Recorder:
             starts = tuple(map(max, before[:running], self._behind())) + before[running:]
             self._set_behind(starts)
             # Watched: what a graph cannot hold is found before one is begun.
-            with Questions(self.device, constants=self.device.type == "cpu"):
+            with CaptureCheck(self.device, constants=self.device.type == "cpu"):
                 output = self._beside(step)
             leaves = self._behind()
             if self.device.type != "cpu":
                 self._set_behind(starts)
-                output, graph = self._capture(step, output)
+                output, graph = self._cuda_graph(step, output)
         except BaseException:
             for session in self.sessions:
                 session.forget_guesses()
@@ -141,16 +142,16 @@ class Recorder:
             self._set_behind(before)
             for tensor, value in zip(self._state, kept, strict=True):
                 tensor.copy_(value)
-        if self.recorded >= _MOST:
-            self._recordings.pop(next(iter(self._recordings)))  # the oldest
-        made = _Recording(graph, step, output, starts, leaves)
-        self._recordings.setdefault(name, []).append(made)
+        if self.kept >= _MOST:
+            self._graphs.pop(next(iter(self._graphs)))  # the oldest
+        made = _StepGraph(graph, step, output, starts, leaves)
+        self._graphs.setdefault(name, []).append(made)
         self.made += 1
-        self.note(f"recorded {name} in {timer.now() - began:.1f} s")
+        self.note(f"captured {name} in {timer.now() - began:.1f} s")
         return made
 
     def _beside(self, step: Callable[[], Tensor]) -> Tensor:
-        """A step for real, on the stream that will record: what is set up per stream is set up there."""
+        """A step for real, on the stream that will capture: what is set up per stream is set up there."""
         if self.device.type == "cpu":
             return step()
         stream = self._stream()
@@ -160,7 +161,7 @@ class Recorder:
         torch.cuda.current_stream(self.device).wait_stream(stream)
         return output
 
-    def _capture(self, step: Callable[[], Tensor], like: Tensor) -> tuple[Tensor, torch.cuda.CUDAGraph]:
+    def _cuda_graph(self, step: Callable[[], Tensor], like: Tensor) -> tuple[Tensor, torch.cuda.CUDAGraph]:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
@@ -170,41 +171,21 @@ class Recorder:
                 output = step()
         except torch.cuda.OutOfMemoryError as error:
             raise DeviceError(
-                f"no GPU memory left for recording a step ({_brief(error)}); use fewer slots, a smaller "
+                f"no GPU memory left for capturing a step ({_brief(error)}); use fewer slots, a smaller "
                 "max_new_tokens, or graphs=False"
             ) from error
         except Exception as error:
             torch.cuda.synchronize(self.device)
-            raise NotRecordable(_brief(error)) from error
+            raise NotCapturable(_brief(error)) from error
         if output.shape != like.shape:
-            raise NotRecordable(f"its result has shape {tuple(like.shape)} at first and {tuple(output.shape)} later")
+            raise NotCapturable(f"its result has shape {tuple(like.shape)} at first and {tuple(output.shape)} later")
         return output, graph
 
     def _stream(self) -> torch.cuda.Stream:
-        """One stream for warming up and recording: what is set up per stream must exist when recording starts."""
-        if not hasattr(self, "_side"):
+        """One stream for warming up and capturing: what is set up per stream must exist when a capture starts."""
+        if self._side is None:
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         return self._side
-
-
-def _pieces(part: Any) -> Iterator[BufferedSession | Context]:
-    """The sessions and contexts behind a session: wrappers hold others as ``session`` or ``sessions``."""
-    if isinstance(part, BufferedSession):
-        yield part
-        return
-    inner = [part.session] if getattr(part, "session", None) is not None else list(getattr(part, "sessions", ()))
-    for one in inner:
-        yield from _pieces(one)
-    if isinstance(getattr(part, "context", None), Context):
-        yield part.context
-
-
-def _learned(part: Any) -> Iterator[Tensor]:
-    """Whatever else a drafter says it changes from step to step, outside its sessions and contexts."""
-    inner = [part.session] if getattr(part, "session", None) is not None else list(getattr(part, "sessions", ()))
-    for one in inner:
-        yield from _learned(one)
-    yield from getattr(part, "learned", ())
 
 
 def _brief(error: BaseException) -> str:

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.core.protocols import DraftSession, Session, Shape
+from outrider.core.traits import DrafterTraits
 from outrider.drafters.head.choice import choose
 from outrider.drafters.head.config import HeadConfig
 from outrider.drafters.head.layers import Head
@@ -45,14 +46,14 @@ class HeadDrafter:
     policy tells it what guesses cost, with a chance that is not worth another one.
     """
 
-    cost = 0.05  # target runs a guess takes, about, alone; see ``beside`` and ``cost_for``
+    cost = DrafterTraits.cost  # of a guess for one row; see ``beside``
 
     def __init__(self, head: Head, tokens: Tensor, name: str = "head", floor: float = 0.1) -> None:
         self.saved, self.tokens, self.name = head.eval().requires_grad_(False), tokens, name
         require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
         self.floor = floor
         self._prepared: PreparedHead | None = None
-        self._batched_cost: float | None = None  # of a guess for several rows; see ``cost_for``
+        self._batched_cost: float | None = None  # of a guess for several rows; which torch drafts for
 
     @cached_property
     def head(self) -> Head:
@@ -78,13 +79,13 @@ class HeadDrafter:
             self._batched_cost = _TIME_PER_WEIGHT["torch"] * self.weights_read / weights_read
         return self
 
-    def cost_for(self, rows: int) -> float:
-        """One row has backends of its own: see ``choice.py``."""
-        return self.cost if rows == 1 or self._batched_cost is None else self._batched_cost
-
     @property
     def plans(self) -> bool:
         return self.floor > 0 and not self.saved.config.blockwise
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(self.cost, self._batched_cost, self.gamma, stops_itself=self.plans)
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         size = None if target.hidden is None else target.hidden.shape[-1]

@@ -33,7 +33,7 @@ class HeadSession(ContextSession):
         self.backend = prepared.start(rows, shape)
 
     @property
-    def recordable(self) -> bool:  # type: ignore[override]
+    def capturable(self) -> bool:  # type: ignore[override]
         return self.backend.capturable
 
     @property

@@ -11,6 +11,7 @@ import torch
 
 from outrider.errors import BadOption, require
 from outrider.models.engine.sizes import Sizes
+from outrider.models.settings import setting
 from outrider.models.transformers.families import LLAMA_LIKE
 from outrider.runtime import cpu
 
@@ -81,11 +82,11 @@ def _general_obstacle(config: Any, device: torch.device) -> str | None:
     """None, or why no engine but torch can run this model, with what to do about it."""
     if device.type != "cpu":
         return f"it runs models on a CPU, and the device is {device}; leave it out or choose the device cpu"
-    if getattr(config, "quantization_config", None) is not None:
+    if setting(config, "quantization_config") is not None:
         return "its weights are quantised; leave it out"
-    if config.model_type not in LLAMA_LIKE or getattr(config, "hidden_act", None) != "silu":
+    if config.model_type not in LLAMA_LIKE or setting(config, "hidden_act") != "silu":
         return f"models of type {config.model_type!r} have no layers here; leave it out"
-    rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    rotation = (setting(config, "rope_parameters") or {}).get("rope_type", "default")
     if rotation not in _FIXED_ROTATIONS:
         return f"rotary positions of type {rotation!r} have no layers here; leave it out"
     return None
@@ -130,7 +131,7 @@ def _import_error() -> str | None:
 
 
 def _not_bfloat16(config: Any) -> str | None:
-    saved = str(getattr(config, "dtype", None)).removeprefix("torch.")
+    saved = str(setting(config, "dtype")).removeprefix("torch.")
     if saved == "bfloat16":
         return None
     return f"it reads weights that were saved in bfloat16, and these are in {saved}; leave it out"

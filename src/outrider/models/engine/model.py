@@ -75,7 +75,7 @@ class Outline:
 
 
 class EngineModel(HuggingFaceModel):
-    """Where a row's bits were found not to depend on how many rows run beside it, ``any_width`` is true.
+    """Where a row's bits were found not to depend on how many rows run beside it, it is batch-invariant.
 
     Then runs are as narrow as they can be, and plain and speculative decoding still agree to the bit.
     """
@@ -86,18 +86,23 @@ class EngineModel(HuggingFaceModel):
         self.prepared = prepared
         self.engine = engine(prepared, outline.config, self.vocab_size)
         self._frequencies, self._scale = frequencies(self.config)
-        self.weights_read = self._sizes.weights + self._sizes.hidden * self.vocab_size
-        self.engine_name = f"{self.engine.name}, {prepared.weights} weights"
+        self.facts = replace(
+            self.facts,
+            engine=f"{self.engine.name}, {prepared.weights} weights",
+            compute_dtype=torch.float16 if prepared.weights == "float16" else torch.float32,
+            weight_format=prepared.weights,
+            weights_read=self._sizes.weights + self._sizes.hidden * self.vocab_size,
+        )
         conditions = f"{self.engine.name} {self.engine.kernels}, {self.engine.threads} threads"
         conditions += f", CPU {cpu.facts().identity}"
-        self.any_width = bool(prepared.known("any_width", conditions, lambda: bits_do_not_depend_on_width(self)))
-        if self.any_width:
+        if prepared.known("any_width", conditions, lambda: bits_do_not_depend_on_width(self)):
+            self.facts = replace(self.facts, batch_invariant=True)
             costs = prepared.known("width_costs", conditions, lambda: width_costs.measured(self), width_costs.NOMINAL)
-            self.width_costs = {int(width): cost for width, cost in costs.items()}
+            self.facts = replace(self.facts, width_costs={int(width): cost for width, cost in costs.items()})
 
     def _probe(self) -> tuple[list[Any], list[Any]]:
         sizes = self._sizes
-        self.hidden_size = sizes.hidden
+        self.facts = replace(self.facts, hidden_size=sizes.hidden)
         return [(sizes.shared, sizes.depth, sizes.depth)] * sizes.layers, []
 
     @property
@@ -117,16 +122,12 @@ class EngineModel(HuggingFaceModel):
     def groups(self) -> int:
         return self._sizes.groups
 
-    @property
-    def computes_in(self) -> str:
-        return "float16" if self.prepared.weights == "float16" else "float32"
-
     def start(self, rows: int, shape: Shape) -> EngineSession:
         return EngineSession(self, rows, shape)
 
     def turns(self, capacity: int) -> tuple[Tensor, Tensor]:
         """cos and sin [capacity, depth / 2] of all positions, as transformers computes them."""
-        positions, limit = torch.arange(capacity), self.positions_limit
+        positions, limit = torch.arange(capacity), self.max_length
         seen = positions if limit is None else positions.clamp(max=limit - 1)
         angles = seen[:, None].float() * self._frequencies
         return angles.cos() * self._scale, angles.sin() * self._scale
@@ -143,9 +144,9 @@ class EngineSession(HuggingFaceSession):
     model: EngineModel
 
     def __init__(self, model: EngineModel, rows: int, shape: Shape) -> None:
-        super().__init__(model, rows, replace(shape, fixed=shape.fixed and not model.any_width))
+        super().__init__(model, rows, replace(shape, fixed=shape.fixed and not model.facts.batch_invariant))
         self._turns = model.turns(shape.capacity + shape.chunk)
-        self._last = {-1, int(model.config.num_hidden_layers)}
+        self._last = {-1, model.facts.layers or 0}
         self._inner: list[int] = []  # layers whose inputs are kept: their states, but for the first and the last
 
     def _allocate(self, shapes: list[Any], capacity: int) -> Buffers:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.models.engine.sizes import Sizes
+
 
 def frequencies(config: Any) -> tuple[Tensor, float]:
     """Radians per position [depth / 2], and what cosines and sines are multiplied by."""
@@ -16,5 +18,5 @@ def frequencies(config: Any) -> tuple[Tensor, float]:
 
         found, scale = ROPE_INIT_FUNCTIONS[settings["rope_type"]](config)
         return found, float(scale)
-    depth = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    depth = Sizes.of(config).depth
     return 1.0 / (settings["rope_theta"] ** (torch.arange(0, depth, 2, dtype=torch.float32) / depth)), 1.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.models.settings import setting
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -20,7 +22,7 @@ class Sizes:
 
     @staticmethod
     def of(config: Any) -> Sizes:
-        depth = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        depth = setting(config, "head_dim") or config.hidden_size // config.num_attention_heads
         return Sizes(
             config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.num_key_value_heads,
             depth, config.intermediate_size, config.rms_norm_eps,

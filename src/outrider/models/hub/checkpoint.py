@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from outrider.core.model_facts import dtype_name
 from outrider.models.hub import names
 from outrider.models.hub.loading import choose_dtype
+from outrider.models.settings import has_chat_template, setting
 
 
 @dataclass(frozen=True)
@@ -29,16 +31,16 @@ class Checkpoint:
     @property
     def dtype(self) -> str:
         """What it is computed in on this CPU unless told otherwise."""
-        return str(choose_dtype("auto", self.config, torch.device("cpu"))).removeprefix("torch.")
+        return dtype_name(choose_dtype("auto", self.config, torch.device("cpu")))
 
     @property
     def longest(self) -> float:
         """Tokens of a prompt and its text together at most; infinity where the model has no limit."""
-        return float(getattr(self.config, "max_position_embeddings", None) or math.inf)
+        return float(setting(self.config, "max_position_embeddings") or math.inf)
 
     def encode(self, text: str) -> list[int]:
         """A user's words as token ids: by the chat template where there is one."""
-        if getattr(self.tokenizer, "chat_template", None):
+        if has_chat_template(self.tokenizer):
             words = [{"role": "user", "content": text}]
             text = self.tokenizer.apply_chat_template(words, tokenize=False, add_generation_prompt=True)
             return list(self.tokenizer.encode(text, add_special_tokens=False))

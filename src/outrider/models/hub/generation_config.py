@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from outrider.models.settings import setting
 from outrider.models.transformers.model import HuggingFaceModel
 
 _RULES = (
@@ -84,7 +85,7 @@ def defaults(model: HuggingFaceModel, eos: int | list[int] | None = None) -> Def
     start = config.bos_token_id if start is None else start
 
     def constraints(prompt: int, total: int) -> list[Any]:
-        if all(getattr(config, name) is None for name in _RULES):
+        if all(setting(config, name) is None for name in _RULES):
             return []
         import transformers as tf  # here: most checkpoints ask for no rule, and this takes a second
 
@@ -122,7 +123,7 @@ def defaults(model: HuggingFaceModel, eos: int | list[int] | None = None) -> Def
 
 def _warn(config: Any) -> None:
     """One line for all that is asked for and not done."""
-    asked = {name: getattr(config, name, None) for name in NOT_HONOURED}
+    asked = {name: setting(config, name) for name in NOT_HONOURED}
     told = [f"{name}={value!r}" for name, value in asked.items() if value not in (None, NOT_HONOURED[name])]
     if told:
         warnings.warn(

@@ -27,6 +27,7 @@ from rich.console import Console
 
 from outrider.errors import ModelCorrupt, ModelError, PullFailed
 from outrider.models.hub.checksums import sha256
+from outrider.models.settings import offers
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
@@ -172,7 +173,7 @@ def _convert(source: Path, out: Path, metadata: Metadata) -> None:
     import transformers
 
     options: dict[str, Any] = {"gguf_file": source.name, "dtype": torch.bfloat16}
-    if hasattr(transformers, "GgufConfig"):  # releases that otherwise keep the weights packed
+    if offers(transformers, "GgufConfig"):  # releases that otherwise keep the weights packed
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     # Absolute, or a directory called like a hub id could be taken for one.
     folder = str(source.resolve().parent)

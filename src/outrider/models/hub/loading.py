@@ -22,6 +22,7 @@ from outrider.models.engine.choice import Kernels, chosen_engine, numba_computes
 from outrider.models.hub import names, plain_settings
 from outrider.models.hub.making import CacheRefused
 from outrider.models.hub.safetensors_files import weight_files
+from outrider.models.settings import setting
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.runtime import cpu
 from outrider.runtime.cache_dir import cache_dir
@@ -227,7 +228,7 @@ def choose_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
         if dtype not in DTYPES:
             raise BadOption(f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
         return DTYPES[dtype]
-    saved = getattr(config, "dtype", None) or torch.float32
+    saved = setting(config, "dtype") or torch.float32
     if device.type == "cpu" and not (saved == torch.bfloat16 and cpu.facts().fast_at_bfloat16):
         return torch.float32
     return saved if isinstance(saved, torch.dtype) else torch.float32

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.models.settings import offers, setting
+
 
 def adapt(model: Any) -> Callable[[], None]:
     """Make a model's own position arithmetic accept a column of per-row offsets. Idempotent -> what undoes it."""
@@ -24,9 +26,9 @@ def adapt(model: Any) -> Callable[[], None]:
         setattr(module, name, MethodType(function, module))
 
     for module in model.modules():
-        if getattr(module, "has_relative_attention_bias", False) and hasattr(module, "compute_bias"):
+        if setting(module, "has_relative_attention_bias") and offers(module, "compute_bias"):
             put(module, "compute_bias", _ragged_relative_bias)
-        if hasattr(module, "build_alibi_tensor"):
+        if offers(module, "build_alibi_tensor"):
             put(module, "build_alibi_tensor", _ragged_alibi)
         if isinstance(module, nn.Embedding) and "position_ids" in signature(type(module).forward).parameters:
             put(module, "forward", _ragged_learned_positions)
@@ -71,14 +73,14 @@ def _ragged_learned_positions(self: Any, *args: Any, position_ids: Tensor | None
     """
     if position_ids is None or position_ids.dim() != 2:
         return type(self).forward(self, *args, position_ids=position_ids, **kwargs)  # type: ignore[no-any-return]
-    index = position_ids + getattr(self, "offset", 0)
+    index = position_ids + setting(self, "offset", 0)
     return nn.functional.embedding(index.clamp(max=self.num_embeddings - 1), self.weight)
 
 
 def sliding_windows(config: Any) -> dict[str, int | None] | int | None:
     """How far back attention looks: None (all), one window for all layers, or one per named layer type."""
-    window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None)
+    window: int | None = setting(config, "sliding_window")
+    types = setting(config, "layer_types")
     if types:
         known = {"full_attention": None, "sliding_attention": window}
         return {name: known[name] for name in known if name in types} if set(types) <= set(known) else None
@@ -102,7 +104,7 @@ TESTED = frozenset(
 
 def supported(config: Any) -> str | None:
     """None, or why this model cannot be run with per-row positions."""
-    types = set(getattr(config, "layer_types", None) or ())
+    types = set(setting(config, "layer_types") or ())
     unknown = types - {"full_attention", "sliding_attention"}
     if unknown:
         return f"its layers of type {sorted(unknown)} keep a state that cannot be rolled back"

@@ -7,22 +7,33 @@ fused model is its own reference: plain and speculative decoding both use it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from outrider.kernels.attached import attach, attached, expect
+from outrider.kernels.packed_linear import Joined
 from outrider.kernels.triton import available
+from outrider.models.settings import offers, setting
 from outrider.models.transformers.families import LLAMA_LIKE
 from outrider.models.transformers.kv_cache import RaggedCache
+
+
+@dataclass(frozen=True)
+class Window:
+    """Attached to an attention layer: how many tokens it looks back at; None: all of them."""
+
+    size: int | None
 
 
 def fuse(model: Any, device: torch.device) -> bool:
     """Fuse every layer of a model of a known family -> whether that was done."""
     config = model.config.get_text_config(decoder=True)
     prefix = LLAMA_LIKE.get(config.model_type)
-    if prefix is None or not available.run_on(device) or getattr(config, "hidden_act", None) != "silu":
+    if prefix is None or not available.run_on(device) or setting(config, "hidden_act") != "silu":
         return False
     layers = [m for m in model.modules() if type(m).__name__ == f"{prefix}DecoderLayer"]
     if not layers or config.num_hidden_layers != len(layers) or model.dtype == torch.float64:
@@ -34,7 +45,7 @@ def fuse(model: Any, device: torch.device) -> bool:
         attention, mlp = layer.self_attn, layer.mlp
         _join(attention, ("q_proj", "k_proj", "v_proj"))
         _join(mlp, ("gate_proj", "up_proj"))
-        attention.outrider_window = _window(attention, config)
+        attach(attention, Window(_window(attention, config)))
         attention.forward = MethodType(_attention, attention)
         mlp.forward = MethodType(_mlp, mlp)
         layer.forward = MethodType(_layer, layer)
@@ -42,30 +53,33 @@ def fuse(model: Any, device: torch.device) -> bool:
 
 
 def _window(attention: Any, config: Any) -> int | None:
-    if hasattr(attention, "sliding_window"):
+    """Of this layer; a Mistral's layers all have the window of its config."""
+    if offers(attention, "sliding_window"):
         return attention.sliding_window  # type: ignore[no-any-return]
-    return getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
+    return setting(config, "sliding_window") if config.model_type == "mistral" else None
 
 
 def _join(module: Any, names: tuple[str, ...]) -> None:
     """Linear layers that read the same input as one, in one piece of memory that the single ones become views of."""
-    if hasattr(module, "outrider_weight"):
+    if attached(module, Joined) is not None:
         return
     parts = [getattr(module, name) for name in names]
-    module.outrider_weight = torch.cat([part.weight.detach() for part in parts])
     biased = parts[0].bias is not None
-    module.outrider_bias = torch.cat([part.bias.detach() for part in parts]) if biased else None
+    bias = torch.cat([part.bias.detach() for part in parts]) if biased else None
+    joined = Joined(torch.cat([part.weight.detach() for part in parts]), bias)
+    attach(module, joined)
     start = 0
     for part in parts:
         end = start + part.weight.shape[0]
-        part.weight = nn.Parameter(module.outrider_weight[start:end], requires_grad=False)
-        if biased:
-            part.bias = nn.Parameter(module.outrider_bias[start:end], requires_grad=False)
+        part.weight = nn.Parameter(joined.weight[start:end], requires_grad=False)
+        if bias is not None:
+            part.bias = nn.Parameter(bias[start:end], requires_grad=False)
         start = end
 
 
 def _together(module: Any, x: Tensor) -> Tensor:
-    return nn.functional.linear(x, module.outrider_weight, module.outrider_bias)
+    joined = expect(module, Joined)
+    return nn.functional.linear(x, joined.weight, joined.bias)
 
 
 def _learning(x: Tensor) -> bool:
@@ -106,7 +120,7 @@ def _attention(
 
     layer, positions = past_key_values.layers[self.layer_idx], past_key_values.place.positions
     queries = rotate_and_store(_together(self, hidden_states), position_embeddings, positions, layer.keys, layer.values)
-    mixed = attend(queries, layer.keys, layer.values, positions, self.scaling, self.outrider_window)
+    mixed = attend(queries, layer.keys, layer.values, positions, self.scaling, expect(self, Window).size)
     return self.o_proj(mixed), None
 
 

@@ -7,22 +7,22 @@ speculative decoding both use it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from outrider.errors import BadOption
+from outrider.kernels.attached import attached
+from outrider.kernels.packed_linear import Joined
 from outrider.models.transformers.model import HuggingFaceModel
 
 
 def quantise(model: HuggingFaceModel) -> int:
     """Every linear layer but the output layer, fused ones joined as they are -> how many. After ``fuse``."""
     kept = model.model.get_output_embeddings()
-    joined = [module for module in model.model.modules() if hasattr(module, "outrider_weight")]
     done: set[int] = set()
-    for module in joined:
-        done |= _quantise_joined(module)
+    for module in model.model.modules():
+        if (joined := attached(module, Joined)) is not None:
+            done |= _quantise_joined(module, joined)
     for module in model.model.modules():
         if type(module) is nn.Linear and module is not kept and id(module) not in done:
             module.weight = _int8(module.weight)
@@ -30,13 +30,13 @@ def quantise(model: HuggingFaceModel) -> int:
     return len(done)
 
 
-def _quantise_joined(module: Any) -> set[int]:
+def _quantise_joined(module: nn.Module, joined: Joined) -> set[int]:
     """The single layers stay views of the joined one, as ``fused.py`` made them."""
-    parts = [part for part in module.children() if type(part) is nn.Linear and _lies_in(part, module.outrider_weight)]
-    module.outrider_weight = _int8(module.outrider_weight).detach()  # no parameter of its own
+    parts = [part for part in module.children() if type(part) is nn.Linear and _lies_in(part, joined.weight)]
+    joined.weight = _int8(joined.weight).detach()  # no parameter of its own
     start = 0
     for part in parts:
-        part.weight = nn.Parameter(module.outrider_weight[start : start + part.out_features], requires_grad=False)
+        part.weight = nn.Parameter(joined.weight[start : start + part.out_features], requires_grad=False)
         start += part.out_features
     return {id(part) for part in parts}
 

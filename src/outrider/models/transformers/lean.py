@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.kernels.packed_linear import packed, product, released
+from outrider.kernels.attached import attach, expect
+from outrider.kernels.packed_linear import Joined, PartOf, packed, released
+from outrider.models.settings import setting
 from outrider.models.transformers.families import LLAMA_LIKE
 from outrider.models.transformers.kv_cache import RaggedCache
 
@@ -28,7 +30,7 @@ def make_lean(model: Any, rows: int, *, release: bool = False) -> int:
     config = model.config.get_text_config(decoder=True)
     prefix = LLAMA_LIKE.get(config.model_type)
     layers = [m for m in model.modules() if type(m).__name__ == f"{prefix}DecoderLayer"]
-    if prefix is None or getattr(config, "hidden_act", None) != "silu" or config.num_hidden_layers != len(layers):
+    if prefix is None or setting(config, "hidden_act") != "silu" or config.num_hidden_layers != len(layers):
         return 0
     joined = [getattr(part, name) for layer in layers for part, names in _parts(layer) for name in names]
     if any(type(linear) is not nn.Linear for linear in joined):  # adapted or quantised: more than its weight
@@ -48,12 +50,13 @@ def _parts(layer: Any) -> tuple[tuple[Any, tuple[str, ...]], ...]:
 def _join(module: Any, names: tuple[str, ...], rows: int, release: bool) -> None:
     """Linear layers that read the same input, as one."""
     parts = [getattr(module, name) for name in names]
-    module.outrider_weight = packed(torch.cat([part.weight.detach() for part in parts]), rows)
+    weight = packed(torch.cat([part.weight.detach() for part in parts]), rows)
     biased = parts[0].bias is not None
-    module.outrider_bias = torch.cat([part.bias.detach() for part in parts]) if biased else None
+    joined = Joined(weight, torch.cat([part.bias.detach() for part in parts]) if biased else None)
+    attach(module, joined)
     begin = 0
     for part in parts:
-        part.outrider_joined = (module, begin)  # ``pack`` need not lay it out a second time
+        attach(part, PartOf(joined, begin))  # ``pack`` need not lay it out a second time
         begin += part.out_features
         if release:
             part.weight = released(part.weight)
@@ -62,8 +65,8 @@ def _join(module: Any, names: tuple[str, ...], rows: int, release: bool) -> None
 
 def _slice(self: Any, x: Tensor) -> Tensor:
     """A layer whose weight was released, run by itself: its columns of the joined product."""
-    module, begin = self.outrider_joined
-    return product(x, module.outrider_weight, module.outrider_bias)[..., begin : begin + self.out_features]
+    part = expect(self, PartOf)
+    return part.joined(x)[..., part.begin : part.begin + self.out_features]
 
 
 def _layer(
@@ -87,7 +90,7 @@ def _layer(
     )
     x = x + mixed
     read = _norm(self.post_attention_layernorm, x)
-    gate, up = product(read, self.mlp.outrider_weight, self.mlp.outrider_bias).chunk(2, -1)
+    gate, up = expect(self.mlp, Joined)(read).chunk(2, -1)
     return x + self.mlp.down_proj(nn.functional.silu(gate) * up)  # type: ignore[no-any-return]
 
 
@@ -102,7 +105,7 @@ def _attention(self: Any, x: Tensor, cache: RaggedCache, turns: tuple[Tensor, Te
     layer = cache.layers[self.layer_idx]
     shared = layer.keys.shape[1]
     heads = shared * groups
-    both = product(x, self.outrider_weight, self.outrider_bias).view(rows, width, heads + 2 * shared, depth)
+    both = expect(self, Joined)(x).view(rows, width, heads + 2 * shared, depth)
     turned = _rotate(both[:, :, : heads + shared], *turns)  # [B, W, H + Hk, D]
     place = cache.place
     layer.keys[place.rows, :, place.positions] = turned[:, :, heads:]

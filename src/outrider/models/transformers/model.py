@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from outrider.core.model_facts import ModelFacts
 from outrider.core.protocols import Shape, Source
 from outrider.errors import BadOption, ModelError, require
+from outrider.kernels.attached import attach, attached, detach
 from outrider.models.session import BufferedSession
+from outrider.models.settings import setting
 from outrider.models.transformers import families, selfcheck
 
 if TYPE_CHECKING:
@@ -30,20 +34,24 @@ def _remember(module: Any, inputs: tuple[Tensor, ...]) -> None:
     _run.read = inputs[0]
 
 
+class _Watched:
+    """Attached to an output layer whose input is remembered."""
+
+
 def watch_output_layer(model: PreTrainedModel) -> Callable[[], None]:
     """Every family has an output layer; what goes into it is the last hidden state -> what ends the watch.
 
     Once, however often a model is wrapped.
     """
     layer = model.get_output_embeddings()
-    if layer is None or hasattr(layer, "outrider_watched"):
+    if layer is None or attached(layer, _Watched) is not None:
         return lambda: None
-    layer.outrider_watched = True
+    attach(layer, _Watched())
     hook = layer.register_forward_pre_hook(_remember)
 
     def undo() -> None:
         hook.remove()
-        del layer.outrider_watched
+        detach(layer, _Watched)
 
     return undo
 
@@ -51,43 +59,51 @@ def watch_output_layer(model: PreTrainedModel) -> Callable[[], None]:
 class HuggingFaceModel:
     """A transformers model, unchanged, with the facts sessions need about it."""
 
-    engine_name = "torch"
-    any_width = False  # True: a row's bits do not depend on how many rows a run has, see any_width.py
-    width_costs: Mapping[int, float] | None = None
-    """What runs of some widths cost, in runs of one token, where runs are as narrow as they can be; None: the same.
-
-    The same from process to process: with a seed, planning by them gives the same text again. Clocks start from them.
-    """
-    weights_read: int | None = None  # numbers in the matrices of a run, where that is what it costs
-
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.eval()
         self.config = model.config.get_text_config(decoder=True)
         reason = families.supported(self.config)
         require(reason is None, f"{type(model).__name__} cannot be used: {reason}", ModelError)
         families.adapt(model)
-        self.encoder_decoder = bool(model.config.is_encoder_decoder)
-        self.vocab_size = self._output_size()
-        self.device = model.device
-        self.dtype = model.dtype
+        self.facts = ModelFacts(
+            self._output_size(),
+            model.device,
+            setting(self.config, "max_position_embeddings"),
+            model.dtype,
+            encoder_decoder=bool(model.config.is_encoder_decoder),
+            layers=int(self.config.num_hidden_layers),
+        )
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
-        self.positions_limit: int | None = getattr(self.config, "max_position_embeddings", None)
         self.windows = families.sliding_windows(self.config)
         self.fused = False  # True: attention reads positions itself and needs no mask, see fused.py
         watch_output_layer(model)
-        self.hidden_size: int | None = None
         self.own_shapes, self.cross_shapes = self._probe()
         if self.config.model_type not in families.TESTED:
             selfcheck.check_against_itself(self)
 
     @property
-    def max_length(self) -> int | None:
-        return self.positions_limit
+    def vocab_size(self) -> int:
+        return self.facts.vocab_size
 
     @property
-    def computes_in(self) -> str:
-        """The dtype of the products, for statistics."""
-        return str(self.dtype).removeprefix("torch.")
+    def max_length(self) -> int | None:
+        return self.facts.max_length
+
+    @property
+    def device(self) -> torch.device:
+        return self.facts.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.facts.dtype
+
+    @property
+    def hidden_size(self) -> int | None:
+        return self.facts.hidden_size
+
+    @property
+    def encoder_decoder(self) -> bool:
+        return self.facts.encoder_decoder
 
     @property
     def sample(self) -> Tensor | None:
@@ -152,7 +168,7 @@ class HuggingFaceModel:
 
     def _look(self, **arguments: Any) -> None:
         _, hidden = self.run(**arguments)
-        self.hidden_size = None if hidden is None else int(hidden.shape[-1])
+        self.facts = replace(self.facts, hidden_size=None if hidden is None else int(hidden.shape[-1]))
 
 
 class HuggingFaceSession(BufferedSession):
@@ -176,7 +192,7 @@ class HuggingFaceSession(BufferedSession):
         self._slots = torch.arange(shape.capacity, device=model.device)  # [C]
 
     def keep_states(self, layers: Sequence[int]) -> None:
-        known = int(self.model.config.num_hidden_layers)
+        known = self.model.facts.layers or 0
         wrong = [layer for layer in layers if not -1 <= layer <= known]
         require(not wrong, f"layers {wrong} do not exist: the model has {known}")
         if self.states is not None and self._kept != tuple(layers):
@@ -263,7 +279,7 @@ class HuggingFaceSession(BufferedSession):
             arguments["output_hidden_states"] = True
         if "position_ids" in self.model.accepts:
             # Padding may stand past the last position the model knows; its result is never used.
-            limit = self.model.positions_limit
+            limit = self.model.max_length
             arguments["position_ids"] = positions if limit is None else positions.clamp(max=limit - 1)
         return arguments
 

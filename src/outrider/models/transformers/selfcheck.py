@@ -59,7 +59,7 @@ def _plain(model: HuggingFaceModel, ids: Tensor, source: Tensor | None) -> Tenso
 
 def _length(model: HuggingFaceModel) -> int:
     """Past the widest window that can matter, where that is affordable; else short, and said so."""
-    limit = model.positions_limit
+    limit = model.max_length
     windows = [w for w in _windows(model.config) if limit is None or w + _BEYOND <= limit]
     wanted = max([_SHORT, *(w + _BEYOND for w in windows)])
     size = sum(p.numel() for p in model.model.parameters())

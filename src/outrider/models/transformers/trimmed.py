@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,23 @@ class TrimmedModel:
     """Maps the target's token ids to the small model's on the way in, and its logits back on the way out."""
 
     def __init__(self, inner: HuggingFaceModel, tokens: Tensor, vocab_size: int) -> None:
-        self.inner, self.vocab_size = inner, vocab_size
+        self.inner = inner
+        self.facts = replace(inner.facts, vocab_size=vocab_size)
         self.tokens = tokens.to(inner.device)  # [N] ids of the target
         self.index = torch.full((vocab_size,), len(tokens), dtype=torch.int64, device=inner.device)
         self.index[self.tokens] = torch.arange(len(tokens), device=inner.device)
-        self.encoder_decoder = inner.encoder_decoder
+
+    @property
+    def vocab_size(self) -> int:
+        return self.facts.vocab_size
 
     @property
     def device(self) -> torch.device:
-        return torch.device(self.inner.device)
+        return self.facts.device
 
     @property
     def max_length(self) -> int | None:
-        return self.inner.max_length
+        return self.facts.max_length
 
     def start(self, rows: int, shape: Shape) -> TrimmedSession:
         return TrimmedSession(self, rows, shape)

@@ -1,7 +1,5 @@
-"""What speculative decoding can gain: the closed forms of the papers. Math only, no torch.
+"""Tokens, time, arithmetic and memory of speculative decoding, by acceptance rate, number of guesses and their cost.
 
-Numbers in docstrings (equation 1, Theorem 3.8 ...) are those of Leviathan et al. 2023. alpha is the chance that
-a guess is kept, gamma the guesses per target run, c the cost of a guess in units of a plain target step.
 Where the paper assumes one alpha for all guesses, a table or a function of the guess number (from 1) is taken
 too; where it assumes that a wide run costs no more than a narrow one, so is a measured cost of every width.
 """
@@ -10,76 +8,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from outrider.errors import require
 
-Distribution = Sequence[float] | Mapping[Hashable, float]
-"""Probabilities of 0, 1, 2 ... in order, or by outcome; an outcome left out of a mapping has none."""
-
 ByNumber = float | Sequence[float] | Mapping[int, float] | Callable[[int], float]
 """A value for each of 1, 2, 3 ...: one for all, in order from 1, by number, or computed."""
-
-_SUM_SLACK = 1e-4  # float32 probabilities over a large vocabulary sum to 1 only about so well
-
-
-# --- how alike two distributions are -----------------------------------------------------------------
-
-
-def overlap(p: Distribution, q: Distribution) -> float:
-    """beta of Theorem 3.5: the chance that a guess from q is kept, sum over x of min(p(x), q(x))."""
-    return math.fsum(min(a, b) for a, b in _paired(p, q))
-
-
-def divergence(p: Distribution, q: Distribution) -> float:
-    """D_LK of Definition 3.2, sum over x of |p(x) - q(x)| / 2: the total variation, 1 - overlap (Lemma 3.3)."""
-    return math.fsum(abs(a - b) for a, b in _paired(p, q)) / 2
-
-
-def alpha_of_overlaps(overlaps: Iterable[float]) -> float:
-    """Corollary 3.6, alpha = E(min(p, q)): the mean of measured overlaps."""
-    values = list(overlaps)
-    require(len(values) > 0, "overlaps are empty; give at least one")
-    for value in values:
-        require(-_SUM_SLACK <= value <= 1 + _SUM_SLACK, f"overlaps must be between 0 and 1, got {value}")
-    return min(1.0, max(0.0, math.fsum(values) / len(values)))
-
-
-def alpha_of_distributions(pairs: Iterable[tuple[Distribution, Distribution]]) -> float:
-    """Corollary 3.6 from the distributions themselves: pairs (p, q), one for each position."""
-    return alpha_of_overlaps(overlap(p, q) for p, q in pairs)
-
-
-def lenient_overlap(p: Distribution, q: Distribution, lenience: float) -> float:
-    """Appendix A.5: with lenience l a guess is kept with chance sum over x of min(p(x) / l, q(x))."""
-    require(0 < lenience <= 1, f"lenience must be above 0 and at most 1, got {lenience}")
-    return math.fsum(min(a / lenience, b) for a, b in _paired(p, q))
-
-
-def gumbel_overlap(p: Distribution, q: Distribution) -> float:
-    """The chance that one exponential race has the same winner under p and under q (Gumbel coupling).
-
-    Token x wins both with chance 1 / (sum over y of max(p(y) / p(x), q(y) / q(x))) (Daliri et al. 2024). Sorted
-    by p(y) / q(y) the maximum is p's on one side of x and q's on the other, so two running sums do.
-    """
-    ranked = sorted(_paired(p, q), key=lambda ab: ab[0] / ab[1] if ab[1] else math.inf)
-    above, below, shared = math.fsum(a for a, _ in ranked), 0.0, []
-    for a, b in ranked:
-        if a and b:
-            shared.append(1 / (above / a + below / b))
-        above, below = max(0.0, above - a), below + b
-    return math.fsum(shared)
-
-
-def gumbel_bound(divergence: float) -> float:
-    """What Gumbel coupling keeps at least: (1 - D) / (1 + D) for total variation D (Daliri et al. 2024)."""
-    require(0 <= divergence <= 1, f"divergence must be between 0 and 1, got {divergence}")
-    return (1 - divergence) / (1 + divergence)
-
-
-# --- tokens ------------------------------------------------------------------------------------------
 
 
 def expected_tokens(alpha: ByNumber, gamma: int) -> float:
@@ -95,9 +31,6 @@ def oracle_tokens(alpha: float) -> float:
     """Section 3.5's bound: 1 / (1 - alpha) tokens per run if gamma were known to be right each time."""
     _check_chance("alpha", alpha)
     return math.inf if alpha == 1 else 1 / (1 - alpha)
-
-
-# --- time --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -190,9 +123,6 @@ def optimal_gamma(alpha: ByNumber, costs: Costs | float, most: int) -> int:
     return best
 
 
-# --- work --------------------------------------------------------------------------------------------
-
-
 def operations(alpha: ByNumber, gamma: int, draft_operations: float = 0.0) -> float:
     """Theorem 3.11: arithmetic operations against plain decoding.
 
@@ -229,9 +159,6 @@ def forecast(alpha: ByNumber, gamma: int, costs: Costs | float, draft_operations
         gamma, expected_tokens(alpha, gamma), speedup(alpha, gamma, costs),
         operations(alpha, gamma, draft_operations), memory_accesses(alpha, gamma),
     )  # fmt: skip
-
-
-# --- checked input -----------------------------------------------------------------------------------
 
 
 def _tokens(alpha: ByNumber) -> Iterator[float]:
@@ -283,20 +210,3 @@ def _check_cost(name: str, value: float) -> None:
 
 def _check_chance(name: str, value: float) -> None:
     require(0 <= value <= 1, f"{name} must be between 0 and 1, got {value}")
-
-
-def _paired(p: Distribution, q: Distribution) -> list[tuple[float, float]]:
-    """p and q outcome by outcome."""
-    if isinstance(p, Mapping) and isinstance(q, Mapping):
-        pairs = [(p.get(x, 0.0), q.get(x, 0.0)) for x in {**p, **q}]
-    else:
-        alike = not isinstance(p, Mapping) and not isinstance(q, Mapping) and len(p) == len(q)
-        require(alike, f"p and q must be two mappings, or of one length, got {len(p)} and {len(q)} values")
-        pairs = list(zip(p, q, strict=True))  # type: ignore[arg-type]
-    for i, name in enumerate("pq"):
-        values = [pair[i] for pair in pairs]
-        for value in values:
-            require(value >= 0, f"{name} must hold probabilities of at least 0, got {value}")
-        total = math.fsum(values)
-        require(abs(total - 1) <= _SUM_SLACK, f"{name} must sum to 1, it sums to {total}; divide by the sum")
-    return pairs

@@ -11,25 +11,25 @@ from outrider.core.sampling import Sampling
 from outrider.drafters.base import ContextSession
 
 
-class Recorded:
+class KnownText:
     """Proposes ``text`` [B, T] at its absolute positions; each guess is wrong with probability ``spoiled``.
 
     Wrong guesses are a function of row, position and seed, so every acceptance length occurs.
     """
 
-    name = "recorded"
+    name = "known text"
 
     def __init__(self, text: Tensor, spoiled: float) -> None:
         self.text, self.spoiled = text, spoiled
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
-        return _RecordedSession(self, rows, shape, target)
+        return _KnownTextSession(self, rows, shape, target)
 
 
-class _RecordedSession(ContextSession):
-    recordable = True
+class _KnownTextSession(ContextSession):
+    capturable = True
 
-    def __init__(self, drafter: Recorded, rows: int, shape: Shape, target: Session) -> None:
+    def __init__(self, drafter: KnownText, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
         self.text = drafter.text.to(target.device)
         self.spoiled = drafter.spoiled

@@ -1,0 +1,95 @@
+"""One call's options, compiled once into what decoding needs: sampling, when texts end, requests and a decoder."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outrider.decoding.loop import Decoder, Event, Request
+from outrider.decoding.stopping import Stopping
+from outrider.errors import NumericalError, require
+from outrider.models.hub.generation_config import Defaults
+from outrider.options import Options
+from outrider.trace import Trace
+
+
+@dataclass(frozen=True)
+class Call:
+    """Made by ``LLM.call``. The decoder has everything but the model's own rules that count positions."""
+
+    options: Options
+    decoder: Decoder
+    defaults: Defaults  # of the model's generation config
+    encoder_decoder: bool
+    stopping: Stopping  # the same rules for every text
+    engine: dict[str, Any]  # what statistics say of the target's engine
+
+    @staticmethod
+    def compiled(
+        options: Options, decoder: Decoder, defaults: Defaults, decode: Callable[[Sequence[int]], str],
+        special: dict[str, int], encoder_decoder: bool, engine: dict[str, Any],
+    ) -> Call:  # fmt: skip
+        """special: the tokenizer's special tokens, by their text: decoded text does not show them."""
+        ends = defaults.eos if options.eos is None else options.end_tokens
+        size = decoder.target.vocab_size
+        outside = [token for token in ends if not 0 <= token < size] if options.eos is not None else []
+        require(not outside, f"eos names token {outside}, the vocabulary has {size} tokens")
+        stop = options.stop_strings or defaults.stop
+        stopping = Stopping(
+            max_new_tokens=options.max_new_tokens,
+            eos=ends | {special[text] for text in stop if text in special},
+            stop=stop,
+            criteria=tuple(options.stopping_criteria),
+            decode=decode,
+        )
+        return Call(options, decoder, defaults, encoder_decoder, stopping, engine)
+
+    def trace(self) -> Trace:
+        decoder, options = self.decoder, self.options
+        if options.beams > 1:
+            return Trace(decoder.drafter.name, "beam", **self.engine)
+        exact = decoder.verifier.exact
+        return Trace(decoder.drafter.name, options.coupling, exact, lenience=options.lenience, **self.engine)
+
+    def requests(self, prompts: list[list[int]]) -> list[Request]:
+        """One per prompt; a bad prompt is named before work is done for the others."""
+        start = self.defaults.decoder_start
+        requests = []
+        for prompt, seed in zip(prompts, self.options.seeds(prompts, fresh=secrets.randbits(62)), strict=True):
+            first = [start] if self.encoder_decoder and start is not None else prompt
+            source = tuple(prompt) if self.encoder_decoder else None
+            requests.append(Request(tuple(first), self.stopping, seed, source))
+        self.decoder.shapes(requests)
+        return requests
+
+    def events(self, requests: Sequence[Request], trace: Trace) -> Generator[Event]:
+        """What every target run adds, in groups of requests that share every rule: one, unless the rules differ."""
+        groups = self._groups(requests)
+        failed = 0
+        for length, members in groups.items():
+            try:
+                yield from self.behind(length).stream([requests[i] for i in members], trace, members)
+            except NumericalError:  # every row of this group
+                failed += 1
+                if failed == len(groups):
+                    raise
+
+    def _groups(self, requests: Sequence[Request]) -> dict[int, list[int]]:
+        """Requests by the prompt length that the model's own rules count from; all are one where none do."""
+        counts_positions = bool(self.defaults.constraints(1, 2))
+        groups: dict[int, list[int]] = {}
+        for index, request in enumerate(requests):
+            groups.setdefault(len(request.prompt) if counts_positions else 1, []).append(index)
+        return groups
+
+    def behind(self, prompt_length: int) -> Decoder:
+        """The decoder for prompts of this length, with the rules of the model's generation config."""
+        asked = self.options.repetition_penalty
+        penalty = self.defaults.repetition_penalty if asked is None else asked
+        total = prompt_length + self.options.max_new_tokens
+        penalty, rules = self.defaults.rules(penalty, prompt_length, total)
+        return replace(
+            self.decoder, sampling=replace(self.options.sampling(constraints=rules), repetition_penalty=penalty)
+        )

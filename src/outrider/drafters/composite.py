@@ -1,0 +1,60 @@
+"""What drafting sessions made of others share: whatever happens to a row happens to all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Self
+
+from torch import Tensor
+
+from outrider.core.abilities import Abilities, forkable
+from outrider.core.protocols import DraftSession, Source
+
+
+class CompositeSession:
+    """Sessions that draft for one target. Subclasses write ``propose`` and the abilities that are their own.
+
+    All other abilities are passed on by the rules in ``core/abilities.py``.
+    """
+
+    same_target = True
+
+    def __init__(self, *sessions: DraftSession) -> None:
+        self._adopt(sessions)
+
+    def _adopt(self, sessions: tuple[DraftSession, ...]) -> None:
+        self.sessions, self.abilities = sessions, tuple(map(Abilities, sessions))
+
+    def children(self) -> tuple[DraftSession, ...]:
+        return self.sessions
+
+    @property
+    def capturable(self) -> bool:
+        """Its own part in a step: see ``Capturable``."""
+        return False
+
+    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        for session in self.sessions:
+            session.admit(row, prompt, source)
+
+    def release(self, row: int) -> None:
+        for session in self.sessions:
+            session.release(row)
+
+    def commit(self, tokens: Tensor, count: Tensor) -> None:
+        for session in self.sessions:
+            session.commit(tokens, count)
+
+    def rewind(self, lengths: Tensor) -> None:
+        for session in self.sessions:
+            session.rewind(lengths)
+
+    def select(self, rows: Tensor) -> None:
+        for session in self.sessions:
+            session.select(rows)
+
+    def fork(self, rows: Tensor) -> Self:
+        other = copy(self)
+        other._adopt(tuple(forkable(session).fork(rows) for session in self.sessions))
+        return other
