@@ -149,7 +149,7 @@ class HeadStudent:
         embedded = nn.functional.embedding(tokens.clamp(min=0), self.teacher.model.embedding).to(self._dtype)
         embedded = nn.functional.pad(embedded, (0, 0, 0, self.depth))  # behind the end, where nothing counts
         output = self.teacher.model.unembedding[self.vocabulary.tokens].t().to(self._dtype)  # [size, N]
-        if self.head.config.kind == "blockwise":
+        if self.head.config.blockwise:
             states = self._fan(told.hidden.to(self._dtype), embedded)
         else:
             states = self._chain(told.states.to(self._dtype), embedded)

@@ -1,4 +1,4 @@
-"""A draft's matrices for products with a row or a few, in eight bits where this CPU is faster at them than at float32.
+"""Matrix products of a head with few tokens on a CPU: in eight bits where this CPU is faster at them than at float32.
 
 A draft may be rounded as one likes: its acceptance hardly notices eight bits, and exactness does not depend on it.
 """

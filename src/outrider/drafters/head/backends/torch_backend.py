@@ -51,16 +51,16 @@ class TorchBackend:
         return self
 
     def fork(self, texts: Texts, rows: Tensor) -> TorchFork:
-        supposed = self._newest(texts).index_select(0, rows)
+        supposed = self._newest(texts, texts.newest).index_select(0, rows)
         return TorchFork(self.weights, self._selected(rows), self.slots, self.width, supposed)
 
     def begin(self, texts: Texts, gamma: int) -> int:
-        newest = texts.newest[:, None]
-        self.x = self._newest(texts)  # [B, 1, size]: what the next guess comes from
-        self.positions = newest + torch.arange(gamma, device=newest.device)  # [B, G]
+        newest = texts.newest
+        self.x = self._newest(texts, newest)  # [B, 1, size]: what the next guess comes from
+        self.positions = newest[:, None] + torch.arange(gamma, device=newest.device)  # [B, G]
         self.memory: Memory | None = None
         if self.head.attention is not None and self.cache is not None:
-            self.memory = self.head.attention.memory(self.cache, newest, self.slots)
+            self.memory = self.head.attention.memory(self.cache, newest[:, None], self.slots)
         return gamma
 
     def logits(self, texts: Texts, k: int, last: Tensor) -> Tensor:
@@ -82,9 +82,9 @@ class TorchBackend:
         self.x = self.head.think(self.x, position, self.memory)
         return self.x
 
-    def _newest(self, texts: Texts) -> Tensor:
-        """What the head reads at the newest position of every row -> [B, 1, size]."""
-        return self._read(texts, self._all(texts), texts.newest[:, None])
+    def _newest(self, texts: Texts, positions: Tensor) -> Tensor:
+        """What the head reads at the newest positions [B] -> [B, 1, size]."""
+        return self._read(texts, self._all(texts), positions[:, None])
 
     def _read(self, texts: Texts, rows: Tensor, positions: Tensor) -> Tensor:
         """What the head reads at positions [R, T] of these rows -> [R, T, size]; its keys are kept."""
@@ -98,9 +98,10 @@ class TorchBackend:
         return torch.arange(texts.context.rows, device=self.slots.device)
 
     def _selected(self, rows: Tensor) -> KeysValues | None:
-        return (
-            None if self.cache is None else (self.cache[0].index_select(0, rows), self.cache[1].index_select(0, rows))
-        )
+        if self.cache is None:
+            return None
+        keys, values = (kept.index_select(0, rows) for kept in self.cache)
+        return keys, values
 
 
 class TorchFork(TorchBackend):
@@ -120,7 +121,7 @@ class TorchFork(TorchBackend):
         self.supposed = self.supposed.index_select(0, rows)
         return super().select(texts, rows)
 
-    def _newest(self, texts: Texts) -> Tensor:
+    def _newest(self, texts: Texts, positions: Tensor) -> Tensor:
         return self.supposed
 
     def _suppose(self, texts: Texts, token: Tensor, real: Tensor) -> None:
