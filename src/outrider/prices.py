@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from math import inf
+from math import inf, prod
 
 from outrider.theory import Costs
+
+Outlooks = Sequence[tuple[Sequence[float], Sequence[float]]]
+"""Of each row: how often guess k is kept if it is made, and how often it is made, if those before it were kept."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,30 @@ class Ladder:
         ``chances``: that guess k is kept if it is made and those before it were kept; ``shares``: that it is made
         at all, since a drafter may have none or stop.
         """
-        tokens = kept = made = 1.0
+        return self.joint_rates([(chances, shares)])
+
+    def joint_rates(self, rows: Outlooks, left: Sequence[int] | None = None) -> list[float]:
+        """The same for rows of one batch, whose run is as wide as the widest of them: the mean over the rows.
+
+        ``left``: tokens that each row still has to give. Then what counts is the time until the last row is done, and
+        the rate is how many times as fast as without guesses that is.
+        """
+        tokens, kept, made = ([1.0] * len(rows) for _ in range(3))
         time = self.runs[0] + self.drafts[0]
         found = [1 / self.runs[0]]
-        for number, (chance, share) in enumerate(zip(chances, shares, strict=True), 1):
-            made, kept = made * share, kept * share * chance
-            tokens, time = tokens + kept, time + made * self.more(number)
-            found.append(tokens / time)
+        for number in range(1, len(rows[0][0]) + 1):
+            for row, (chances, shares) in enumerate(rows):
+                made[row] *= shares[number - 1]
+                kept[row] *= shares[number - 1] * chances[number - 1]
+                tokens[row] += kept[row]
+            time += (1 - prod(1 - chance for chance in made)) * self.more(number)  # the chance that anybody makes it
+            found.append((sum(tokens) / len(rows) if left is None else _sooner(left, tokens)) / time)
         return found
+
+
+def _sooner(left: Sequence[int], tokens: Sequence[float]) -> float:
+    """Runs of one token each until the last row is done, over those with so many tokens of each row."""
+    return max(left) / max(most / each for most, each in zip(left, tokens, strict=True))
 
 
 @dataclass(frozen=True)
