@@ -137,5 +137,3 @@ def test_weights_are_not_packed_where_a_rows_place_decides_its_bits(monkeypatch:
             warnings.simplefilter("always")
             packing.warn_of_other_bits(9, torch.float32)
         assert bool(told) == (product is by_place)
-
-

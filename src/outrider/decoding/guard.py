@@ -30,7 +30,7 @@ class Guarded:
     def __init__(self, start: Callable[[], DraftSession], rows: int, target: Session, most: int = 1) -> None:
         self.rows, self.target, self.most = rows, target, most
         self.error: str | None = None
-        self.session: DraftSession | None = None
+        self._adopt(None)
         self._guarding = True
         self.recorded = False  # set where steps are recorded and replayed: what they read must stay in place
         self.caps: Tensor | None = None  # [B]: the most guesses of each row; None: what the drafter gives
@@ -39,11 +39,18 @@ class Guarded:
         self._pending: list[Tensor] = []  # [B, 1] each: committed to every row, and not yet told
         self._nothing = Draft.empty(rows, target.device)
         try:
-            self.session = start()
+            self._adopt(start())
         except OutriderError:  # a drafter that does not fit this target is the user's to know
             raise
         except Exception as error:
             self._fail(error)
+
+    def _adopt(self, session: DraftSession | None) -> None:
+        """What a session wants to know is found out once: asking takes a while, and this is asked in every step."""
+        self.session = session
+        self._with_caps = session if isinstance(session, Capped) else None
+        self._with_prices = session if isinstance(session, Priced) else None
+        self._with_spent = session if isinstance(session, Spending) else None
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self._tell()
@@ -78,20 +85,18 @@ class Guarded:
             alike = min(guesses) == max(guesses)
             self.caps = None if alike else torch.tensor(guesses, dtype=torch.int64, device=self.target.device)
         self._capped = list(guesses)
-        session: object = self.session
-        if isinstance(session, Capped):
-            session.caps = self.caps
+        if self._with_caps is not None:
+            self._with_caps.caps = self.caps
 
     def price(self, prices: Prices | None) -> None:
         """What guesses take and time is worth, for a drafter that asks; None: it goes by rules of its own."""
-        session: object = self.session
-        if isinstance(session, Priced):
-            session.prices = None if prices is None else replace(prices, most=self._capped)
+        if self._with_prices is not None:
+            self._with_prices.prices = None if prices is None else replace(prices, most=self._capped)
 
     @property
     def spent(self) -> int | None:
         """Guesses that took time in the last draft, where they are not those it holds."""
-        return self.session.spent if isinstance(self.session, Spending) else None
+        return None if self._with_spent is None else self._with_spent.spent
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         if self._asked or tokens.shape[1] > 1:
@@ -158,7 +163,7 @@ class Guarded:
             return self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self.session = None
+        self._adopt(None)
         self.error = f"{type(error).__name__}: {error}"
         warnings.warn(f"the drafter failed and is left out from here on: {self.error}", stacklevel=4)
 

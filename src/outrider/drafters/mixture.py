@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.drafters.fallback import cap, joined, widened
+from outrider.drafters.fallback import joined, widened
 from outrider.errors import require
 from outrider.fading import FADE, PRIOR_WEIGHT
 from outrider.noise import Noise
 from outrider.prices import Ladder, Prices
 from outrider.sampling import Sampling
 from outrider.trace import Level
-from outrider.types import Draft, Drafter, DraftSession, Priced, Session, Shape, Source, declared_cost, forkable
+from outrider.types import Capped, Draft, Drafter, DraftSession, Priced, Session, Shape, Source, declared_cost, forkable
 
 BUCKETS = (3, 5, 8)
 """Matches of at least this many tokens are counted together up to the next bound; shorter ones are the first kind."""
@@ -74,8 +74,7 @@ class _MixtureSession:
     spent: int | None = 0  # guesses the second drafter made for the last draft: a copy takes no time
 
     def __init__(self, drafter: Mixture, rows: int, shape: Shape, target: Session) -> None:
-        self.first: Any = drafter.first.start(rows, shape, target)
-        self.second: DraftSession = drafter.second.start(rows, shape, target)
+        self._adopt(drafter.first.start(rows, shape, target), drafter.second.start(rows, shape, target))
         self.vocab_size = target.vocab_size
         # On a GPU asking who wants the second drafter costs a wait, so it runs anyway and its guesses are free.
         self.on_cpu = target.device.type == "cpu"
@@ -85,11 +84,17 @@ class _MixtureSession:
         self.kept = torch.zeros((rows, kinds), device=target.device)  # guesses the text followed
         self.tried = torch.zeros((rows, kinds), device=target.device)
         self.kind = torch.zeros(rows, dtype=torch.int64, device=target.device)  # behind the last draft
-        self.last = Draft.empty(rows, target.device)
+        self.last = self.nothing = Draft.empty(rows, target.device)
         self.asked: Tensor | None = None  # [B] bool: rows that the last draft was for; None: nobody asked for one
         # Sent to the device once: a step that sends something cannot be recorded (models/graphs.py).
         self.cold, self.warm = (torch.tensor(PRIORS[t], device=target.device) for t in (0.0, 1.0))
         self.bounds = torch.tensor(BUCKETS, device=target.device)
+
+    def _adopt(self, first: Any, second: DraftSession) -> None:
+        """What they want to know is found out once: asking takes a while, and this is asked in every step."""
+        self.first, self.second = first, second
+        self.capped = [session if isinstance(session, Capped) else None for session in (first, second)]
+        self.priced = second if isinstance(second, Priced) else None
 
     @property
     def recordable(self) -> bool:
@@ -114,12 +119,12 @@ class _MixtureSession:
             session.release(row)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
-        self.last, self.asked = Draft.empty(len(self.kind), at.device), None
+        self.last, self.asked = self.nothing, None
         if gamma == 0:
             return self.last
         most = torch.full_like(self.kind, gamma) if self.caps is None else self.caps.clamp(max=gamma)  # [B]
         self.asked = most > 0
-        cap(self.first, self.caps)
+        self._cap(0, self.caps)
         copied = self.first.propose(gamma, sampling, noise, at).usable(self.vocab_size).cut(self.caps)
         if self.on_cpu:
             self.last = self._propose_on_host(copied, most.tolist(), sampling, noise, at)
@@ -129,7 +134,7 @@ class _MixtureSession:
         use_first = worth >= wanted.amax(1)  # [B]
         guesses = torch.where(use_first, 0, self._asked(wanted, most))  # of the second drafter
         self.kind = torch.where(use_first, kind, self.tried.shape[1] - 1)
-        cap(self.second, guesses)
+        self._cap(1, guesses)
         second = widened(self.second.propose(gamma, sampling, noise, at).usable(self.vocab_size), gamma)
         self.last = joined(copied, second.cut(guesses), use_first[:, None], self.vocab_size)
         return self.last
@@ -139,16 +144,22 @@ class _MixtureSession:
         choices = self._choose(copied, limits, sampling)
         self.kind = torch.tensor([choice.kind for choice in choices])
         most = max(choice.asked for choice in choices)
-        draft = copied.cut(torch.tensor([choice.copied for choice in choices]))
         self.spent = 0
+        if most == 0 and not any(choice.copied for choice in choices):
+            return self.nothing
+        draft = copied.cut(torch.tensor([choice.copied for choice in choices]))
         if most > 0:
-            cap(self.second, torch.tensor([choice.asked for choice in choices]))
+            self._cap(1, torch.tensor([choice.asked for choice in choices]))
             second = self.second.propose(most, sampling, noise, at[:, : most + 1]).usable(self.vocab_size)
             self.spent = second.tokens.shape[1]
             alike = min(choice.asked for choice in choices) == most
             draft = second if alike else self._mixed(draft, second, [choice.asked for choice in choices])
         # Columns nobody uses would be standardised and verified.
         return draft.narrow(int(draft.proposed.sum(1).max())) if draft.tokens.shape[1] else draft
+
+    def _cap(self, which: int, caps: Tensor | None) -> None:
+        if (session := self.capped[which]) is not None:
+            session.caps = caps
 
     def _mixed(self, copied: Draft, second: Draft, guesses: Sequence[int]) -> Draft:
         width = max(copied.tokens.shape[1], second.tokens.shape[1])
@@ -159,12 +170,13 @@ class _MixtureSession:
         """For every row; the second drafter is told what its guesses are worth on the way."""
         warmth = min(sampling.temperature, 1.0)
         priors = [c + warmth * (w - c) for c, w in zip(PRIORS[0.0], PRIORS[1.0], strict=True)]
-        lengths = copied.proposed.sum(1).tolist()
+        lengths = copied.proposed.sum(1).tolist() if copied.tokens.shape[1] else [0] * len(limits)
         matched = getattr(self.first, "matched", self.kind.new_zeros(len(lengths))).tolist()
         prices = self.prices or self._own_prices(len(lengths), max(limits))
         choices, alphas = [], []
+        all_kept, all_tried = self.kept.tolist(), self.tried.tolist()
         for row, (length, match, most) in enumerate(zip(lengths, matched, limits, strict=True)):
-            seen = zip(self.kept[row].tolist(), self.tried[row].tolist(), priors, strict=True)
+            seen = zip(all_kept[row], all_tried[row], priors, strict=True)
             rates = [(kept + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT) for kept, tried, prior in seen]
             kind = bisect_right(BUCKETS, match)
             copies, worth = prices.best(row, rates[kind], length, free=True)
@@ -173,8 +185,8 @@ class _MixtureSession:
                 asked = most
             choices.append(Choice(kind, copies, 0) if copies and worth >= wanted else Choice(len(rates) - 1, 0, asked))
             alphas.append(rates[-1])
-        if isinstance(self.second, Priced):
-            self.second.prices = None if self.prices is None else replace(self.prices, alphas=alphas)
+        if self.priced is not None:
+            self.priced.prices = None if self.prices is None else replace(self.prices, alphas=alphas)
         return choices
 
     def _own_prices(self, rows: int, gamma: int) -> Prices:
@@ -209,7 +221,7 @@ class _MixtureSession:
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self._learn(tokens, count)
         if self.on_cpu:  # learnt from, once: it may not be asked before the next
-            self.last, self.asked = Draft.empty(len(count), count.device), None
+            self.last, self.asked = self.nothing, None
         for session in (self.first, self.second):
             session.commit(tokens, count)
 
@@ -238,6 +250,8 @@ class _MixtureSession:
         # Used or not, a kind fades: a candidate that failed gets another chance.
         assert self.asked is not None
         kept, tried = (seen.mul_(torch.where(self.asked[:, None], FADE, 1.0)).numpy() for seen in self.learned)
+        if self.last is self.nothing:
+            return
         drafted = zip(self.last.tokens.tolist(), self.last.proposed.sum(1).tolist(), self.kind.tolist(), strict=True)
         for row, (guesses, proposed, kind) in enumerate(drafted):
             seen = min(proposed, count[row])
@@ -253,7 +267,7 @@ class _MixtureSession:
         # What was learnt rests on tokens that were only believed: a choice that remembered them could bias the law.
         self.kept.zero_()
         self.tried.zero_()
-        self.last, self.asked = Draft.empty(len(self.kind), lengths.device), None
+        self.last, self.asked = self.nothing, None
         for session in (self.first, self.second):
             session.rewind(lengths)
 
@@ -265,10 +279,11 @@ class _MixtureSession:
     def fork(self, rows: Tensor) -> _MixtureSession:
         other = copy(self)
         other._select(rows)
-        other.first, other.second = (forkable(session).fork(rows) for session in (self.first, self.second))
+        other._adopt(*(forkable(session).fork(rows) for session in (self.first, self.second)))
         return other
 
     def _select(self, rows: Tensor) -> None:
         for name in ("kept", "tried", "kind"):
             setattr(self, name, getattr(self, name).index_select(0, rows))
-        self.last, self.asked, self.caps = Draft.empty(len(rows), rows.device), None, None
+        self.last = self.nothing = Draft.empty(len(rows), rows.device)
+        self.asked = self.caps = None
