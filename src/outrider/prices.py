@@ -80,6 +80,7 @@ class Prices:
     rates: Sequence[float]  # of each row: tokens in the time of a plain step, at the speed it reaches
     alphas: Sequence[float]  # of each row: how often a guess is kept, as far as is known
     most: Sequence[int] | None = None  # of each row: guesses it may have; None: as many as are asked for
+    weights: Sequence[float] | None = None  # of each row: what a token is worth to all; None: each is for itself
 
     def floors(self, row: int, most: int) -> list[float]:
         """The least chance that all guesses so far are kept at which guess 1, 2, ... ``most`` is worth making.
@@ -110,3 +111,22 @@ class Prices:
             if gain > best:
                 guesses, best = number, gain
         return guesses, best
+
+    def together(self, chances: Sequence[float], copied: Sequence[int], drafted: Sequence[int]) -> int:
+        """How many guesses at most gain something for the rows of a batch together, where ``weights`` say how.
+
+        Each row would have so many copied or drafted guesses, each kept with its chance; the run is as wide as the
+        widest row, and copies take no time but that.
+        """
+        assert self.weights is not None
+        rate = sum(weight * rate for weight, rate in zip(self.weights, self.rates, strict=True))
+        rows = list(zip(self.weights, chances, map(max, copied, drafted), strict=True))
+        gain = best = 0.0
+        guesses = 0
+        for number in range(1, max(*copied, *drafted) + 1):
+            free = number > max(drafted)
+            took = self.ladder.runs[number] - self.ladder.runs[number - 1] if free else self.ladder.more(number)
+            gain += sum(weight * chance**number for weight, chance, own in rows if own >= number) - rate * took
+            if gain > best:
+                guesses, best = number, gain
+        return guesses

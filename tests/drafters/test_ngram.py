@@ -33,9 +33,9 @@ def propose(drafter: Ngram, *texts: Sequence[int], gamma: int = 1, size: int = S
 def distribution(drafter: Ngram, text: Sequence[int], size: int = SIZE) -> dict[int, float]:
     """Probabilities of the next token, those above zero."""
     draft = propose(drafter, text, size=size)
-    assert draft.probs is not None
-    if not bool(draft.proposed[0, 0]):
+    if not bool(draft.proposed[0].any()):
         return {}
+    assert draft.probs is not None
     return {i: round(float(q), 6) for i, q in enumerate(draft.probs[0, 0]) if q > 0}
 
 

@@ -118,20 +118,14 @@ class Asking:
     pause: Pause = field(default_factory=Pause)
     vain: int = 0  # how often in a row it was asked and nothing came of it
     since: int = 0  # runs since it was asked
-    _asked: bool = False  # in the run that is over
-    _accepted: bool = False
 
-    def learn(self, asked: int, accepted: int) -> None:
-        """What a row was asked for in the run that is over, and how many were kept."""
-        self._asked, self._accepted = self._asked or asked > 0, self._accepted or accepted > 0
-
-    def next_run(self) -> None:
-        self.since = 0 if self._asked else self.since + 1
-        if self._asked:
-            self.vain = 0 if self._accepted else self.vain + 1
-        if self._accepted:
+    def learn(self, asked: bool, gained: bool) -> None:
+        """Of the run that is over."""
+        self.since = 0 if asked else self.since + 1
+        if asked:
+            self.vain = 0 if gained else self.vain + 1
+        if gained:
             self.pause.encourage()
-        self._asked = self._accepted = False
 
     @property
     def open(self) -> bool:

@@ -173,18 +173,28 @@ class _MixtureSession:
         lengths = copied.proposed.sum(1).tolist() if copied.tokens.shape[1] else [0] * len(limits)
         matched = getattr(self.first, "matched", self.kind.new_zeros(len(lengths))).tolist()
         prices = self.prices or self._own_prices(len(lengths), max(limits))
-        choices, alphas = [], []
+        choices, chances, alphas = [], [], []
         all_kept, all_tried = self.kept.tolist(), self.tried.tolist()
         for row, (length, match, most) in enumerate(zip(lengths, matched, limits, strict=True)):
             seen = zip(all_kept[row], all_tried[row], priors, strict=True)
             rates = [(kept + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT) for kept, tried, prior in seen]
+            if prices.weights is not None:  # what other rows have shown counts, too
+                rates[-1] = min(rates[-1], prices.alphas[row])
             kind = bisect_right(BUCKETS, match)
             copies, worth = prices.best(row, rates[kind], length, free=True)
             asked, wanted = prices.best(row, rates[-1], most)
-            if self.stops and asked:
-                asked = most
-            choices.append(Choice(kind, copies, 0) if copies and worth >= wanted else Choice(len(rates) - 1, 0, asked))
+            copy = copies > 0 and worth >= wanted
+            choices.append(Choice(kind, copies, 0) if copy else Choice(len(rates) - 1, 0, asked))
+            chances.append(rates[choices[-1].kind])
             alphas.append(rates[-1])
+        if prices.weights is not None:
+            copied_most, asked_most = zip(*((choice.copied, choice.asked) for choice in choices), strict=True)
+            top = prices.together(chances, copied_most, asked_most)
+            choices = [Choice(kind, min(copies, top), min(asked, top)) for kind, copies, asked in choices]
+        if self.stops:
+            choices = [
+                choice._replace(asked=min(choice.asked, 1) * most) for choice, most in zip(choices, limits, strict=True)
+            ]
         if self.priced is not None:
             self.priced.prices = None if self.prices is None else replace(self.prices, alphas=alphas)
         return choices
