@@ -130,7 +130,7 @@ class Asking:
     @property
     def open(self) -> bool:
         """Whether one that may decline is asked although nothing is expected of it: a copy may begin anywhere."""
-        return self.vain < PATIENCE or self.since >= SHORTEST
+        return self.vain < PATIENCE or self.since >= SHORTEST * min(self.vain - PATIENCE + 1, 4)
 
 
 class Experience:
