@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from outrider.core.model_facts import facts_of
 from outrider.core.protocols import Drafter, LanguageModel
-from outrider.core.traits import declared_cost
+from outrider.core.traits import declared_cost, traits_of
 from outrider.drafters.prices import Ladder, Prices
 from outrider.errors import require
 from outrider.options import GAMMAS
