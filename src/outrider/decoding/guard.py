@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -47,10 +47,10 @@ class Guarded:
 
     def _adopt(self, session: DraftSession | None) -> None:
         """What a session wants to know is found out once: asking takes a while, and this is asked in every step."""
-        self.session = session
-        self._with_caps = session if isinstance(session, Capped) else None
-        self._with_prices = session if isinstance(session, Priced) else None
-        self._with_spent = session if isinstance(session, Spending) else None
+        self.session, known = session, cast(object, session)
+        self._with_caps = known if isinstance(known, Capped) else None
+        self._with_prices = known if isinstance(known, Priced) else None
+        self._with_spent = known if isinstance(known, Spending) else None
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self._tell()

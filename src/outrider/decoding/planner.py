@@ -164,8 +164,9 @@ class Auto:
         clock = self._clocks.setdefault(key, Clock(setting.declared, setting.limit))
         if not setting.same_text:
             return Adaptive(setting, clock)
-        key = (setting.drafter.name, setting.limit, setting.splits)
-        return Adaptive(setting, clock, self._experiences.setdefault(key, Experience(setting.limit, setting.prior)))
+        drafter = (setting.drafter.name, setting.limit, setting.splits)
+        experience = self._experiences.setdefault(drafter, Experience(setting.limit, setting.prior))
+        return Adaptive(setting, clock, experience)
 
 
 @dataclass(frozen=True)
