@@ -6,11 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-<<<<<<< HEAD:src/outrider/decoding/safe_drafter.py
 from typing import TypeVar
-=======
-from typing import Any, TypeVar, cast
->>>>>>> door:src/outrider/decoding/guard.py
 
 import torch
 from torch import Tensor
@@ -51,15 +47,7 @@ class Guarded:
             self._fail(error)
 
     def _adopt(self, session: DraftSession | None) -> None:
-<<<<<<< HEAD:src/outrider/decoding/safe_drafter.py
         self.session, self.abilities = session, Abilities(session)
-=======
-        """What a session wants to know is found out once: asking takes a while, and this is asked in every step."""
-        self.session, known = session, cast(object, session)
-        self._with_caps = known if isinstance(known, Capped) else None
-        self._with_prices = known if isinstance(known, Priced) else None
-        self._with_spent = known if isinstance(known, Spending) else None
->>>>>>> door:src/outrider/decoding/guard.py
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self._tell()
