@@ -90,8 +90,6 @@ class _CopyingSession(ContextSession):
         lengths = (self.context.lengths * self.context.active).tolist()  # nothing is copied in an empty slot
         found = [self._copy(texts[row, :length], sources[row], gamma) for row, length in enumerate(lengths)]
         self.matched = torch.tensor([match for match, _ in found])
-        if not any(len(copy) for _, copy in found):
-            return Draft.empty(len(found), self.context.device)
         tokens = np.zeros((len(found), gamma), dtype=np.int64)
         for row, (_, copy) in enumerate(found):
             tokens[row, : len(copy)] = copy

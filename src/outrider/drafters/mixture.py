@@ -170,7 +170,7 @@ class _MixtureSession:
         """For every row; the second drafter is told what its guesses are worth on the way."""
         warmth = min(sampling.temperature, 1.0)
         priors = [c + warmth * (w - c) for c, w in zip(PRIORS[0.0], PRIORS[1.0], strict=True)]
-        lengths = copied.proposed.sum(1).tolist() if copied.tokens.shape[1] else [0] * len(limits)
+        lengths = copied.proposed.sum(1).tolist()
         matched = getattr(self.first, "matched", self.kind.new_zeros(len(lengths))).tolist()
         prices = self.prices or self._own_prices(len(lengths), max(limits))
         choices, chances, alphas = [], [], []
