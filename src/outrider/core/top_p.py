@@ -27,7 +27,7 @@ _PER_LOGIT = _BINS / 22
 """Bins by distance from the largest logit. 22 below it a token weighs nothing."""
 
 asks = True
-"""Whether a CPU may be asked; tests of recorded steps, which a GPU cannot ask, say no."""
+"""Whether a CPU may be asked; tests of captured steps, which may not sync with the device, say no."""
 
 
 def nucleus(logits: Tensor, top_p: float) -> Tensor:
