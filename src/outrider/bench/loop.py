@@ -46,7 +46,7 @@ class Decoded:
 
 
 def decode(decoder: Decoder, requests: Sequence[Request]) -> Decoded:
-    """Every request, one at a time; what is recorded is recorded before, once for every shape."""
+    """Every request, one at a time; steps are captured before, once for every shape."""
     for request in {decoder.shape(request): request for request in requests}.values():
         list(decoder.stream([request], Trace()))
     trace, tokens = Trace(decoder.drafter.name), 0

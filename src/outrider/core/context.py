@@ -68,7 +68,7 @@ class Context:
         """Commit the first count [B] of tokens [B, K]; idle rows take none. Returns what was really added."""
         count = count * self.active
         self.write_scratch(tokens)  # the surplus beyond count is scratch, overwritten by the next guesses
-        self.lengths += count  # in place: a recorded step finds its state where it left it
+        self.lengths += count  # in place: a captured step finds its state where it left it
         return count
 
     def rewind(self, lengths: Tensor) -> None:

@@ -94,7 +94,7 @@ def row_seeds(seed: int | Sequence[int], prompts: Sequence[Sequence[int]]) -> li
     return seeds
 
 
-@cache  # for good: recorded steps read it where it is
+@cache  # for good: captured steps read it where it is
 def _vocabulary_counter(size: int, device: torch.device) -> Tensor:
     return counter_of(torch.arange(size, dtype=torch.int64, device=device))
 

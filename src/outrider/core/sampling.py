@@ -24,9 +24,9 @@ from outrider.errors import BadOption, require
 class LogitBias(dict[int, float]):
     """What is added to which logits, and those numbers on the devices they were used on.
 
-    They are sent once: a step that sends something cannot be recorded (decoding/capture/graphs.py).
-    And they live as long as the options do: a recorded step reads them where they are, and whoever keeps the
-    recording keeps its options.
+    They are sent once: a step that copies from the host cannot be captured (decoding/capture/graphs.py).
+    And they live as long as the options do: a captured step reads them where they are, and whoever keeps the
+    graph keeps its options.
     """
 
     def __init__(self, bias: Mapping[int, float]) -> None:

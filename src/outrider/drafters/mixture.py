@@ -57,7 +57,7 @@ class Mixture:
         return _MixtureSession(self, rows, shape, target)
 
 
-class Choice(NamedTuple):
+class RowChoice(NamedTuple):
     """What a row drafts with: a copy, the second drafter, or nothing."""
 
     kind: int  # of match; the last: the second drafter
@@ -158,7 +158,7 @@ class _MixtureSession(CompositeSession):
         most = torch.tensor(guesses)
         return joined(widened(copied, width), widened(second, width).cut(most), (most == 0)[:, None], self.vocab_size)
 
-    def _choose(self, copied: Draft, limits: list[int], sampling: Sampling) -> list[Choice]:
+    def _choose(self, copied: Draft, limits: list[int], sampling: Sampling) -> list[RowChoice]:
         """For every row; the second drafter is told what its guesses are worth on the way."""
         warmth = min(sampling.temperature, 1.0)
         priors = [c + warmth * (w - c) for c, w in zip(PRIORS[0.0], PRIORS[1.0], strict=True)]
@@ -176,13 +176,13 @@ class _MixtureSession(CompositeSession):
             copies, worth = prices.best(row, rates[kind], length, free=True)
             asked, wanted = prices.best(row, rates[-1], most)
             copy = copies > 0 and worth >= wanted
-            choices.append(Choice(kind, copies, 0) if copy else Choice(len(rates) - 1, 0, asked))
+            choices.append(RowChoice(kind, copies, 0) if copy else RowChoice(len(rates) - 1, 0, asked))
             chances.append(rates[choices[-1].kind])
             alphas.append(rates[-1])
         if prices.weights is not None:
             copied_most, asked_most = zip(*((choice.copied, choice.asked) for choice in choices), strict=True)
             top = prices.together(chances, copied_most, asked_most)
-            choices = [Choice(kind, min(copies, top), min(asked, top)) for kind, copies, asked in choices]
+            choices = [RowChoice(kind, min(copies, top), min(asked, top)) for kind, copies, asked in choices]
         if self.stops:
             choices = [
                 choice._replace(asked=min(choice.asked, 1) * most) for choice, most in zip(choices, limits, strict=True)

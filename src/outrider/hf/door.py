@@ -53,7 +53,7 @@ def transformers_generate(
     """For ``custom_generate=``. draft: a built-in drafter's name, a transformers model, or a Drafter.
 
     exact: runs of constant shape, so that the text is the same to the bit with and without guesses; slower.
-    graphs: on a GPU replay steps as CUDA graphs; "auto" does, where the model can be recorded. The text is the same.
+    graphs: on a GPU replay steps as CUDA graphs; "auto" does, where they can be captured. The text is the same.
     ``streamer``, ``assistant_model`` and what follows are what ``generate`` was given under these names.
     """
     config = generation_config if generation_config is not None else model.generation_config

@@ -39,7 +39,7 @@ class LentModel(HuggingFaceModel):
         self.facts = replace(self.facts, width_costs=NOMINAL if self.device.type == "cpu" else None)
         self.auto = Auto()  # knows what steps cost
         self.lanes = Lanes(graphs=_capturable(model, self.device))
-        self.drafters = built_in()  # always the same ones: what was recorded for them is found again
+        self.drafters = built_in()  # always the same ones: graphs captured for them are found again
 
     @cached_property
     def drafter(self) -> ModelDrafter:
@@ -84,7 +84,7 @@ def lent(model: PreTrainedModel) -> Iterator[LentModel]:
 def _identity(model: PreTrainedModel) -> tuple[Any, ...]:
     """What a wrapper remembers of a model: moved, cast, resized or with weights in another place it is another one.
 
-    A recorded step reads weights at their addresses, whatever is there by then.
+    A captured step reads weights at their addresses, whatever is there by then.
     """
     layer = model.get_output_embeddings()
     shape = None if layer is None else tuple(layer.weight.shape)

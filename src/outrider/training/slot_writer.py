@@ -130,7 +130,7 @@ class _Slots(HuggingFaceSession):
         self.written.scatter_(1, here, torch.where(self.going[:, None], token[:, None], self.written.gather(1, here)))
         self.count += self.going
         self.going &= ~torch.isin(token, self.ends) & (self.count < self.room)
-        self.tokens.copy_(token[:, None])  # in place: a recording reads this very memory
+        self.tokens.copy_(token[:, None])  # in place: the CUDA graph reads this very memory
         self.positions += self.going[:, None]
 
     def unfinished(self) -> int:
@@ -155,7 +155,7 @@ def _recorded(step: Callable[[], Tensor], device: torch.device) -> Callable[[], 
         return step
     aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(aside):  # kernels are built and libraries prepared before anything is recorded
+    with torch.cuda.stream(aside):  # kernels are built and libraries prepared before anything is captured
         for _ in range(2):
             step()
     torch.cuda.current_stream(device).wait_stream(aside)

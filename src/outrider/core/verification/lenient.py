@@ -63,7 +63,7 @@ def _unscaled(sampling: Sampling) -> Sampling:
 
 
 def _name(lenience: float) -> str:
-    return f"lenience {lenience!r}"  # all digits: recordings go by it
+    return f"lenience {lenience!r}"  # all digits: captured steps are found by it
 
 
 def _check(lenience: float) -> None:
