@@ -16,6 +16,7 @@ from outrider.core.sampling import Sampling
 from outrider.decoding.loop import Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, Nothing
+from outrider.drafters.fallback import widened
 from outrider.errors import BadOption
 from outrider.models.toy import ToyModel
 from outrider.trace import summarise
@@ -106,7 +107,7 @@ def test_host_and_device_find_the_same(texts: list[list[int]], sourced: bool) ->
     for row, text in enumerate(texts):
         session.admit(row, text, text[:6] if sourced else None)
     at, seeds = torch.zeros((len(texts), 5), dtype=torch.int64), torch.zeros(len(texts), dtype=torch.int64)
-    here = session.propose(4, Sampling(), Silence(seeds), at)
+    here = widened(session.propose(4, Sampling(), Silence(seeds), at), 4)
     matched = session.matched  # type: ignore[attr-defined]
     there = session.propose_on_device(4)  # type: ignore[attr-defined]
     assert torch.equal(here.proposed, there.proposed) and torch.equal(matched, session.matched)  # type: ignore[attr-defined]

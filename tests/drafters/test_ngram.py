@@ -33,9 +33,9 @@ def propose(drafter: Ngram, *texts: Sequence[int], gamma: int = 1, size: int = S
 def distribution(drafter: Ngram, text: Sequence[int], size: int = SIZE) -> dict[int, float]:
     """Probabilities of the next token, those above zero."""
     draft = propose(drafter, text, size=size)
-    assert draft.probs is not None
-    if not bool(draft.proposed[0, 0]):
+    if not bool(draft.proposed[0].any()):
         return {}
+    assert draft.probs is not None
     return {i: round(float(q), 6) for i, q in enumerate(draft.probs[0, 0]) if q > 0}
 
 
@@ -132,3 +132,9 @@ def test_order_of_the_online_drafter() -> None:
     with pytest.raises(BadOption, match="order must be between 1 and 16"):
         Ngram(order=0)
     assert Ngram(NgramTable.fit(CORPUS, SIZE, order=2)).name == "2-gram"
+
+
+def test_nothing_known_is_nothing_drawn() -> None:
+    """Where no row has seen its last token before, a distribution over the vocabulary was made and drawn from."""
+    assert propose(Ngram(), [1, 2, 3], [4, 5], gamma=3).tokens.shape == (2, 0)
+    assert propose(Ngram(), [1, 2, 3], [4, 4], gamma=3).proposed.any(1).tolist() == [False, True]

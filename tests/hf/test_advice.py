@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -34,3 +36,23 @@ def test_not_said_of_other_families() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         advice.advise_loading(model)
+
+
+def test_numba_is_not_imported_for_it() -> None:
+    """The first call took a quarter of a second more, to import what is only recommended."""
+    script = """
+import sys, types, torch
+from outrider.hf.advice import advise_loading
+from transformers import LlamaConfig
+config = LlamaConfig(hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2)
+weights = [types.SimpleNamespace(numel=lambda: 10**9, element_size=lambda: 4)]
+model = types.SimpleNamespace(
+    name_or_path="some/model", device=torch.device("cpu"), config=config, parameters=lambda: weights
+)
+advise_loading(model)
+print(sorted({"numba", "llvmlite"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    pytest.importorskip("numba")
+    assert "can run this model on a CPU with numba" in done.stderr

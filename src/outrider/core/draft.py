@@ -43,7 +43,7 @@ class Draft:
 
     def cut(self, most: Tensor | None) -> Draft:
         """Each row's first most [B] guesses only. Drawing them all and keeping a prefix is drawing a prefix."""
-        if most is None:
+        if most is None or self.tokens.shape[1] == 0:
             return self
         place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return replace(self, proposed=self.proposed & (place < most[:, None]))
@@ -55,6 +55,8 @@ class Draft:
         Its q is NaN there, what it "drew" is nothing, and p - q would be NaN as well. NaN is the first to be drawn,
         so q of the guess itself tells. Tokens that are not proposed may be anything: they become tokens here.
         """
+        if self.tokens.shape[1] == 0:
+            return self
         if self.tokens.device.type == "cpu":
             return self._usable_on_host(vocab_size)
         tokens = self.tokens.clamp(0, vocab_size - 1)

@@ -18,7 +18,7 @@ from outrider.decoding.step_result import HostStep, Ticket
 from outrider.decoding.step_runner import Rule, Stepper
 from outrider.decoding.stopping import Row, Stopping
 from outrider.errors import NumericalError, PromptError, require
-from outrider.planning.policies import Fixed, Policy, Pricing, Setting, declared_widths
+from outrider.planning.policies import Fixed, JointPlanner, Policy, Pricing, Setting, declared_widths
 from outrider.planning.step_clock import Timing
 from outrider.runtime import timer
 from outrider.trace import Ending, Record, Stopwatch, Trace, add_levels, finite
@@ -129,8 +129,7 @@ class Decoder:
     def shape(self, request: Request) -> Shape:
         """The shapes a request runs in follow from it alone: that is what keeps its bits its own."""
         require(len(request.prompt) > 0, "the prompt is empty; give at least one token", PromptError)
-        limit = self.target.max_length
-        length = len(request.prompt)
+        limit, length = self.target.max_length, len(request.prompt)
         if limit is not None and length >= limit:
             raise PromptError(f"the prompt has {length} tokens, the model's limit is {limit}; shorten it")
         outside = [t for t in request.prompt if not 0 <= t < self.target.vocab_size]
@@ -200,12 +199,13 @@ class _Batch:
         self.narrow = not decoder.exact or facts_of(decoder.target).batch_invariant
         widths = declared_widths(decoder.target, slots) if self.narrow else 1.0
         self.splits = self.target.device.type == "cpu"  # on a GPU the clock sees work being launched, not done
-        setting = Setting(slots, decoder.width - 1, decoder.drafter, stepper.shape, widths, self.splits)
+        same_text = decoder.verifier.compares  # guesses with the target's own tokens
+        setting = Setting(slots, decoder.width - 1, decoder.drafter, stepper.shape, widths, self.splits, same_text)
         self.planner = policy.start(setting)
         self.pricing = self.planner if isinstance(self.planner, Pricing) else None
+        self.joint = self.planner if isinstance(self.planner, JointPlanner) else None
         self.asked = [0] * slots  # guesses asked for in the run at hand
-        self.began = self.drafted = 0.0  # when it began, and the seconds spent on drafts before it
-        self.captures = 0  # graphs captured before it
+        self.began, self.drafted, self.captures = 0.0, 0.0, 0  # its beginning; seconds of drafts, captures before it
 
     def run(self, requests: Sequence[tuple[int, Request]]) -> Generator[Event]:
         try:
@@ -220,10 +220,10 @@ class _Batch:
             for slot, row in enumerate(self.rows):
                 if row is None and waiting:
                     self._admit(slot, *waiting.popleft())
-            events = self._take(self._read(begun or self._begin()))
+            events = self._take(self._read(begun or self._begin(bool(waiting))))
             # What the caller does with the events is done while the device works, if there is nobody to let in first.
             goes_on = self.stepper.ahead and any(self.rows) and not (waiting and None in self.rows)
-            begun = self._begin() if goes_on else None
+            begun = self._begin(bool(waiting)) if goes_on else None
             yield from events
             self.watch.lap("host")
 
@@ -236,10 +236,11 @@ class _Batch:
         self.rows[slot] = (index, self.decoder.stopping(request).start(request.prompt))
         self.watch.lap("prefill")
 
-    def _begin(self) -> Ticket:
-        self.began, self.drafted = timer.now(), self.trace.seconds["draft"]
-        self.captures = self.stepper.captures
+    def _begin(self, waiting: bool) -> Ticket:
+        self.began, self.drafted, self.captures = timer.now(), self.trace.seconds["draft"], self.stepper.captures
         drafting = self.drafter.session is not None
+        if self.joint is not None:
+            self.joint.begin([row[1].left if row else 0 for row in self.rows], waiting)
         self.asked = [self.planner.choose(i) if row and drafting else 0 for i, row in enumerate(self.rows)]
         wrong = [g for g in self.asked if not 0 <= g < self.decoder.width]
         require(not wrong, f"the policy asked for {wrong} guesses; gamma must be from 0 to {self.decoder.width - 1}")
@@ -252,8 +253,7 @@ class _Batch:
         host = begun.read()
         if self.target.device.type != "cpu":  # what a replay did inside cannot be told apart: all of it is 'target'
             self.watch.lap("target")
-        replays = self.stepper.graphs and self.rule.capturable and self.stepper.captures > 0
-        self.trace.graphs = self.trace.graphs or replays
+        self.trace.graphs |= self.stepper.graphs and self.rule.capturable and self.stepper.captures > 0
         if self.stepper.captures == self.captures:  # a capture takes long, once
             self.planner.timed(self._timing(host.guesses, timer.now() - self.began))
         return host

@@ -40,6 +40,11 @@ class Row:
     error: str | None = None  # why the row could not go on
     _growing: GrowingText | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def left(self) -> int:
+        """Tokens it may still give."""
+        return self.rules.max_new_tokens - len(self.tokens)
+
     def push(self, tokens: Sequence[int]) -> list[int]:
         """Take tokens one by one until a rule ends the row -> those that count."""
         taken: list[int] = []

@@ -112,6 +112,8 @@ class TableSession(ContextSession):
         for k in range(gamma):
             weights = self.weights(tokens)  # [B, V]
             going = going & (weights.amax(-1) > 0)
+            if going.device.type == "cpu" and not bool(going.any()):  # elsewhere asking would cost more
+                break
             # Where nothing is known any distribution will do: it is marked as not proposed.
             logits = torch.where(going[:, None], weights.log(), torch.zeros_like(weights))
             q = standardise(logits[:, None], sampling, self.context.ahead(tokens), tokens[:, :0])[:, 0]
@@ -119,4 +121,6 @@ class TableSession(ContextSession):
             probs.append(q)
             proposed.append(going)
             sampling = sampling.behind(q)
+        if not probs:
+            return Draft.empty(rows, self.context.device)
         return Draft(tokens, torch.stack(probs, 1), torch.stack(proposed, 1))

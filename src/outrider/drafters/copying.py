@@ -23,6 +23,8 @@ from outrider.core.traits import DrafterTraits
 from outrider.drafters.base import ContextSession
 from outrider.errors import require
 
+Tokens = NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Copying:
@@ -85,23 +87,25 @@ class _CopyingSession(ContextSession):
 
     def _propose_on_host(self, gamma: int) -> Draft:
         """The same, row by row, where looking at a few places costs less than comparing all of them."""
-        tokens = np.zeros((self.context.rows, gamma), dtype=np.int64)
-        matched, found = np.zeros((2, len(tokens)), dtype=np.int64)
         texts, sources = self.context.tokens.numpy(), self.sources.numpy()
-        for row, (length, active) in enumerate(
-            zip(self.context.lengths.tolist(), self.context.active.tolist(), strict=True)
-        ):
-            text = texts[row, :length]
-            searched = np.concatenate([sources[row], [-1], text]) if sources.shape[1] else text
-            matched[row], place = _last_match(searched, text[: -self.drafter.longest - 1 : -1])
-            if not active or matched[row] < self.drafter.shortest:
-                matched[row] = 0
-                continue
-            after = searched[place + 1 : place + 1 + gamma]
-            found[row] = int((after >= 0).cumprod().sum())
-            tokens[row, : found[row]] = after[: found[row]].clip(max=self.vocab_size - 1)
-        self.matched = whole(matched)
-        return Draft(whole(tokens), None, torch.arange(gamma) < whole(found)[:, None])
+        lengths = (self.context.lengths * self.context.active).tolist()  # nothing is copied in an empty slot
+        found = [self._copy(texts[row, :length], sources[row], gamma) for row, length in enumerate(lengths)]
+        self.matched = torch.tensor([match for match, _ in found])
+        if not any(len(copy) for _, copy in found):
+            return Draft.empty(len(found), self.context.device)
+        tokens = np.zeros((len(found), gamma), dtype=np.int64)
+        for row, (_, copy) in enumerate(found):
+            tokens[row, : len(copy)] = copy
+        return Draft(whole(tokens), None, torch.arange(gamma) < torch.tensor([[len(copy)] for _, copy in found]))
+
+    def _copy(self, text: Tokens, source: Tokens, gamma: int) -> tuple[int, Tokens]:
+        """Tokens of the best match, 0 if it is too short, and up to gamma tokens that followed it."""
+        searched = np.concatenate([source, [-1], text]) if len(source) else text
+        matched, place = _last_match(searched, text[: -self.drafter.longest - 1 : -1]) if len(text) else (0, 0)
+        if matched < self.drafter.shortest:
+            return 0, searched[:0]
+        after = searched[place + 1 : place + 1 + gamma]
+        return matched, after[: int((after >= 0).cumprod().sum())].clip(max=self.vocab_size - 1)
 
     def _searchable(self) -> Tensor:
         """Source, a wall, then the committed text; -1 beyond its end -> [B, T]."""
@@ -129,7 +133,7 @@ class _CopyingSession(ContextSession):
         return length * followed
 
 
-def _last_match(text: NDArray[np.int64], suffix: NDArray[np.int64]) -> tuple[int, int]:
+def _last_match(text: Tokens, suffix: Tokens) -> tuple[int, int]:
     """The latest of the longest matches of suffix, which is given backwards -> its length, and where it ends.
 
     Only where something follows: the end of the text itself would match trivially.

@@ -81,7 +81,7 @@ class _MixtureSession(CompositeSession):
         self.kept = torch.zeros((rows, kinds), device=target.device)  # guesses the text followed
         self.tried = torch.zeros((rows, kinds), device=target.device)
         self.kind = torch.zeros(rows, dtype=torch.int64, device=target.device)  # behind the last draft
-        self.last = Draft.empty(rows, target.device)
+        self.last = self.nothing = Draft.empty(rows, target.device)
         self.asked: Tensor | None = None  # [B] bool: rows that the last draft was for; None: nobody asked for one
         # Sent to the device once: a step that sends something cannot be captured (decoding/capture/graphs.py).
         self.cold, self.warm = (torch.tensor(PRIORS[t], device=target.device) for t in (0.0, 1.0))
@@ -114,7 +114,7 @@ class _MixtureSession(CompositeSession):
         super().admit(row, prompt, source)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
-        self.last, self.asked = Draft.empty(len(self.kind), at.device), None
+        self.last, self.asked = self.nothing, None
         if gamma == 0:
             return self.last
         most = torch.full_like(self.kind, gamma) if self.caps is None else self.caps.clamp(max=gamma)  # [B]
@@ -139,8 +139,10 @@ class _MixtureSession(CompositeSession):
         choices = self._choose(copied, limits, sampling)
         self.kind = torch.tensor([choice.kind for choice in choices])
         most = max(choice.asked for choice in choices)
-        draft = copied.cut(torch.tensor([choice.copied for choice in choices]))
         self.spent = 0
+        if most == 0 and not any(choice.copied for choice in choices):
+            return self.nothing
+        draft = copied.cut(torch.tensor([choice.copied for choice in choices]))
         if most > 0:
             self.abilities[1].cap(torch.tensor([choice.asked for choice in choices]))
             second = self.second.propose(most, sampling, noise, at[:, : most + 1]).usable(self.vocab_size)
@@ -160,20 +162,31 @@ class _MixtureSession(CompositeSession):
         """For every row; the second drafter is told what its guesses are worth on the way."""
         warmth = min(sampling.temperature, 1.0)
         priors = [c + warmth * (w - c) for c, w in zip(PRIORS[0.0], PRIORS[1.0], strict=True)]
-        lengths = copied.proposed.sum(1).tolist()
+        lengths = copied.proposed.sum(1).tolist() if copied.tokens.shape[1] else [0] * len(limits)
         matched = [0] * len(lengths) if (known := self.abilities[0].matched) is None else known.tolist()
         prices = self.prices or self._own_prices(len(lengths), max(limits))
-        choices, alphas = [], []
+        choices, chances, alphas = [], [], []
+        all_kept, all_tried = self.kept.tolist(), self.tried.tolist()
         for row, (length, match, most) in enumerate(zip(lengths, matched, limits, strict=True)):
-            seen = zip(self.kept[row].tolist(), self.tried[row].tolist(), priors, strict=True)
+            seen = zip(all_kept[row], all_tried[row], priors, strict=True)
             rates = [(kept + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT) for kept, tried, prior in seen]
+            if prices.weights is not None:  # what other rows have shown counts, too
+                rates[-1] = min(rates[-1], prices.alphas[row])
             kind = bisect_right(BUCKETS, match)
             copies, worth = prices.best(row, rates[kind], length, free=True)
             asked, wanted = prices.best(row, rates[-1], most)
-            if self.stops and asked:
-                asked = most
-            choices.append(Choice(kind, copies, 0) if copies and worth >= wanted else Choice(len(rates) - 1, 0, asked))
+            copy = copies > 0 and worth >= wanted
+            choices.append(Choice(kind, copies, 0) if copy else Choice(len(rates) - 1, 0, asked))
+            chances.append(rates[choices[-1].kind])
             alphas.append(rates[-1])
+        if prices.weights is not None:
+            copied_most, asked_most = zip(*((choice.copied, choice.asked) for choice in choices), strict=True)
+            top = prices.together(chances, copied_most, asked_most)
+            choices = [Choice(kind, min(copies, top), min(asked, top)) for kind, copies, asked in choices]
+        if self.stops:
+            choices = [
+                choice._replace(asked=min(choice.asked, 1) * most) for choice, most in zip(choices, limits, strict=True)
+            ]
         self.abilities[1].price(None if self.prices is None else replace(self.prices, alphas=alphas))
         return choices
 
@@ -210,7 +223,7 @@ class _MixtureSession(CompositeSession):
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self._learn(tokens, count)
         if self.on_cpu:  # learnt from, once: it may not be asked before the next
-            self.last, self.asked = Draft.empty(len(count), count.device), None
+            self.last, self.asked = self.nothing, None
         super().commit(tokens, count)
 
     def _learn(self, tokens: Tensor, count: Tensor) -> None:
@@ -238,6 +251,8 @@ class _MixtureSession(CompositeSession):
         # Used or not, a kind fades: a candidate that failed gets another chance.
         assert self.asked is not None
         kept, tried = (seen.mul_(torch.where(self.asked[:, None], FADE, 1.0)).numpy() for seen in self.learned)
+        if self.last is self.nothing:
+            return
         drafted = zip(self.last.tokens.tolist(), self.last.proposed.sum(1).tolist(), self.kind.tolist(), strict=True)
         for row, (guesses, proposed, kind) in enumerate(drafted):
             seen = min(proposed, count[row])
@@ -249,7 +264,7 @@ class _MixtureSession(CompositeSession):
         # What was learnt rests on tokens that were only believed: a choice that remembered them could bias the law.
         self.kept.zero_()
         self.tried.zero_()
-        self.last, self.asked = Draft.empty(len(self.kind), lengths.device), None
+        self.last, self.asked = self.nothing, None
         super().rewind(lengths)
 
     def select(self, rows: Tensor) -> None:
@@ -264,4 +279,5 @@ class _MixtureSession(CompositeSession):
     def _select(self, rows: Tensor) -> None:
         for name in ("kept", "tried", "kind"):
             setattr(self, name, getattr(self, name).index_select(0, rows))
-        self.last, self.asked, self.caps = Draft.empty(len(rows), rows.device), None, None
+        self.last = self.nothing = Draft.empty(len(rows), rows.device)
+        self.asked = self.caps = None

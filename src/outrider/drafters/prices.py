@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from math import inf
+from math import inf, prod
 
 from outrider.theory import Costs
+
+Outlooks = Sequence[tuple[Sequence[float], Sequence[float]]]
+"""Of each row: how often guess k is kept if it is made, and how often it is made, if those before it were kept."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,30 @@ class Ladder:
         ``chances``: that guess k is kept if it is made and those before it were kept; ``shares``: that it is made
         at all, since a drafter may have none or stop.
         """
-        tokens = kept = made = 1.0
+        return self.joint_rates([(chances, shares)])
+
+    def joint_rates(self, rows: Outlooks, left: Sequence[int] | None = None) -> list[float]:
+        """The same for rows of one batch, whose run is as wide as the widest of them: the mean over the rows.
+
+        ``left``: tokens that each row still has to give. Then what counts is the time until the last row is done, and
+        the rate is how many times as fast as without guesses that is.
+        """
+        tokens, kept, made = ([1.0] * len(rows) for _ in range(3))
         time = self.runs[0] + self.drafts[0]
         found = [1 / self.runs[0]]
-        for number, (chance, share) in enumerate(zip(chances, shares, strict=True), 1):
-            made, kept = made * share, kept * share * chance
-            tokens, time = tokens + kept, time + made * self.more(number)
-            found.append(tokens / time)
+        for number in range(1, len(rows[0][0]) + 1):
+            for row, (chances, shares) in enumerate(rows):
+                made[row] *= shares[number - 1]
+                kept[row] *= shares[number - 1] * chances[number - 1]
+                tokens[row] += kept[row]
+            time += (1 - prod(1 - chance for chance in made)) * self.more(number)  # the chance that anybody makes it
+            found.append((sum(tokens) / len(rows) if left is None else _sooner(left, tokens)) / time)
         return found
+
+
+def _sooner(left: Sequence[int], tokens: Sequence[float]) -> float:
+    """Runs of one token each until the last row is done, over those with so many tokens of each row."""
+    return max(left) / max(most / each for most, each in zip(left, tokens, strict=True))
 
 
 @dataclass(frozen=True)
@@ -61,6 +80,7 @@ class Prices:
     rates: Sequence[float]  # of each row: tokens in the time of a plain step, at the speed it reaches
     alphas: Sequence[float]  # of each row: how often a guess is kept, as far as is known
     most: Sequence[int] | None = None  # of each row: guesses it may have; None: as many as are asked for
+    weights: Sequence[float] | None = None  # of each row: what a token is worth to all; None: each is for itself
 
     def floors(self, row: int, most: int) -> list[float]:
         """The least chance that all guesses so far are kept at which guess 1, 2, ... ``most`` is worth making.
@@ -91,3 +111,22 @@ class Prices:
             if gain > best:
                 guesses, best = number, gain
         return guesses, best
+
+    def together(self, chances: Sequence[float], copied: Sequence[int], drafted: Sequence[int]) -> int:
+        """How many guesses at most gain something for the rows of a batch together, where ``weights`` say how.
+
+        Each row would have so many copied or drafted guesses, each kept with its chance; the run is as wide as the
+        widest row, and copies take no time but that.
+        """
+        assert self.weights is not None
+        rate = sum(weight * rate for weight, rate in zip(self.weights, self.rates, strict=True))
+        rows = list(zip(self.weights, chances, map(max, copied, drafted), strict=True))
+        gain = best = 0.0
+        guesses = 0
+        for number in range(1, max(*copied, *drafted) + 1):
+            free = number > max(drafted)
+            took = self.ladder.runs[number] - self.ladder.runs[number - 1] if free else self.ladder.more(number)
+            gain += sum(weight * chance**number for weight, chance, own in rows if own >= number) - rate * took
+            if gain > best:
+                guesses, best = number, gain
+        return guesses

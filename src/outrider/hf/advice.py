@@ -24,7 +24,7 @@ def advise_loading(model: PreTrainedModel) -> None:
     config.dtype = torch.bfloat16  # what checkpoints of these families are saved in; loading has changed what it says
     size = float(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
     try:
-        engine = chosen_engine(Kernels("auto"), config, model.device, torch.float32, size, settled=False)
+        engine = chosen_engine(Kernels("auto"), config, model.device, torch.float32, size, settled=False, tried=False)
     except OutriderError:
         return
     if engine != "torch":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafters.experience import FADE
@@ -18,6 +19,18 @@ _PRIOR_WEIGHT = 8.0
 _DEPTH_WEIGHT = 4.0
 """How many guesses at one depth weigh as much as the acceptance over all depths."""
 
+SHORTEST = 8
+"""Runs of the first pause, where nothing says that a try is dear."""
+
+PATIENCE = 4
+"""Runs in a row for which a drafter that may decline is asked in vain before it is asked less often."""
+
+_A_TRY = 0.01
+"""The share of the time that trying may take where guesses have not paid."""
+
+_EXPERIENCE_FADE = 0.995
+"""What was seen in all rows fades slowly: about two hundred runs of a row are remembered."""
+
 
 @dataclass
 class Acceptance:
@@ -30,6 +43,8 @@ class Acceptance:
 
     limit: int
     prior: float = PRIOR
+    usual: Sequence[float] = ()  # how often guess 1, 2, ... is made, before anything is known; (): always
+    fade: float = FADE
     asked: list[float] = field(init=False)  # runs that reached depth k with guesses still asked for
     made: list[float] = field(init=False)
     kept: list[float] = field(init=False)
@@ -42,7 +57,7 @@ class Acceptance:
             return
         reached = (min(accepted + 1, asked), examined, accepted)
         for counts, depths in zip((self.asked, self.made, self.kept), reached, strict=True):
-            counts[:] = [count * FADE + (depth < depths) for depth, count in enumerate(counts)]
+            counts[:] = [count * self.fade + (depth < depths) for depth, count in enumerate(counts)]
 
     @property
     def alpha(self) -> float:
@@ -54,21 +69,29 @@ class Acceptance:
         return [(kept + alpha * weight) / (made + weight) for kept, made in zip(self.kept, self.made, strict=True)]
 
     def shares(self) -> list[float]:
-        """Of guess 1, 2, ... to be made if those before it were kept; taken for certain until seen otherwise."""
-        return [(made + 1) / (asked + 1) for made, asked in zip(self.made, self.asked, strict=True)]
+        """Of guess 1, 2, ... to be made if those before it were kept; as usual until seen otherwise."""
+        usual = self.usual or [1.0] * self.limit
+        seen = zip(self.made, self.asked, usual, strict=True)
+        return [(made + expected) / (asked + 1) for made, asked, expected in seen]
 
 
 @dataclass
 class Pause:
-    """How long a row goes without guesses before it tries again: 8 runs, then twice as long after every failure.
+    """How long a row goes without guesses before it tries again; twice as long after every failure.
 
     One guess is too few to change an opinion: a try goes on while guesses are kept, for up to five runs.
     """
 
-    length: int = 8
-    left: int = 8
+    length: int = SHORTEST
+    left: int = SHORTEST
     more: int = 0  # further runs that this try may have
     again: bool = False
+
+    @staticmethod
+    def worth(cost: float) -> Pause:
+        """One after which a try that costs so many plain runs takes a small share of the time."""
+        length = round(min(max(cost / _A_TRY, SHORTEST), 128))
+        return Pause(length, length)
 
     def over(self) -> bool:
         """Whether the coming run tries again."""
@@ -86,3 +109,39 @@ class Pause:
         """A guess was kept."""
         self.again = self.more > 0
         self.more -= 1
+
+
+@dataclass
+class Asking:
+    """How it went when a drafter was asked, for one row or for rows that decide together, and when to ask again."""
+
+    pause: Pause = field(default_factory=Pause)
+    vain: int = 0  # how often in a row it was asked and nothing came of it
+    since: int = 0  # runs since it was asked
+
+    def learn(self, asked: bool, gained: bool) -> None:
+        """Of the run that is over."""
+        self.since = 0 if asked else self.since + 1
+        if asked:
+            self.vain = 0 if gained else self.vain + 1
+        if gained:
+            self.pause.encourage()
+
+    @property
+    def open(self) -> bool:
+        """Whether one that may decline is asked although nothing is expected of it: a copy may begin anywhere."""
+        return self.vain < PATIENCE or self.since >= SHORTEST * min(self.vain - PATIENCE + 1, 4)
+
+
+class Experience:
+    """What all rows so far have shown of a drafter: what a new row starts from. It outlives batches and calls.
+
+    The pause is one for all of them: where texts are shorter than a pause, none would ever try again.
+    """
+
+    def __init__(self, limit: int, prior: float) -> None:
+        self.seen = Acceptance(limit, prior, fade=_EXPERIENCE_FADE)
+        self.asking = Asking()
+
+    def new_row(self) -> Acceptance:
+        return Acceptance(self.seen.limit, self.seen.alpha, self.seen.shares())

@@ -5,12 +5,13 @@ it decides by committed text alone, and clocks. Nothing else, for two reasons.
 Noise is addressed by position: a guess that was discarded is drawn from the same noise when its position comes up
 again, so whoever looks at it decides with knowledge of the draw, and the text is biased. And rows may share a seed:
 the row beside may already have used the noise this one will use, so each row learns from itself alone.
+Where the text does not depend on gamma at all, and steps are timed, rows decide together: they share a run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,7 +21,8 @@ from outrider.core.traits import declared_cost, traits_of
 from outrider.drafters.prices import Ladder, Prices
 from outrider.errors import require
 from outrider.options import GAMMAS
-from outrider.planning.acceptance import CHOSEN, PRIOR, Acceptance, Pause
+from outrider.planning.acceptance import CHOSEN, PRIOR, Experience
+from outrider.planning.adaptive import Adaptive
 from outrider.planning.step_clock import Clock, Timing
 from outrider.theory import ByNumber, Costs, interpolated
 
@@ -38,6 +40,22 @@ class Setting:
     shape: Hashable  # steps of one shape have one cost
     widths: ByNumber = 1.0  # what the target declares that runs cost by width, in plain ones
     splits: bool = True  # guesses not made take no time, and drafts are timed apart from runs; not so on a GPU
+    same_text: bool = False  # whatever gamma is: rows may learn from each other
+
+    @property
+    def plans(self) -> bool:
+        """Whether the drafter itself stops where another guess is not worth its cost."""
+        return traits_of(self.drafter).stops_itself
+
+    @property
+    def declines(self) -> bool:
+        """Whether the drafter, asked, makes no guess that is not worth its time: asking it costs next to nothing."""
+        return traits_of(self.drafter).cheap_to_ask and self.splits
+
+    @property
+    def prior(self) -> float:
+        """Acceptance to expect before anything is known."""
+        return CHOSEN if self.plans and self.splits else PRIOR
 
     @property
     def declared(self) -> Costs:
@@ -64,16 +82,6 @@ def declared_widths(target: LanguageModel, rows: int = 1) -> ByNumber:
     return lambda width: tokens(rows * width) / tokens(rows)
 
 
-def plans(drafter: Drafter) -> bool:
-    """Whether the drafter itself stops where another guess is not worth its cost."""
-    return traits_of(drafter).stops_itself
-
-
-def declines(drafter: Drafter) -> bool:
-    """Whether the drafter, asked, makes no guess that is not worth its time: asking it costs next to nothing."""
-    return traits_of(drafter).cheap_to_ask
-
-
 class Planner(Protocol):
     """Decides for the rows of one batch."""
 
@@ -97,6 +105,14 @@ class Pricing(Protocol):
 
     @property
     def prices(self) -> Prices | None: ...
+
+
+@runtime_checkable
+class JointPlanner(Planner, Protocol):
+    """One that decides for all rows of a run together, and is told of them before it is asked."""
+
+    def begin(self, left: Sequence[int], waiting: bool) -> None:
+        """A run begins: tokens that each row may still give, 0 for an empty slot; ``waiting``: others want a slot."""
 
 
 @runtime_checkable
@@ -143,6 +159,7 @@ class Auto:
             self.given.step(1)  # refuses what is no cost
         self.clock = clock
         self._clocks: dict[Hashable, Clock] = {}
+        self._experiences: dict[Hashable, Experience] = {}
 
     def measured(self) -> list[tuple[Ladder, int]]:
         """What steps have cost so far, in plain ones, for every kind of batch seen; and from how many steps."""
@@ -150,79 +167,13 @@ class Auto:
 
     def start(self, setting: Setting) -> Planner:
         if self.given is not None or not self.clock:
-            return _Adaptive(setting, self.given or setting.declared)
+            return Adaptive(setting, self.given or setting.declared)
         key = (setting.rows, setting.shape, setting.drafter.name)
-        return _Adaptive(setting, self._clocks.setdefault(key, Clock(setting.declared, setting.limit)))
-
-
-_WORTHWHILE = 1.05
-"""The least expected speed-up that guesses are made for: estimates are off by as much."""
-
-_PATIENCE = 4
-"""Runs in a row for which a drafter that may decline is asked in vain before it is asked less often."""
-
-
-class _Adaptive:
-    def __init__(self, setting: Setting, costs: Costs | Clock) -> None:
-        self.setting, self.clock = setting, costs if isinstance(costs, Clock) else None
-        self.plans = plans(setting.drafter)
-        # Asked for all or none where what it does not draft takes its time all the same.
-        self.choices = (0, setting.limit) if self.plans and not setting.splits else range(setting.limit + 1)
-        self.ladder = costs.ladder() if isinstance(costs, Clock) else Ladder.of(costs, setting.limit)
-        self.declines = declines(setting.drafter) and setting.splits
-        self.vain = [0] * setting.rows  # how often in a row it was asked and nothing came of it
-        self.prior = CHOSEN if self.plans and setting.splits else PRIOR
-        self.rows = [Acceptance(setting.limit, self.prior) for _ in range(setting.rows)]
-        self.pauses = [Pause() for _ in range(setting.rows)]
-        self.rates = [1.0] * setting.rows
-
-    def admit(self, row: int) -> None:
-        self.rows[row], self.pauses[row] = Acceptance(self.setting.limit, self.prior), Pause()
-        self.vain[row] = 0
-
-    def choose(self, row: int) -> int:
-        if self.clock is not None and self.clock.wants_plain:
-            return 0
-        rates = self.ladder.rates(*self._outlook(self.rows[row]))
-        best = max(self.choices, key=rates.__getitem__)
-        best = best if rates[best] >= _WORTHWHILE * rates[0] else 0
-        self.rates[row] = rates[best]
-        if self.declines and self.vain[row] < _PATIENCE:
-            return self.setting.limit
-        if best == 0 and self.pauses[row].over():
-            best = max(self.choices[1:], key=rates.__getitem__, default=0)
-            self.rates[row] /= 2  # time is cheap for once: a drafter that ends its drafts itself must try, too
-        elif best:
-            self.pauses[row] = Pause()
-        # One that ends its drafts itself, at these prices, does better than any number that could be chosen for it.
-        return self.setting.limit if best and self.plans else best
-
-    def _outlook(self, seen: Acceptance) -> tuple[list[float], list[float]]:
-        """By depth: how often a guess that was made is kept, and how often one is made that was asked for."""
-        chances, shares = seen.chances(), seen.shares()
-        if self.setting.splits:
-            return chances, shares
-        # A guess that is not made takes its time all the same: as if it were made and not kept.
-        return [chance * share for chance, share in zip(chances, shares, strict=True)], [1.0] * len(shares)
-
-    @property
-    def prices(self) -> Prices | None:
-        if not self.setting.splits:
-            return None
-        return Prices(self.ladder, self.rates, [row.alpha for row in self.rows])
-
-    def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
-        self.rows[row].add(asked, accepted, examined)
-        if asked:
-            self.vain[row] = 0 if accepted else self.vain[row] + 1
-        if accepted:
-            self.pauses[row].encourage()
-
-    def timed(self, step: Timing) -> None:
-        if self.clock is not None:
-            self.clock.add(step)
-            if self.clock.tells_more:
-                self.ladder = self.clock.ladder()
+        clock = self._clocks.setdefault(key, Clock(setting.declared, setting.limit))
+        if not setting.same_text:
+            return Adaptive(setting, clock)
+        kind = (setting.drafter.name, setting.limit, setting.splits)
+        return Adaptive(setting, clock, self._experiences.setdefault(kind, Experience(setting.limit, setting.prior)))
 
 
 @dataclass(frozen=True)
@@ -247,7 +198,7 @@ class Gradient:
 
 class _Climbing:
     def __init__(self, rule: Gradient, setting: Setting) -> None:
-        self.rule, self.limit, self.plans = rule, setting.limit, plans(setting.drafter)
+        self.rule, self.limit, self.plans = rule, setting.limit, setting.plans
         self.c = declared_cost(setting.drafter, setting.rows) if rule.c is None else rule.c
         self.rows = [[0.0, 0.0, rule.first] for _ in range(setting.rows)]  # kept, tried, gamma
 

@@ -45,12 +45,20 @@ def numba_computes_in_half(dtype: torch.dtype, settled: bool) -> bool:
 
 
 def chosen_engine(
-    kernels: Kernels, config: Any, device: torch.device, dtype: torch.dtype, size: float, settled: bool = True
+    kernels: Kernels,
+    config: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+    size: float,
+    settled: bool = True,
+    tried: bool = True,
 ) -> str:
     """numba, onnxruntime or torch, for a model of ``size`` bytes; an error where what was asked for cannot be had.
 
     ``settled``: whether the user asked for this dtype, or it is only what torch would use. An engine that was asked
     for by name then computes in what it can.
+    ``tried``: whether numba is imported to see that it works here, which takes a while; else it is enough that it is
+    installed.
     """
     if device.type == "cuda" and kernels.engine in ("auto", "torch"):
         return "torch"  # eight bits, too: see eight_bits.py
@@ -66,7 +74,7 @@ def chosen_engine(
     # By itself onnxruntime, which reads four bytes of each weight, leaves bfloat16 to torch.
     for_onnx = dtype if by_itself or (settled and not narrow) else torch.float32
     obstacles = {
-        "numba": _general_obstacle(config, device) or _numba_obstacle(config, for_numba),
+        "numba": _general_obstacle(config, device) or _numba_obstacle(config, for_numba, tried),
         "onnxruntime": _general_obstacle(config, device) or _onnx_obstacle(for_onnx),
     }
     if by_itself:
@@ -96,13 +104,13 @@ def _onnx_obstacle(dtype: torch.dtype) -> str | None:
     return _not_float32(dtype) or _missing("onnxruntime", "onnx")
 
 
-def _numba_obstacle(config: Any, dtype: torch.dtype) -> str | None:
+def _numba_obstacle(config: Any, dtype: torch.dtype, tried: bool) -> str | None:
     sizes = Sizes.of(config)
     if saved := _not_bfloat16(config):
         return saved
     if sizes.hidden % 16 or sizes.inner % 16 or sizes.heads * sizes.depth % 4 or sizes.depth % 2:
         return f"it runs layers of a multiple of 16, not of {sizes.hidden} and {sizes.inner}; leave it out"
-    return _missing("numba") or _beyond_numba(dtype) or _numba_unusable()
+    return _missing("numba") or _beyond_numba(dtype) or (_numba_unusable() if tried else None)
 
 
 def _beyond_numba(dtype: torch.dtype) -> str | None:

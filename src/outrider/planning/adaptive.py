@@ -1,0 +1,149 @@
+"""The planner behind ``gamma="auto"``: what to ask for by what guesses cost and how often they were kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from outrider.drafters.prices import Ladder, Prices
+from outrider.planning.acceptance import PATIENCE, Acceptance, Asking, Experience, Pause
+from outrider.planning.step_clock import Clock, Timing
+from outrider.theory import Costs
+
+if TYPE_CHECKING:
+    from outrider.planning.policies import Setting
+
+_WORTHWHILE = 1.02
+"""The least expected speed-up that guesses are made for where steps are timed: clocks are off by as much."""
+
+_DOUBT = (1.5, 2.0)
+"""The price of time where experience expects nothing of a drafter that may decline, for a row and for several: it must
+be that sure, and of several rows the least lucky counts."""
+
+
+class Adaptive:
+    """With ``experience`` for all rows of the batch together, else for each by itself."""
+
+    def __init__(self, setting: Setting, costs: Costs | Clock, experience: Experience | None = None) -> None:
+        self.setting, self.clock = setting, costs if isinstance(costs, Clock) else None
+        self.experience = experience
+        self.plans, self.declines = setting.plans, setting.declines
+        # Asked for all or none where what it does not draft takes its time all the same.
+        self.choices = (0, setting.limit) if self.plans and not setting.splits else range(setting.limit + 1)
+        self.ladder = costs.ladder() if isinstance(costs, Clock) else Ladder.of(costs, setting.limit)
+        self.rows = [self._new_row() for _ in range(setting.rows)]
+        self.asking = [Asking() if experience is None else experience.asking for _ in range(setting.rows)]
+        self.rates = [1.0] * setting.rows
+        self.weights: list[float] | None = None
+        self.left, self.waiting = [1] * setting.rows, False
+        self.together: int | None = None  # what was decided for all rows of the run at hand
+        self.kept = 0  # guesses kept in it
+
+    def _new_row(self) -> Acceptance:
+        if self.experience is not None:
+            return self.experience.new_row()
+        return Acceptance(self.setting.limit, self.setting.prior)
+
+    def admit(self, row: int) -> None:
+        self.rows[row] = self._new_row()
+        if self.experience is None:
+            self.asking[row] = Asking()
+        else:
+            self.experience.asking.vain = min(self.experience.asking.vain, PATIENCE - 1)  # it is asked at once
+
+    def begin(self, left: Sequence[int], waiting: bool) -> None:
+        if self.experience is not None and self.together is not None:
+            self._judge(left)
+        self.left, self.waiting, self.together = list(left), waiting, None
+
+    def _judge(self, left: Sequence[int]) -> None:
+        """Whether the run that is over gained something for all: by every row that will be last, or by the mean while
+        others wait."""
+        assert self.experience is not None
+        moved = [before - now for before, now in zip(self.left, left, strict=True) if now and before == max(self.left)]
+        rows = sum(map(bool, self.left))
+        gained = (
+            min(moved) > 1 if moved and not self.waiting else self.kept > rows * self._cost(min(1, self.setting.limit))
+        )
+        self.experience.asking.learn(bool(self.together), gained)
+        self.kept = 0
+
+    def choose(self, row: int) -> int:
+        if self.clock is not None and self.clock.wants_plain:
+            return 0
+        if self.experience is None:
+            return self._decide([row])
+        if self.together is None:
+            self.together = self._decide([row for row, tokens in enumerate(self.left) if tokens])
+        return min(self.together, self.left[row] - 1)  # the last token of a text is the target's own
+
+    def _decide(self, rows: Sequence[int]) -> int:
+        """For rows that decide together, or for one."""
+        asking = self.asking[rows[0]]
+        left = None if self.waiting or self.experience is None else [self.left[row] for row in rows]
+        rates = self.ladder.joint_rates([self._outlook(self.rows[row]) for row in rows], left)
+        best = max(self.choices, key=rates.__getitem__)
+        best = best if rates[best] >= (1.0 if self.clock is None else _WORTHWHILE) * rates[0] else 0
+        self.weights = self._weigh(rows)
+        self._price(rows, rates[best])
+        if best:
+            asking.pause = self._pause(best)
+        elif self.declines and asking.open:
+            if self.experience is not None:
+                self._price(rows, _DOUBT[len(rows) > 1] * rates[0])
+            return self.setting.limit
+        elif asking.pause.over():
+            best = max(self.choices[1:], key=rates.__getitem__, default=0)
+            self._price(rows, rates[0] / 2)  # for once: a drafter that ends its drafts itself must try, too
+            if self.experience is not None:
+                return best  # what was found out in other rows is worth no long tries
+        # One that ends its drafts itself, at these prices, does better than any number that could be chosen for it.
+        return self.setting.limit if best and self.plans else best
+
+    def _price(self, rows: Sequence[int], rate: float) -> None:
+        """What time is worth to these rows."""
+        for row in rows:
+            self.rates[row] = rate
+
+    def _weigh(self, rows: Sequence[int]) -> list[float] | None:
+        """What a token of each row is worth to all: the same while others wait, else those count who will be last."""
+        if self.experience is None:
+            return None
+        last = [row for row in rows if self.waiting or self.left[row] == max(self.left)]
+        return [(row in last) / len(last) for row in range(self.setting.rows)]
+
+    def _pause(self, guesses: int) -> Pause:
+        """As short as can be for a row by itself, which starts afresh; else as what a try costs lets it."""
+        return Pause() if self.experience is None else Pause.worth(self._cost(guesses))
+
+    def _cost(self, guesses: int) -> float:
+        """What a run with so many takes beyond a plain one."""
+        return self.ladder.steps[guesses] - self.ladder.runs[0]
+
+    def _outlook(self, seen: Acceptance) -> tuple[list[float], list[float]]:
+        """By depth: how often a guess that was made is kept, and how often one is made that was asked for."""
+        chances, shares = seen.chances(), seen.shares()
+        if self.setting.splits:
+            return chances, shares
+        # A guess that is not made takes its time all the same: as if it were made and not kept.
+        return [chance * share for chance, share in zip(chances, shares, strict=True)], [1.0] * len(shares)
+
+    @property
+    def prices(self) -> Prices | None:
+        if not self.setting.splits:
+            return None
+        return Prices(self.ladder, self.rates, [row.alpha for row in self.rows], weights=self.weights)
+
+    def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
+        self.rows[row].add(asked, accepted, examined)
+        if self.experience is None:
+            self.asking[row].learn(asked > 0, accepted > 0)
+        else:
+            self.experience.seen.add(asked, accepted, examined)
+            self.kept += accepted
+
+    def timed(self, step: Timing) -> None:
+        if self.clock is not None:
+            self.clock.add(step)
+            if self.clock.tells_more:
+                self.ladder = self.clock.ladder()

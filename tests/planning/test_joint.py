@@ -1,0 +1,141 @@
+"""Rows of a timed batch decide together: they share a run, and mostly the last one to end is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outrider.drafters import Nothing
+from outrider.drafters.prices import Ladder, Prices
+from outrider.planning.acceptance import PATIENCE, SHORTEST, Asking, Pause
+from outrider.planning.policies import Auto, JointPlanner, Setting
+from outrider.planning.step_clock import Timing
+
+LIMIT = 4
+LADDER = Ladder((1.0, 1.15, 1.3, 1.6, 2.0), (0.01, 0.03, 0.05, 0.07, 0.09))
+
+
+def setting(rows: int, same_text: bool = True) -> Setting:
+    return Setting(rows, LIMIT, Nothing(), "shape", same_text=same_text)
+
+
+def live(policy: Auto, kept: Sequence[bool], runs: int, waiting: bool = False, same_text: bool = True) -> list[int]:
+    """A batch whose rows keep all guesses or none, timed by the ladder -> the widest gamma of each run."""
+    planner: Any = policy.start(setting(len(kept), same_text))
+    left, widest = [10 * runs] * len(kept), []
+    for row in range(len(kept)):
+        planner.admit(row)
+    for _ in range(runs):
+        planner.begin(left, waiting)
+        asked = [planner.choose(row) for row in range(len(kept))]
+        widest.append(max(asked))
+        planner.timed(
+            Timing(
+                max(asked) + 1, LADDER.runs[max(asked)], LADDER.drafts[max(asked)] if max(asked) else None, max(asked)
+            )
+        )
+        for row, (gamma, keeps) in enumerate(zip(asked, kept, strict=True)):
+            planner.learn(row, gamma, gamma if keeps else 0, gamma if keeps else min(gamma, 1))
+            left[row] -= 1 + (gamma if keeps else 0)
+    return widest
+
+
+def test_a_batch_does_not_wait_for_guesses_that_its_slowest_row_does_not_keep() -> None:
+    """A run of two tokens a row gained something for two rows of four, and the batch took 8 % longer than without."""
+    assert sum(map(bool, live(Auto(), [True, False], 100)[20:])) <= 8
+    assert sum(map(bool, live(Auto(), [True, True], 100)[20:])) > 60
+
+
+def test_where_others_wait_for_a_slot_the_mean_counts() -> None:
+    assert sum(map(bool, live(Auto(), [True, False], 100, waiting=True)[20:])) > 60
+
+
+def test_rows_decide_for_themselves_where_the_text_depends_on_gamma() -> None:
+    """Catches a row that learns from a neighbour's draws, which may be of its own noise."""
+    planner: Any = Auto().start(setting(2, same_text=False))
+    for _ in range(60):
+        planner.begin([50, 50], False)
+        asked = [planner.choose(0), planner.choose(1)]
+        planner.timed(Timing(max(asked) + 1, LADDER.runs[max(asked)]))
+        planner.learn(0, asked[0], asked[0], asked[0])
+        planner.learn(1, asked[1], 0, min(asked[1], 1))
+    assert planner.choose(0) > 0 == planner.choose(1)
+
+
+def test_nothing_is_tried_in_vain_by_the_next_call() -> None:
+    """A text of 32 tokens began with guesses that earlier texts had shown to be worth nothing."""
+    policy = Auto()
+    first, second = live(policy, [False], 32), live(policy, [False], 32)
+    assert first[0] > 0 and sum(map(bool, first[:8])) >= 2
+    assert sum(map(bool, second)) <= 3 < sum(map(bool, first))
+    assert sum(map(bool, live(policy, [True], 300)[200:])) > 60, "a drafter that is good again is found out"
+
+
+def test_the_last_token_of_a_text_is_not_guessed_for() -> None:
+    """No guess of a run can be used in a row that ends with the next token."""
+    planner: Any = Auto().start(setting(2))
+    planner.begin([1, 3], True)
+    assert planner.choose(0) == 0 and planner.choose(1) <= 2
+
+
+def test_the_planner_of_given_costs_starts_afresh() -> None:
+    policy = Auto(0.3)
+    live(policy, [False], 32)
+    planner: Any = policy.start(setting(1))
+    planner.begin([30], False)
+    assert planner.choose(0) > 0
+
+
+@pytest.mark.parametrize("policy", [Auto(), Auto(0.1)])
+def test_auto_is_told_of_the_rows(policy: Auto) -> None:
+    assert isinstance(policy.start(setting(2)), JointPlanner)
+
+
+# --- the numbers behind it ---------------------------------------------------------------------------
+
+
+def test_rates_of_one_row_are_what_they_are_alone() -> None:
+    outlook = ([0.7, 0.6, 0.5, 0.4], [0.9, 0.8, 0.7, 0.6])
+    alone = LADDER.rates(*outlook)
+    assert LADDER.joint_rates([outlook]) == alone
+    assert LADDER.joint_rates([outlook], [5]) == pytest.approx(alone)
+    assert LADDER.joint_rates([outlook, outlook], [5, 5])[0] == 1.0
+
+
+def test_rates_of_rows_are_those_of_the_last_to_end() -> None:
+    """By hand: one guess, made surely by one row and kept always, never made by the other."""
+    good, none = ([1.0], [1.0]), ([1.0], [0.0])
+    ladder = Ladder((1.0, 1.2), (0.0, 0.0))
+    assert ladder.joint_rates([good, none]) == pytest.approx([1, 1.5 / 1.2])
+    assert ladder.joint_rates([good, none], [10, 10]) == pytest.approx([1, 1 / 1.2])
+    assert ladder.joint_rates([good, none], [10, 5]) == pytest.approx([1, 2 / 1.2]), "the other ends at the same time"
+    both = ([1.0], [0.5])
+    assert ladder.joint_rates([both, both])[1] == pytest.approx(1.5 / (1 + 0.75 * 0.2)), "a run is wide if any row is"
+
+
+def test_a_row_alone_does_not_widen_the_run_of_all() -> None:
+    """A copy of eight tokens in one row of four made a run of all of them four times as dear."""
+    four = Prices(LADDER, [1.0] * 4, [], weights=[0.25] * 4)
+    assert four.together([0.5] * 4, [4, 0, 0, 0], [0, 0, 0, 0]) == 0
+    assert four.together([0.5] * 4, [4, 4, 4, 4], [0, 0, 0, 0]) == 2
+    waited_for = replace(four, weights=[1.0, 0, 0, 0])
+    assert waited_for.together([0.5] * 4, [4, 0, 0, 0], [0, 0, 0, 0]) == 2
+    assert waited_for.together([0.5] * 4, [0, 4, 4, 4], [0, 0, 0, 0]) == 0
+
+
+def test_a_dear_try_is_rare() -> None:
+    assert Pause.worth(0.01).length == SHORTEST and Pause.worth(0.9).length == 90 and Pause.worth(9.0).length == 128
+
+
+def test_one_that_may_decline_is_asked_less_and_less() -> None:
+    asking, asked = Asking(), []
+    for run in range(200):
+        if asking.open:
+            asked.append(run)
+        asking.learn(asking.open, False)
+    assert asked[:PATIENCE] == list(range(PATIENCE))
+    gaps = [b - a for a, b in zip(asked[PATIENCE - 1 :], asked[PATIENCE:], strict=False)]
+    assert gaps == sorted(gaps) and gaps[0] == SHORTEST + 1 and gaps[-1] == 4 * SHORTEST + 1
