@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
-from outrider.core import top_p
+from outrider.core import host_sync
 from outrider.core.noise import Noise
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
@@ -29,7 +29,7 @@ from steppers import GREEDY, RULES, stepper, steps
 @pytest.fixture(autouse=True)
 def ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: top-p there asks nothing either."""
-    monkeypatch.setattr(top_p, "asks", False)
+    monkeypatch.setattr(host_sync, "on_cpu", False)
 
 
 @pytest.mark.parametrize(

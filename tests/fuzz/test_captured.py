@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from worlds import Ends, Model, Named, Sampling, Toy, World, inf
 
-from outrider.core import top_p
+from outrider.core import host_sync
 from outrider.decoding import step_runner
 from outrider.decoding.capture.graphs import StepGraphs
 from outrider.decoding.loop import Decoder, Request
@@ -100,7 +100,7 @@ def check_captured(world: World) -> None:
     Watched.gone = Watched.replays = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_runner, "StepGraphs", Watched)
-        patch.setattr(top_p, "asks", False)  # as on a GPU
+        patch.setattr(host_sync, "on_cpu", False)  # as on a GPU
         for _ in range(3):
             own = replace(world.sampling, logit_bias=dict(world.sampling.logit_bias))
             again = _texts(replace(replayed, sampling=own), requests)

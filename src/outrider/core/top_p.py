@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.core import host_sync
 from outrider.kernels.triton import available
 
 UNIT = 2.0**30
@@ -26,9 +27,6 @@ _BINS = 2048
 _PER_LOGIT = _BINS / 22
 """Bins by distance from the largest logit. 22 below it a token weighs nothing."""
 
-asks = True
-"""Whether a CPU may be asked; tests of recorded steps, which a GPU cannot ask, say no."""
-
 
 def nucleus(logits: Tensor, top_p: float) -> Tensor:
     """Logits [..., V] with -inf for every token before which, likeliest first, others already reach ``top_p``.
@@ -39,7 +37,7 @@ def nucleus(logits: Tensor, top_p: float) -> Tensor:
     runs = available.run_on(device) and logits.dtype == torch.float32
     if runs and available.proven("top-p", device, lambda: _try(device)):
         return _cut_on_gpu(logits, top_p)
-    if asks and device.type == "cpu" and logits.shape[-1] > _SMALL:
+    if host_sync.free(device) and logits.shape[-1] > _SMALL:
         return by_bins(logits, top_p)
     return in_order(logits, top_p)
 
@@ -72,7 +70,7 @@ def _cut(logits: NDArray[Any], weights: NDArray[Any], bins: NDArray[Any], top_p:
 
 def in_order(logits: Tensor, top_p: float) -> Tensor:
     """The same by putting all tokens in order, without asking a GPU anything."""
-    may_ask = asks and logits.device.type == "cpu"
+    may_ask = host_sync.free(logits.device)
     weights = ((logits - logits.amax(-1, keepdim=True)).exp() * UNIT).to(torch.int64)  # [..., V]
     need = needed(weights.sum(-1, keepdim=True), top_p)  # [..., 1]
     values, index = logits.topk(logits.shape[-1], -1)  # [..., V], falling

@@ -9,6 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from outrider.core import host_sync
 from outrider.core.context import Context
 from outrider.core.noise import Noise
 from outrider.core.protocols import Draft, Session, Shape, Source
@@ -112,7 +113,7 @@ class TableSession(ContextSession):
         for k in range(gamma):
             weights = self.weights(tokens)  # [B, V]
             going = going & (weights.amax(-1) > 0)
-            if going.device.type == "cpu" and not bool(going.any()):  # elsewhere asking would cost more
+            if host_sync.free(going.device) and not bool(going.any()):
                 break
             # Where nothing is known any distribution will do: it is marked as not proposed.
             logits = torch.where(going[:, None], weights.log(), torch.zeros_like(weights))

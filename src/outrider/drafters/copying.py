@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.core import host_sync
 from outrider.core.noise import Noise
 from outrider.core.numpy_ops import whole
 from outrider.core.protocols import Draft, DraftSession, Session, Shape, Source
@@ -68,7 +69,7 @@ class _CopyingSession(ContextSession):
         self.sources, self.matched = self.sources.index_select(0, rows), self.matched.index_select(0, rows)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
-        if self.context.device.type == "cpu":
+        if host_sync.free(self.context.device):
             return self._propose_on_host(gamma)
         return self.propose_on_device(gamma)
 
