@@ -60,9 +60,8 @@ LOOKUPS = {"llm.py": 1}
 """getattr and hasattr with a literal name outside the borders, by folder. A folder that is not named has none."""
 
 PRIVATE = {
-    "bench": 3, "certificate": 7, "decoding": 40, "drafters": 14, "exactness": 2, "fuzz": 4, "gpu": 5, "hf": 4,
-    "identities": 4, "models": 11, "planning": 6, "runtime": 3, "statistics": 2, "test_imports.py": 1,
-    "test_llm.py": 2, "training": 2,
+    "bench": 1, "certificate": 2, "drafters": 11, "fuzz": 3, "gpu": 4, "hf": 3, "models": 1, "planning": 1,
+    "runtime": 1, "statistics": 2, "test_imports.py": 1, "training": 2,
 }  # fmt: skip
 """Private names of the package that tests use, by folder of the tests. A folder that is not named uses none."""
 

@@ -227,7 +227,7 @@ def test_a_head_beside_an_inflated_target_guesses_as_before(
         setting = StepSetting(target, target, gamma=3, width=5)
         rule, lanes = pair.Rule(pair.choose("maximal", True), pair.Sampling()), pair.Lanes(graphs)
         traced = pair.decoded(made, drafter, rule, setting, lanes, 20)
-        assert all(stepper.captures == 1 for _, stepper in lanes._idle) and len(lanes._idle) == graphs
+        assert all(stepper.captures == 1 for stepper in lanes.idle) and len(lanes.idle) == graphs
         texts.append([(r.drafted, r.token) for r in traced.trace.records])
     assert texts[0] == texts[1] and texts[0]
     with pytest.raises(BadOption, match="hidden states of size"):

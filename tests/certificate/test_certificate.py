@@ -124,7 +124,7 @@ def test_kernels_that_mix_rows_are_caught(llm: outrider.LLM, monkeypatch: pytest
 
 def test_a_wrong_rule_fails_the_certificate(llm: outrider.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a law test that cannot fail: the product's rule is replaced by one with a mistake."""
-    wrong = Verifier("maximal", law._forgetful, exact=True, shares_noise=False)
+    wrong = Verifier("maximal", law.forgetful, exact=True, shares_noise=False)
     monkeypatch.setitem(VERIFIERS, "maximal", wrong)
     done = certified(llm, replace(PLAN, max_new_tokens=4, gammas=(2,), seeds=(), engine_samples=0))
     assert done.verdict == "failed" and done.left_out == ["temperature 1", "law of the engine"]
@@ -155,14 +155,14 @@ def result(part: str, p_value: float, detects: float = 0.1, distance: float | No
 def test_how_law_tests_are_judged() -> None:
     """Catches a missed control that fails for lack of draws, or passes; and a found mistake that is waved through."""
     good, bad = result("rule", 0.4), result("rule", 1e-12)
-    judged = law._judge([good, result("control", 0.3, 0.1, distance=0.05)])
+    judged = law.judge([good, result("control", 0.3, 0.1, distance=0.05)])
     assert all(r.inconclusive and not r.passed for r in judged)
     assert "--samples 8100" in (judged[0].remedy or "")  # four times as many find half the distance
-    judged = law._judge([bad, result("control", 0.3, 0.1, distance=0.05)])
+    judged = law.judge([bad, result("control", 0.3, 0.1, distance=0.05)])
     assert not judged[0].passed and not judged[0].inconclusive, "a mistake that was found is a failure"
-    judged = law._judge([good, result("control", 0.3, 0.1, distance=0.2)])
+    judged = law.judge([good, result("control", 0.3, 0.1, distance=0.2)])
     assert judged[0].passed and not judged[1].passed and not judged[1].inconclusive, "it should have been caught"
-    judged = law._judge([good, result("control", 0.0, 0.1, distance=0.05), result("engine", 0.5, 0.8)])
+    judged = law.judge([good, result("control", 0.0, 0.1, distance=0.05), result("engine", 0.5, 0.8)])
     assert [r.passed for r in judged] == [True, True, False]
     assert judged[2].inconclusive and "--engine-samples" in (judged[2].remedy or "")
 

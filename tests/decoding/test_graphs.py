@@ -43,7 +43,7 @@ def test_replayed_steps_give_the_eager_tokens(name: str, rule: str) -> None:
     """Through one recording only: a second one would mean that the shapes were not constant."""
     replayed = stepper(name)
     assert steps(replayed, RULES[rule], [4] * 7) == steps(stepper(name, graphs=False), RULES[rule], [4] * 7)
-    assert replayed._captured is not None and replayed._captured.kept == 1
+    assert replayed.captures == 1
 
 
 @pytest.mark.parametrize("name", ["other", "self", "copy"])
@@ -63,7 +63,7 @@ def test_rows_come_and_go_without_a_new_recording() -> None:
         for session in (one.target, one.drafter):
             session.admit(1, [20, 21, 22])
     assert steps(made, GREEDY, [4] * 4) == steps(eager, GREEDY, [4] * 4)
-    assert made._captured is not None and made._captured.kept == 1
+    assert made.captures == 1
 
 
 def test_selected_rows_are_recorded_anew() -> None:
@@ -81,15 +81,15 @@ def test_recording_leaves_no_trace_in_the_state() -> None:
     made = stepper("self")
     captured = StepGraphs(made.target, made.drafter)
     before = [tensor.clone() for tensor in captured.state()]
-    captured._capture("step", lambda: made._step_table(GREEDY, Noise(made.seeds), 4), len(captured.sessions))
+    captured.capture("step", lambda: made.step_table(GREEDY, Noise(made.seeds), 4), len(captured.sessions))
     assert all(torch.equal(a, b) for a, b in zip(before, captured.state(), strict=True))
 
 
 def assert_capturable(made: Stepper, rule: Rule, gamma: int = 4) -> None:
     noise = Noise(made.seeds)
-    made._step_table(rule, noise, gamma)  # what is lazy happens here, as in a warm-up
+    made.step_table(rule, noise, gamma)  # what is lazy happens here, as in a warm-up
     with CaptureCheck(made.target.device, constants=True):
-        made._step_table(rule, noise, gamma)
+        made.step_table(rule, noise, gamma)
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
@@ -132,7 +132,7 @@ def test_plain_steps_of_a_draft_model_are_one_recording() -> None:
     made, eager = stepper("other"), stepper("other", graphs=False)
     gammas = [3, 0, 0, 0, 0, 0, 3, 3]
     assert steps(made, GREEDY, gammas) == steps(eager, GREEDY, gammas)
-    assert made._captured is not None and made._captured.kept == 2
+    assert made.captures == 2
 
 
 @pytest.mark.parametrize("name", ["cascade", "unmarked"])
@@ -161,7 +161,7 @@ def test_processors_run_eagerly() -> None:
     rule = Rule(gumbel_coupling, Sampling(processors=(lambda ids, scores: scores,)))
     made = stepper("other")
     assert steps(made, rule, [4] * 3) == steps(stepper("other", graphs=False), GREEDY, [4] * 3)
-    assert made._captured is None
+    assert made.captures == 0
 
 
 class _Additions(TorchDispatchMode):  # type: ignore[misc]
@@ -224,16 +224,16 @@ def test_a_capture_that_fails(
     for name, stand_in in {"graph_pool_handle": int, "CUDAGraph": object, "graph": capturing}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(StepGraphs, "_stream", lambda self: None)
+    monkeypatch.setattr(StepGraphs, "side_stream", lambda self: None)
     with pytest.raises(kind, match=match):
-        captured._cuda_graph(step, torch.zeros(1))
+        captured.cuda_graph(step, torch.zeros(1))
 
 
 def test_a_capture_that_fails_leaves_the_text_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: StepGraphs, *ignored: object) -> None:
         raise NotCapturable("the driver says no")
 
-    monkeypatch.setattr(StepGraphs, "_capture", refuse)
+    monkeypatch.setattr(StepGraphs, "capture", refuse)
     made = stepper("other")
     with pytest.warns(UserWarning, match="one by one, with the same text: the driver says no"):
         found = steps(made, GREEDY, [3] * 5)

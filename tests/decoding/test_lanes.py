@@ -53,10 +53,10 @@ def test_replayed_text_is_eager_text(name: str, rule: str, pool: Lanes) -> None:
     drafter, requests = known.drafter(name), known.requests if rule == "greedy" else known.seeded()
     expected = texts(Lanes(), drafter, requests, rule)
     assert texts(pool, drafter, requests, rule) == expected
-    ((_, stepper),) = pool._idle
-    assert stepper.graphs and stepper._captured is not None and stepper._captured.kept == 1
+    (stepper,) = pool.idle
+    assert stepper.graphs and stepper.captures == 1
     assert texts(pool, drafter, requests, rule) == expected
-    assert pool._idle[0][1] is stepper and stepper._captured.kept == 1, "the second call records nothing"
+    assert pool.idle == (stepper,) and stepper.captures == 1, "the second call records nothing"
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_an_encoder_decoder_is_replayed_too(pool: Lanes) -> None:
     decoder = Decoder(known.model, Copying(), gumbel_coupling, Sampling(), 3, slots=2, lanes=pool)
     rows = {event.index: event.row.tokens for event in decoder.stream(known.requests, Trace())}
     assert [rows[i] for i in range(len(rows))] == known.expected
-    assert pool._idle[0][1]._captured is not None
+    assert pool.idle[0].captures > 0
 
 
 def test_a_stream_left_early_gives_its_slots_back(pool: Lanes) -> None:
@@ -123,10 +123,9 @@ def test_a_stream_left_early_gives_its_slots_back(pool: Lanes) -> None:
     stream: Iterator[object] = decoder.stream(known.requests, Trace())
     next(stream)
     stream.close()  # type: ignore[attr-defined]
-    ((batch, _),) = pool._idle
-    stepper = pool._take(batch)
-    assert stepper is not None and not bool(stepper.target.context.active.any())
-    pool._keep(batch, stepper)
+    (stepper,) = pool.idle
+    with pool.lane((decoder.target, decoder.drafter), 2, decoder.shape(known.requests[0])) as lent:
+        assert lent is stepper and not bool(lent.target.context.active.any())
     rows = {event.index: event.row.tokens for event in decoder.stream(known.requests, Trace())}
     assert [rows[i] for i in range(len(rows))] == known.expected
 
@@ -137,14 +136,14 @@ def test_equal_drafters_are_not_the_same_drafter(pool: Lanes) -> None:
     first, second = (ModelDrafter(wrapped("llama", seed=s), "draft") for s in (1, 0))
     texts(pool, first, requests, "maximal")
     assert texts(pool, second, requests, "maximal") == texts(Lanes(), second, requests, "maximal")
-    assert len(pool._idle) == 2
+    assert len(pool.idle) == 2
 
 
 def test_only_a_few_idle_lanes_are_kept(pool: Lanes) -> None:
     requests = case("llama").requests[:1]
     for _ in range(lanes_module.MOST_IDLE + 2):
         texts(pool, ModelDrafter(wrapped("llama", seed=1)), requests)
-    assert len(pool._idle) == lanes_module.MOST_IDLE
+    assert len(pool.idle) == lanes_module.MOST_IDLE
 
 
 def test_a_drafter_that_fails_is_left_out_as_ever(pool: Lanes) -> None:
@@ -160,7 +159,7 @@ def test_a_drafter_that_fails_is_left_out_as_ever(pool: Lanes) -> None:
     with pytest.warns(UserWarning, match="left out"):
         rows, _ = texts(pool, Failing(), known.requests)  # type: ignore[misc]
     assert [rows[i] for i in range(len(rows))] == known.expected
-    assert not pool._idle, "what failed is not lent again"
+    assert not pool.idle, "what failed is not lent again"
 
 
 def test_a_reason_is_given_once(pool: Lanes) -> None:
@@ -187,13 +186,13 @@ def test_bad_numbers_do_not_reach_the_next_call(pool: Lanes) -> None:
     decoder = Decoder(wrapped("llama"), Copying(), gumbel_coupling, poison, 2, slots=1, lanes=pool)
     with pytest.raises(NumericalError):
         list(decoder.stream(requests, Trace()))
-    assert not pool._idle
+    assert not pool.idle
 
 
 def test_no_memory_drops_what_is_idle_then_says_what_to_do(pool: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = case("llama").requests
     texts(pool, Copying(), requests)
-    assert pool._idle
+    assert pool.idle
     real, refusals = Stepper.__init__, [1]
 
     def start(self: Stepper, *arguments: object) -> None:
@@ -204,7 +203,7 @@ def test_no_memory_drops_what_is_idle_then_says_what_to_do(pool: Lanes, monkeypa
 
     monkeypatch.setattr(Stepper, "__init__", start)
     with pool.lane((wrapped("llama"), Copying()), 2, Shape(256, 9)):
-        assert not pool._idle, "what was idle made room"
+        assert not pool.idle, "what was idle made room"
     refusals[0] = 2
     with pytest.raises(DeviceError, match="fewer slots"), pool.lane((wrapped("llama"), Copying()), 3, Shape(256, 9)):
         pass
@@ -235,7 +234,7 @@ def test_a_gpu_that_fails_in_a_step_is_named(
     monkeypatch.setattr(Stepper, "launch", fail)
     with pytest.raises(kind, match=match):
         texts(pool, Copying(), requests)
-    assert len(pool._idle) == (kind is RuntimeError), "what is idle may hold the memory that is missing"
+    assert len(pool.idle) == (kind is RuntimeError), "what is idle may hold the memory that is missing"
 
 
 def test_a_stream_collected_in_the_middle_of_lending_is_no_deadlock(pool: Lanes) -> None:
@@ -258,7 +257,7 @@ def test_a_stream_collected_in_the_middle_of_lending_is_no_deadlock(pool: Lanes)
     def lend() -> None:
         shape = Collecting(**vars(decoder.shape(known.requests[0])))
         with pool.lane((known.model, decoder.drafter), 2, shape):
-            lent.append(len(pool._idle))
+            lent.append(len(pool.idle))
 
     lent: list[int] = []
     thread = threading.Thread(target=lend, daemon=True)

@@ -109,6 +109,6 @@ def test_host_and_device_find_the_same(texts: list[list[int]], sourced: bool) ->
     at, seeds = torch.zeros((len(texts), 5), dtype=torch.int64), torch.zeros(len(texts), dtype=torch.int64)
     here = widened(session.propose(4, Sampling(), Silence(seeds), at), 4)
     matched = session.matched  # type: ignore[attr-defined]
-    there = session._propose_on_device(4)  # type: ignore[attr-defined]
+    there = session.propose_on_device(4)  # type: ignore[attr-defined]
     assert torch.equal(here.proposed, there.proposed) and torch.equal(matched, session.matched)  # type: ignore[attr-defined]
     assert torch.equal(here.tokens[here.proposed], there.tokens[there.proposed])

@@ -181,7 +181,7 @@ def test_accepting_without_the_check_is_caught(monkeypatch: pytest.MonkeyPatch) 
         steps = 0
         while not state.done and (known := [h for h in state.running if h.tokens in scored.place]):
             length = len(known[0].tokens) + 1
-            state = beam_rules._next(state, rules, beam_rules._candidates(known, length, rules, scored)[0])
+            state = beam_rules.next_beams(state, rules, beam_rules.best_candidates(known, length, rules, scored)[0])
             steps += 1
         return state, steps
 

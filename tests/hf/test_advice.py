@@ -16,7 +16,7 @@ from outrider.hf import advice
 def test_said_once_where_an_engine_could_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers' layers are several times slower than an engine: said once for a model, not in every call."""
     monkeypatch.setattr(advice, "chosen_engine", lambda *args, **kwargs: "numba")
-    monkeypatch.setattr(advice, "_told", set())
+    monkeypatch.setattr(advice, "GIVEN", set())
     model = tiny.build("llama")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -103,12 +103,12 @@ def _with(**changed: object) -> Advance:
         missing = [h.score for h in search.running if h.tokens not in scored.place]
         if not known:
             return None
-        candidates, complete = beam_rules._candidates(known, len(search.running[0].tokens) + 1, asked, scored)
+        candidates, complete = beam_rules.best_candidates(known, len(search.running[0].tokens) + 1, asked, scored)
         lead = candidates[0 if "first" in changed else -1].score
         enough = lead >= max(missing, default=-1e30) if "ties" in changed else lead > max(missing, default=-1e30)
         if missing and "unchecked" not in changed and not (complete and enough):
             return None
-        return beam_rules._next(search, asked, candidates)
+        return beam_rules.next_beams(search, asked, candidates)
 
     return step
 

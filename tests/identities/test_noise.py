@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.core.noise import Noise, Silence, _exponential, _open_uniform, counter_of
+from outrider.core.noise import Noise, Silence, counter_of, exponential, open_uniform
 from outrider.core.protocols import Draft
 from outrider.core.sampling import draw
 from outrider.core.verification.block import block_coupling
@@ -92,9 +92,9 @@ def test_a_sure_guess_is_kept_and_an_impossible_one_is_not_at_both_ends() -> Non
 def test_arrivals_are_finite_and_positive_at_their_ends() -> None:
     """A race divides by them: with no bit set, or with all, they are numbers above 0, alike in numpy and torch."""
     bits = torch.tensor([0, 1, -1, 2**31 - 1, -(2**31), 2**31 - 64, 2**30], dtype=torch.int32)
-    found = _exponential(_open_uniform(bits, torch), torch)
+    found = exponential(open_uniform(bits, torch), torch)
     assert bool(found.isfinite().all()) and bool((found > 0).all())
-    assert np.array_equal(_exponential(_open_uniform(bits.numpy(), np), np), found.numpy())
+    assert np.array_equal(exponential(open_uniform(bits.numpy(), np), np), found.numpy())
 
 
 def test_races_are_exponential() -> None:
@@ -170,7 +170,7 @@ def test_exponential_is_accurate() -> None:
     edges = torch.tensor([0, 1, 2, 2**30 - 1, 2**30, 2**31 - 1, -1, -(2**31), 2**23, 2**24 + 1], dtype=torch.int32)
     random = torch.randint(-(2**31), 2**31 - 1, (1_000_000,), dtype=torch.int32)
     bits = torch.cat([edges, random, torch.arange(4096, dtype=torch.int32), random // 2**12])
-    got = _exponential(_open_uniform(bits, torch), torch)
+    got = exponential(open_uniform(bits, torch), torch)
     u = ((bits & 0x7FFFFFFF).to(torch.float32) + 0.5) * 2.0**-31
     exact = -torch.log1p(-u.clamp(max=1 - 2.0**-24).double())
     assert bool((got > 0).all()) and bool(got.isfinite().all())

@@ -131,7 +131,7 @@ def test_weights_are_not_packed_where_a_rows_place_decides_its_bits(monkeypatch:
 
     weight = torch.randn(32, 48)
     for product, expected in ((row_by_row, worth_packing(9)), (by_place, False)):
-        monkeypatch.setattr(packed_linear, "_found", {})
+        monkeypatch.setattr(packed_linear, "FOUND", {})
         monkeypatch.setattr(packed_linear, "product", product)
         assert packed_linear.packed(weight, 9).is_mkldnn == expected
         with warnings.catch_warnings(record=True) as told:

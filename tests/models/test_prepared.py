@@ -119,7 +119,7 @@ def test_a_config_that_does_not_fit_the_weights(narrow: Path) -> None:
 
 def test_auto_goes_on_to_torch(narrow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a model that cannot be loaded at all because one engine cannot have it."""
-    monkeypatch.setattr("outrider.models.engine.choice._WORTH_FILES", 0)
+    monkeypatch.setattr("outrider.models.engine.choice.WORTH_FILES", 0)
     tensors = {name: tensor.float() for name, tensor in load_file(narrow / "model.safetensors").items()}
     tensors["model.norm.bias"] = torch.zeros(32)
     save_file(tensors, narrow / "model.safetensors", metadata={"format": "pt"})
@@ -145,7 +145,7 @@ def test_facts_that_cannot_be_kept(folder: Path, monkeypatch: pytest.MonkeyPatch
     def refused(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("outrider.models.engine.prepared._write_record", refused)
+    monkeypatch.setattr("outrider.models.engine.prepared.write_record", refused)
     assert prepared.known("any_width", "here", lambda: True) is True
     assert prepared.known("width_costs", "here", lambda: {"2": 1.7}, otherwise={"2": 1.2}) == {"2": 1.2}
 
@@ -192,7 +192,7 @@ def test_a_dtype_that_costs_the_quick_engine(
     narrow: Path, dtype: str, facts: CpuFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asking for the dtype of the weights made a model several times slower without a word: numba was left out."""
-    monkeypatch.setattr("outrider.models.engine.choice._WORTH_FILES", 0)
+    monkeypatch.setattr("outrider.models.engine.choice.WORTH_FILES", 0)
     with cpu.using(facts), pytest.warns(UserWarning, match=rf"only torch computes in {dtype} here, .* than numba"):
         outrider.load(str(narrow), "none", "cpu", dtype)
 

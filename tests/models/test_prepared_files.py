@@ -105,7 +105,7 @@ def test_a_cache_that_cannot_be_written(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A raw UserWarning with an errno in it did not say that the cache was meant, nor what to set."""
-    monkeypatch.setattr("outrider.models.engine.choice._WORTH_FILES", 0)
+    monkeypatch.setattr("outrider.models.engine.choice.WORTH_FILES", 0)
     (tmp_path / "file").touch()
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file/cache"))
     with warnings.catch_warnings():
@@ -121,7 +121,7 @@ def test_a_cache_that_cannot_be_written(
 def test_control_c_says_what_was_kept(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after a minute of work said "interrupted": whether the minute was lost, one could not know."""
     run = CliRunner().invoke
-    monkeypatch.setattr("outrider.models.engine.prepared._make", _interrupted)
+    monkeypatch.setattr("outrider.models.engine.prepared.make_files", _interrupted)
     early = run(app, ["warm", str(folder), "--engine", "onnxruntime", "--dtype", "float32"])
     assert early.exit_code == 130 and "nothing was finished yet" in early.stderr
     monkeypatch.undo()

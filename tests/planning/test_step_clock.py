@@ -144,9 +144,9 @@ def test_a_clock_is_read_by_one_thread_while_another_adds(monkeypatch: pytest.Mo
     """Calls in two threads share a clock: a table was made of a dictionary that the other one was changing."""
     clock = taught(Clock(Costs(draft=0.05, asking=0.01), 8), [1, 2, 3])
     waits: list[bool] = []
-    rising = clock_module._Curve._rising
+    rising = clock_module.CostCurve.rising
 
-    def interrupted(curve: clock_module._Curve) -> list[tuple[int, float]]:
+    def interrupted(curve: clock_module.CostCurve) -> list[tuple[int, float]]:
         if not waits:
             waits.append(False)
             other = threading.Thread(target=clock.add, args=(Timing(7, 20.0, 3.0, 6),), daemon=True)
@@ -155,6 +155,6 @@ def test_a_clock_is_read_by_one_thread_while_another_adds(monkeypatch: pytest.Mo
             waits[0] = other.is_alive()
         return rising(curve)
 
-    monkeypatch.setattr(clock_module._Curve, "_rising", interrupted)
+    monkeypatch.setattr(clock_module.CostCurve, "rising", interrupted)
     clock.ladder()
     assert waits == [True]

@@ -89,17 +89,19 @@ def advance(search: Search, rules: Rules, scored: Scored) -> Search | None:
     missing = [h.score for h in search.running if h.tokens not in scored.place]
     if not known:
         return None
-    candidates, complete = _candidates(known, len(search.running[0].tokens) + 1, rules, scored)
+    candidates, complete = best_candidates(known, len(search.running[0].tokens) + 1, rules, scored)
     if missing:
         # A continuation is at most as likely as what it continues: where the candidates at hand lead all that a
         # missing hypothesis could become, its log-probabilities are not needed. A tie is no lead.
         dominated = rules.bounded and complete and candidates[-1].score > max(missing)
         if not dominated:
             return None
-    return _next(search, rules, candidates)
+    return next_beams(search, rules, candidates)
 
 
-def _candidates(known: list[Hypothesis], length: int, rules: Rules, scored: Scored) -> tuple[list[Hypothesis], bool]:
+def best_candidates(
+    known: list[Hypothesis], length: int, rules: Rules, scored: Scored
+) -> tuple[list[Hypothesis], bool]:
     """The best continuations in order, as far down as the step depends on them; whether that end was reached."""
     places = [scored.place[h.tokens] for h in known]
     totals = scored.values[places] + torch.tensor([h.score for h in known])[:, None]  # [k, K] float32
@@ -123,7 +125,7 @@ def _candidates(known: list[Hypothesis], length: int, rules: Rules, scored: Scor
     return candidates, False
 
 
-def _next(search: Search, rules: Rules, candidates: list[Hypothesis]) -> Search:
+def next_beams(search: Search, rules: Rules, candidates: list[Hypothesis]) -> Search:
     w, length = rules.beams, len(candidates[0].tokens)
     running = [h for h in candidates if h.finish_reason is None][:w]
     ended = [h for h in candidates if h.finish_reason is not None]

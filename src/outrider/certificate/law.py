@@ -66,13 +66,13 @@ class LawResult:
         return not self.power and not (self.must_pass and self.caught)
 
 
-def _forgetful(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
+def forgetful(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
     """The classic mistake: after a rejection, draw from p instead of norm(max(0, p - q))."""
     n = kept(p, draft, noise, at)
     return Verdict(n, draw(take(p, n), noise.race("token", take(at, n)[:, None], p.shape[-1])[:, 0]))
 
 
-wrong_residual = Verifier("wrong residual", _forgetful, exact=False, shares_noise=False)
+wrong_residual = Verifier("wrong residual", forgetful, exact=False, shares_noise=False)
 
 
 def laws(
@@ -91,7 +91,7 @@ def laws(
     results = _rule(place, verifier, of_rule, lambda share: progress(0.2 * share)) if of_rule else []
     if of_engine:
         results.append(_engine(llm, place.among(2), verifier, of_engine, lambda share: progress(0.2 + 0.8 * share)))
-    return _judge(results)
+    return judge(results)
 
 
 def _rule(place: Place, right: Verifier, samples: int, progress: Progress) -> list[LawResult]:
@@ -149,7 +149,7 @@ def _result(part: str, name: str, verifier: Verifier, counts: Tensor, law: Tenso
     )
 
 
-def _judge(results: list[LawResult]) -> list[LawResult]:
+def judge(results: list[LawResult]) -> list[LawResult]:
     """A missed control takes the power from all tests, unless its mistake was large enough to be found."""
     control = next((r for r in results if r.part == "control"), None)
     blind = control is not None and not control.caught and (control.distance or 0.0) < control.detects

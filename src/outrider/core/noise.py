@@ -110,13 +110,13 @@ def _low32(x: Tensor) -> Tensor:
     return (x - ((x >> 31) << 32)).to(torch.int32)
 
 
-def _open_uniform(bits: Any, xp: Any) -> Any:
+def open_uniform(bits: Any, xp: Any) -> Any:
     """int32 random bits -> float32 in (0, 1), fine where races are won: near zero. ``xp`` is torch or numpy."""
     u = (xp.asarray(bits & 0x7FFFFFFF, dtype=xp.float32) + 0.5) * 2.0**-31
     return xp.clip(u, None, 1 - 2.0**-24)
 
 
-def _exponential(u: Any, xp: Any) -> Any:
+def exponential(u: Any, xp: Any) -> Any:
     """Uniforms -> standard exponentials -log(1 - u), through the series of 2 atanh(s).
 
     Multiplication, addition, division and frexp are exactly rounded everywhere, library logarithms are not.
@@ -150,7 +150,7 @@ def _first(weights: Array, counter: Array, key: int) -> int:
     rivals = np.flatnonzero(bound >= reached)
     if len(rivals) < 2:  # none at all: the weights are no numbers
         return int(best)
-    return int(rivals[(weights[rivals] / _exponential(_open_uniform(bits[rivals], np), np)).argmax()])
+    return int(rivals[(weights[rivals] / exponential(open_uniform(bits[rivals], np), np)).argmax()])
 
 
 def _compiled_first() -> Callable[[Array, Array, int], int] | None:
@@ -198,7 +198,7 @@ class Noise:
 
             return race(key, counter)
         low, high = _low32(key[..., None]), _low32(key[..., None] >> 32)
-        return _exponential(_open_uniform(_mix32(counter, low, high), torch), torch)  # type: ignore[no-any-return]
+        return exponential(open_uniform(_mix32(counter, low, high), torch), torch)  # type: ignore[no-any-return]
 
     def winner(self, stream: str, at: Tensor, weights: Tensor, counter: Tensor | None = None) -> Tensor:
         """``draw(weights, race)``, to the bit, for weights [B, K, V] at positions [B, K] -> indices [B, K].

@@ -45,6 +45,11 @@ class Lanes:
     _idle: list[tuple[_Batch, Stepper]] = field(default_factory=list, repr=False)  # the latest used last
     _eager: list[_Batch] = field(default_factory=list, repr=False)  # tried, and not capturable
 
+    @property
+    def idle(self) -> tuple[Stepper, ...]:
+        """Steppers that no call uses now, the latest used last."""
+        return tuple(stepper for _, stepper in self._idle)
+
     @contextmanager
     def lane(self, models: tuple[LanguageModel, Drafter], slots: int, shape: Shape) -> Iterator[Stepper]:
         """A stepper for one batch. One that an error went through is not lent again."""

@@ -108,7 +108,7 @@ class Stepper:
             return None
         name = (self.seeds.shape[0], gamma, rule.key)
         try:
-            return self._captured.run(name, lambda: self._step_table(rule, noise, gamma), gamma > 0)
+            return self._captured.run(name, lambda: self.step_table(rule, noise, gamma), gamma > 0)
         except OutriderError:
             raise
         except NotCapturable as reason:
@@ -123,7 +123,8 @@ class Stepper:
             f"steps cannot be replayed as CUDA graphs and run one by one, with the same text: {reason}", stacklevel=5
         )
 
-    def _step_table(self, rule: Rule, noise: Noise, gamma: int) -> Tensor:
+    def step_table(self, rule: Rule, noise: Noise, gamma: int) -> Tensor:
+        """One eager step -> the table of its outcome, on the device: what a CUDA graph captures."""
         with self.drafter.unguarded():
             step = speculative_step(self.target, self.drafter, rule.verifier, rule.sampling, noise, gamma)
         return table(step)

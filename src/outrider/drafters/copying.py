@@ -71,9 +71,9 @@ class _CopyingSession(ContextSession):
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         if host_sync.free(self.context.device):
             return self._propose_on_host(gamma)
-        return self._propose_on_device(gamma)
+        return self.propose_on_device(gamma)
 
-    def _propose_on_device(self, gamma: int) -> Draft:
+    def propose_on_device(self, gamma: int) -> Draft:
         text = self._searchable()  # [B, T]
         score = self._match_lengths(text) * (text.shape[1] + 1)
         score = score + torch.arange(text.shape[1], device=text.device) * (score > 0)  # latest among the longest

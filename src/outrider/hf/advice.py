@@ -11,15 +11,15 @@ from transformers import PreTrainedModel
 from outrider.errors import OutriderError
 from outrider.models.engine.choice import Kernels, chosen_engine
 
-_told: set[str] = set()
+GIVEN: set[str] = set()
 
 
 def advise_loading(model: PreTrainedModel) -> None:
     """Warn, once for a model, where a CPU engine could run what goes through transformers' layers here."""
     path = str(model.name_or_path or "")
-    if not path or path in _told or model.device.type != "cpu":
+    if not path or path in GIVEN or model.device.type != "cpu":
         return
-    _told.add(path)
+    GIVEN.add(path)
     config = copy.copy(model.config)
     config.dtype = torch.bfloat16  # what checkpoints of these families are saved in; loading has changed what it says
     size = float(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))

@@ -96,7 +96,7 @@ def packed(weight: Tensor, rows: int) -> Tensor:
         return weight
 
 
-_found: dict[tuple[int, int, torch.dtype, int], bool] = {}
+FOUND: dict[tuple[int, int, torch.dtype, int], bool] = {}
 """What ``_batch_invariant`` found out, by size, dtype and rows of a product: kernels are chosen by these."""
 
 
@@ -104,9 +104,9 @@ def _batch_invariant(laid_out: Tensor, weight: Tensor, rows: int) -> bool:
     """Whether a row of a product has the same bits in every place. With AVX2 some have not, in float32."""
     out, inputs = weight.shape
     key = out, inputs, weight.dtype, rows
-    if key not in _found:
-        _found[key] = all(_shifted_alike(laid_out, inputs, count, weight.dtype) for count in (rows, 4 * rows))
-    return _found[key]
+    if key not in FOUND:
+        FOUND[key] = all(_shifted_alike(laid_out, inputs, count, weight.dtype) for count in (rows, 4 * rows))
+    return FOUND[key]
 
 
 def _shifted_alike(weight: Tensor, inputs: int, count: int, dtype: torch.dtype) -> bool:

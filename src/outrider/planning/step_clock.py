@@ -43,8 +43,8 @@ class Clock:
 
     def __post_init__(self) -> None:
         numbers = range(self.limit + 1)
-        self.runs = _Curve([0.0, *(self.declared.run(guesses + 1) for guesses in numbers)])
-        self.drafts = _Curve([self.declared.drafts(guesses) for guesses in numbers])
+        self.runs = CostCurve([0.0, *(self.declared.run(guesses + 1) for guesses in numbers)])
+        self.drafts = CostCurve([self.declared.drafts(guesses) for guesses in numbers])
 
     def add(self, step: Timing) -> None:
         with self._lock:
@@ -82,7 +82,7 @@ class Clock:
 
 
 @dataclass
-class _Curve:
+class CostCurve:
     """Seconds by number: medians where it was seen, in between and beyond in the declared shape, never falling."""
 
     declared: Sequence[float]  # in plain runs, by number
@@ -90,7 +90,7 @@ class _Curve:
 
     def add(self, number: int, seconds: float) -> None:
         if self.seen and len(self.seen.get(number, ())) < 3:
-            expected = self._at(number, self._rising(), seconds)
+            expected = self._at(number, self.rising(), seconds)
             seconds = min(seconds, 3 * expected) if expected > 0 else seconds
         self.seen.setdefault(number, deque(maxlen=_MEMORY)).append(seconds)
 
@@ -98,12 +98,12 @@ class _Curve:
         """What was seen once or twice and took more than twice what all others would let expect."""
         known = {number: seconds for number, seconds in self.seen.items() if len(seconds) > 2}
         if known:
-            knots = _Curve(self.declared, known)._rising()
+            knots = CostCurve(self.declared, known).rising()
             self.seen = {n: s for n, s in self.seen.items() if n in known or min(s) <= 2 * self._at(n, knots, 0.0)}
 
     def table(self, numbers: range, unit: float) -> list[float]:
         """For these numbers; ``unit``: seconds of a plain run, where nothing else tells."""
-        knots = self._rising()
+        knots = self.rising()
         return [self._at(number, knots, unit) for number in numbers]
 
     def _at(self, number: int, knots: list[tuple[int, float]], unit: float) -> float:
@@ -121,7 +121,7 @@ class _Curve:
         share = (shape[number] - shape[a]) / rise if rise > 0 else (number - a) / (b - a)
         return low + share * (high - low)
 
-    def _rising(self) -> list[tuple[int, float]]:
+    def rising(self) -> list[tuple[int, float]]:
         """The medians by number; where one is below its forerunner, both are the mean of the two (and so on)."""
         pools: list[tuple[float, float, list[int]]] = []  # weight, mean, numbers
         for number in sorted(self.seen):

@@ -46,7 +46,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "outrider.kernels.triton.product", product)
     proven = available.proven
     monkeypatch.setattr(triton_backend, "available", SimpleNamespace(run_on=lambda device: True, proven=proven))
-    monkeypatch.setattr(available, "_proven", {})
+    monkeypatch.setattr(available, "PROVEN", {})
 
 
 def drafter(heads: tuple[int, int], window: int, layers: tuple[int, ...] = (1, -1)) -> HeadDrafter:

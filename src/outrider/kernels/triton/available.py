@@ -31,7 +31,7 @@ def run_on(device: torch.device) -> bool:
     return wanted and place and _installed()
 
 
-_proven: dict[tuple[str, torch.device], bool] = {}
+PROVEN: dict[tuple[str, torch.device], bool] = {}
 
 
 def proven(name: str, device: torch.device, trial: Callable[[], bool]) -> bool:
@@ -39,12 +39,12 @@ def proven(name: str, device: torch.device, trial: Callable[[], bool]) -> bool:
 
     For what plain functions can do as well: a compiler or driver that disagrees costs speed then, not the request.
     """
-    if (name, device) not in _proven:
+    if (name, device) not in PROVEN:
         try:
             good, reason = trial(), "its results differ from the plain functions'"
         except Exception as error:
             good, reason = False, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        _proven[name, device] = good
+        PROVEN[name, device] = good
         if not good:
             warnings.warn(f"the kernels for {name} are not used on {device}: {reason}", stacklevel=3)
-    return _proven[name, device]
+    return PROVEN[name, device]

@@ -18,7 +18,7 @@ from outrider.runtime import cpu
 ENGINES = ("auto", "numba", "onnxruntime", "torch")
 WEIGHTS = ("full", "int8")
 
-_WORTH_FILES = 32e6
+WORTH_FILES = 32e6
 """Bytes of weights from which on "auto" prepares files in the cache: a smaller model takes no time to speak of."""
 
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -68,7 +68,7 @@ def chosen_engine(
         f"weights {kernels.weights!r} on a CPU are run by onnxruntime; leave the engine {kernels.engine!r} out",
     )
     by_itself = kernels.engine == "auto" and not narrow
-    if kernels.engine == "torch" or (by_itself and size < _WORTH_FILES):
+    if kernels.engine == "torch" or (by_itself and size < WORTH_FILES):
         return "torch"
     for_numba = dtype if settled else torch.float32
     # By itself onnxruntime, which reads four bytes of each weight, leaves bfloat16 to torch.
@@ -122,7 +122,7 @@ def _beyond_numba(dtype: torch.dtype) -> str | None:
 
 
 def _numba_unusable() -> str | None:
-    if error := _import_error():
+    if error := import_error():
         return f"numba cannot be imported ({error}); install versions of numba and numpy that fit, or leave it out"
     if not cpu.facts().fuses_multiplication:
         return "this CPU has no fused multiplication and addition; leave it out"
@@ -130,7 +130,7 @@ def _numba_unusable() -> str | None:
 
 
 @cache
-def _import_error() -> str | None:
+def import_error() -> str | None:
     try:
         from numba import njit  # noqa: F401  it looks at the numpy it finds, and may refuse it
     except ImportError as error:

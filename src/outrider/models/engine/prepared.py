@@ -67,7 +67,7 @@ class Prepared:
                 if conditions not in facts:
                     note(f"Finding out {shown} for this CPU (once)")
                     facts[conditions] = found = json.loads(json.dumps(find_out()))
-                    _write_record(self.folder, record)
+                    write_record(self.folder, record)
                 self.record.update(record)
                 return facts[conditions]
         except (OSError, ValueError):  # a cache that cannot be written to, or a record damaged meanwhile
@@ -88,7 +88,7 @@ def prepare(source: Path, config: Any, engine: str, int8: bool = False, half: bo
                 _remove_stale(source, form, final)
                 space.require(form.bytes_needed(source, config))
                 with Console(stderr=True).status(f"Writing {form.weights} weights for {engine} (once)"):
-                    made = _make(stage / "model", source, config, form)
+                    made = make_files(stage / "model", source, config, form)
                 if final.exists():
                     note(f"{final} is damaged and is written again")
                     final.rename(stage / "damaged")
@@ -151,12 +151,12 @@ def _form(engine: str, int8: bool, half: bool) -> _Form:
     )  # fmt: skip
 
 
-def _make(folder: Path, source: Path, config: Any, form: _Form) -> Path:
+def make_files(folder: Path, source: Path, config: Any, form: _Form) -> Path:
     folder.mkdir()
     places = form.write(folder, source, config)
     size = (folder / WEIGHTS).stat().st_size
     record = {"source": str(source.resolve()), "weights": form.weights, "size": size, "places": places}
-    _write_record(folder, record)
+    write_record(folder, record)
     return folder
 
 
@@ -181,5 +181,5 @@ def _key(source: Path, form: _Form) -> str:
     return hashlib.sha256(repr((form.format, form.weights, str(source.resolve()), facts)).encode()).hexdigest()[:32]
 
 
-def _write_record(folder: Path, record: dict[str, Any]) -> None:
+def write_record(folder: Path, record: dict[str, Any]) -> None:
     write_whole(folder / RECORD, json.dumps(record, indent=2) + "\n")

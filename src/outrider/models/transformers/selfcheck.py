@@ -17,7 +17,7 @@ _SHORT = 9
 _BEYOND = 9
 """Tokens past the end of an attention window, so that the last positions look at less than everything."""
 
-_AFFORDABLE = {"cpu": 2e11, "cuda": 5e13}
+AFFORDABLE = {"cpu": 2e11, "cuda": 5e13}
 """Parameters times tokens: seconds of arithmetic, not minutes."""
 
 _CHUNK = 32
@@ -63,7 +63,7 @@ def _length(model: HuggingFaceModel) -> int:
     windows = [w for w in _windows(model.config) if limit is None or w + _BEYOND <= limit]
     wanted = max([_SHORT, *(w + _BEYOND for w in windows)])
     size = sum(p.numel() for p in model.model.parameters())
-    if wanted * size <= _AFFORDABLE.get(model.device.type, _AFFORDABLE["cpu"]):
+    if wanted * size <= AFFORDABLE.get(model.device.type, AFFORDABLE["cpu"]):
         return wanted
     warnings.warn(
         f"{type(model.model).__name__} is of a family that is not tested here; it was compared with its own forward "
