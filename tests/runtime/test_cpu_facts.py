@@ -218,7 +218,7 @@ def facts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
     """Each CPU in turn, with every package installed."""
     monkeypatch.setattr(choice, "find_spec", lambda name: object())
     monkeypatch.setattr(choice, "_import_error", lambda: None)
-    monkeypatch.setattr(head_choice, "_numba_error", lambda: None)
+    monkeypatch.setattr(head_choice, "numba_error", lambda: None)
     with cpu.using(cpus.ALL[request.param]):
         yield cpus.ALL[request.param]
 
@@ -259,7 +259,7 @@ def test_products_by_themselves(facts: CpuFacts) -> None:
 
 def test_products_of_a_draft(facts: CpuFacts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four bits twice where KleidiAI has the instructions, eight where torch has the vectors, else float32."""
-    monkeypatch.setattr(cpu_products, "_nibbles", lambda weight: "nibbles")
+    monkeypatch.setattr(cpu_products, "nibbles", lambda weight: "nibbles")
     monkeypatch.setattr(cpu_products.int8_linear, "quantised", lambda weight: "bytes")
     made: Any = cpu_products.product_with(torch.ones(4, 2))
     if made != "nibbles":

@@ -21,14 +21,14 @@ def product_with(weight: Tensor) -> Product:
     """The quickest product with weight [out, in] on this CPU. By what it can do, never by a clock: q decides texts."""
     weight = weight.detach().to(torch.float32).contiguous()
     if cpu.facts().multiplies_nibbles and weight.shape[1] % 2 == 0:
-        return _nibbles(weight)
+        return nibbles(weight)
     if cpu.facts().vectors in ("AVX2", "AVX512"):
         kept = int8_linear.quantised(weight)
         return lambda x: int8_linear.product(x, kept)
     return lambda x: torch.nn.functional.linear(x, weight)
 
 
-def _nibbles(weight: Tensor) -> Product:
+def nibbles(weight: Tensor) -> Product:
     """Eight bits as twice four: KleidiAI, on ARM, multiplies four bits at the speed of memory, and torch has no more.
 
     A whole number from -119 to 119 is 16 times one of four bits plus another. Both halves are rows of one product.
