@@ -50,6 +50,7 @@ class TorchBackend:
             if length > 1:
                 self._read(texts, torch.tensor([row], device=self.slots.device), self.slots[None, : length - 1])
 
+    @torch.no_grad()
     def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
         texts.context.append(tokens, count)
         if self.cache is not None:
@@ -126,6 +127,7 @@ class TorchFork(TorchBackend):
         super().__init__(layers, cache, slots, width)
         self.supposed = supposed  # [B, 1, size]: what it reads behind the newest token
 
+    @torch.no_grad()
     def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
         for k in range(tokens.shape[1]):
             self._suppose(texts, tokens[:, k : k + 1], k < count)
