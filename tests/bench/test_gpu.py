@@ -22,7 +22,7 @@ from outrider.bench.timing import Report
 from outrider.cli.main import app
 from outrider.core.protocols import Shape
 from outrider.drafters.head import Head, HeadConfig, HeadDrafter, prepared
-from outrider.drafters.head.choice import Choice
+from outrider.drafters.head.choice import BackendChoice
 from outrider.errors import BadOption, DeviceError, ModelNotFound
 from outrider.models.hub.loading import load
 from outrider.models.transformers.model import HuggingFaceModel
@@ -211,7 +211,7 @@ def test_a_head_beside_an_inflated_target_guesses_as_before(
     tmp_path: Path, graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head reads the first columns of states and tables: its guesses are those it makes for the small model."""
-    monkeypatch.setattr(prepared, "choose", lambda *facts: Choice("torch", "as on a GPU: it can be captured"))
+    monkeypatch.setattr(prepared, "choose", lambda *facts: BackendChoice("torch", "as on a GPU: it can be captured"))
     library.save_llama(tmp_path)
     small = load(str(tmp_path), "cpu", "float32").model
     size = small.hidden_size

@@ -218,7 +218,7 @@ def facts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
     """Each CPU in turn, with every package installed."""
     monkeypatch.setattr(choice, "find_spec", lambda name: object())
     monkeypatch.setattr(choice, "import_error", lambda: None)
-    monkeypatch.setattr(head_choice, "_numba_error", lambda: None)
+    monkeypatch.setattr(head_choice, "numba_error", lambda: None)
     with cpu.using(cpus.ALL[request.param]):
         yield cpus.ALL[request.param]
 

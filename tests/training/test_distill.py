@@ -22,7 +22,7 @@ from outrider.core.protocols import Shape
 from outrider.core.sampling import Sampling
 from outrider.drafters.head import HeadDrafter, choice, prepared
 from outrider.drafters.head.backends import numpy_backend
-from outrider.drafters.head.choice import Choice
+from outrider.drafters.head.choice import BackendChoice
 from outrider.errors import BadOption, ModelNotFound
 from outrider.models.hub import loading
 from outrider.testing import check_drafter
@@ -110,7 +110,7 @@ def test_drafting_sees_what_training_saw(
     chosen = {"batched": "torch", "compiled": "numba"}.get(way, "numpy")
     if chosen == "numba" and choice.choose_for_one_row().backend != "numba":
         pytest.skip("no numba, or a CPU without products of bytes")
-    monkeypatch.setattr(prepared, "choose", lambda *facts: Choice(chosen, "this test"))
+    monkeypatch.setattr(prepared, "choose", lambda *facts: BackendChoice(chosen, "this test"))
     if way == "numpy":
         monkeypatch.setattr(numpy_backend, "product_with", lambda w: lambda x: x @ w.detach().float().t())
     distill(target, tmp_path / "draft", replace(PLAN, attention=attention))

@@ -25,7 +25,7 @@ BYTES = {"vnni", "amx", "n1", "bytes only", "v2"}  # CPUs whose compiled code mu
 
 @pytest.fixture(autouse=True)
 def numba_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_numba_error", lambda: None)
+    monkeypatch.setattr(choice, "numba_error", lambda: None)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_on_every_cpu(facts: CpuFacts) -> None:
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_numba_error", lambda: "numba is not installed")
+    monkeypatch.setattr(choice, "numba_error", lambda: "numba is not installed")
     with cpu.using(cpus.AMX):
         assert choose(FEATURE, CPU, 1, torch.float32).backend == "numpy"
         assert "numba is not installed" in choose(FEATURE, CPU, 1, torch.float32).reason
@@ -97,7 +97,7 @@ def test_a_session_runs_what_was_chosen(facts: CpuFacts, rows: int, name: str) -
     """Catches a session that decides by itself; only a backend that never syncs with the host may be captured."""
     with cpu.using(facts):
         made = session(rows)
-    assert made.backend.name == name and made.recordable is (name == "torch")
+    assert made.backend.name == name and made.capturable is (name == "torch")
 
 
 def test_one_row_that_is_selected_or_forked_goes_on_in_torch() -> None:
@@ -107,7 +107,7 @@ def test_one_row_that_is_selected_or_forked_goes_on_in_torch() -> None:
         fork = made.fork(torch.tensor([0, 0]))
         assert (made.backend.name, fork.backend.name) == ("numpy", "torch")
         made.select(torch.tensor([0, 0, 0]))
-    assert made.backend.name == "torch" and made.recordable
+    assert made.backend.name == "torch" and made.capturable
 
 
 def test_every_name_that_can_be_chosen_has_a_backend(triton_works: list[Any]) -> None:

@@ -61,7 +61,7 @@ def test_nothing_is_made_ready_for_several_rows() -> None:
 
 def test_a_guess_for_several_rows_costs_what_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head declared what its compiled code takes for one row, and torch drafts for several: three times as long."""
-    monkeypatch.setattr(choice, "_numba_error", lambda: None)
+    monkeypatch.setattr(choice, "numba_error", lambda: None)
     head = HeadDrafter(Head(HeadConfig("feature", 16, 32, 1)), torch.arange(10))
     assert declared_cost(head) == declared_cost(head, 4) == HeadDrafter.cost, "nothing is known of the target"
     with cpu.using(cpus.N1):

@@ -17,36 +17,36 @@ from outrider.runtime import cpu
 
 
 @dataclass(frozen=True)
-class Choice:
+class BackendChoice:
     """A backend by its name in ``backends.BY_NAME``, and why it was chosen."""
 
     backend: str
     reason: str
 
 
-def choose(config: HeadConfig, device: torch.device, rows: int, dtype: torch.dtype) -> Choice:
+def choose(config: HeadConfig, device: torch.device, rows: int, dtype: torch.dtype) -> BackendChoice:
     """For a head that drafts beside a target on this device, with logits of this dtype."""
     if device.type == "cpu" and rows == 1 and not config.blockwise:
         return choose_for_one_row()
     refused = triton_backend.refusal(device, dtype)
     if refused is None:
-        return Choice("triton", f"Triton kernels run on {device.type} and agree with torch there")
+        return BackendChoice("triton", f"Triton kernels run on {device.type} and agree with torch there")
     several = "a blockwise head" if config.blockwise else "one row" if rows == 1 else "several rows"
-    return Choice("torch", f"{several} on {device.type}, and {refused}")
+    return BackendChoice("torch", f"{several} on {device.type}, and {refused}")
 
 
-def choose_for_one_row() -> Choice:
+def choose_for_one_row() -> BackendChoice:
     """On a CPU torch takes longer for the small operations of a guess than for its products."""
     if not cpu.facts().multiplies_bytes:
-        return Choice("numpy", "one row on a CPU whose compiled code has no dot products of bytes")
-    error = _numba_error()
+        return BackendChoice("numpy", "one row on a CPU whose compiled code has no dot products of bytes")
+    error = numba_error()
     if error is not None:
-        return Choice("numpy", f"one row on a CPU, and {error}")
-    return Choice("numba", "one row on a CPU with dot products of bytes: compiled, with weights of eight bits")
+        return BackendChoice("numpy", f"one row on a CPU, and {error}")
+    return BackendChoice("numba", "one row on a CPU with dot products of bytes: compiled, with weights of eight bits")
 
 
 @cache
-def _numba_error() -> str | None:
+def numba_error() -> str | None:
     """Why nothing can be compiled here; None where it can."""
     if find_spec("numba") is None:
         return "numba is not installed"

@@ -9,7 +9,7 @@ from torch import Tensor
 from outrider.core.protocols import Session, Shape
 from outrider.drafters.head.backend import HeadBackend, HeadWeights, OutputRows
 from outrider.drafters.head.backends import BY_NAME
-from outrider.drafters.head.choice import Choice, choose
+from outrider.drafters.head.choice import BackendChoice, choose
 from outrider.drafters.head.layers import Head
 
 
@@ -27,7 +27,7 @@ class PreparedHead:
     def fits(self, target: Session) -> bool:
         return self._target is target.unembedding
 
-    def choice(self, rows: int) -> Choice:
+    def choice(self, rows: int) -> BackendChoice:
         return choose(self.config, self.output.device, rows, self.output.dtype)
 
     def start(self, rows: int, shape: Shape) -> HeadBackend:

@@ -49,7 +49,6 @@ class HeadSession(ContextSession):
         super().admit(row, prompt, source)
         self.backend.admit(self.texts, row, len(prompt))
 
-    @torch.no_grad()
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self.backend.commit(self.texts, tokens, count)
 

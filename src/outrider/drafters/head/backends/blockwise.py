@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from outrider.drafters.head.backend import DraftRequest, Texts
-
-if TYPE_CHECKING:
-    from outrider.drafters.head.backends.torch_weights import TorchWeights
+from outrider.drafters.head.backends.torch_backend import BatchedLayers
 
 
 class BlockwiseBackend:
@@ -18,8 +16,8 @@ class BlockwiseBackend:
 
     capturable = True
 
-    def __init__(self, weights: TorchWeights) -> None:
-        self.weights, self.name = weights, weights.name
+    def __init__(self, layers: BatchedLayers) -> None:
+        self.layers, self.name = layers, layers.name
 
     def admit(self, texts: Texts, row: int, length: int) -> None:
         """The target has its last state."""
@@ -34,17 +32,17 @@ class BlockwiseBackend:
         return self
 
     def fork(self, texts: Texts, rows: Tensor) -> BlockwiseFork:
-        return BlockwiseFork(self.weights, self._states(texts).index_select(0, rows))
+        return BlockwiseFork(self.layers, self._states(texts).index_select(0, rows))
 
     def begin(self, texts: Texts, gamma: int) -> int:
         self.states = self._states(texts)
         return min(gamma, self.states.shape[1])
 
     def logits(self, texts: Texts, k: int, last: Tensor) -> Tensor:
-        return self.weights.logits(self.states[:, k])
+        return self.layers.logits(self.states[:, k])
 
     def likeliest(self, logits: Tensor) -> Tensor:
-        return self.weights.likeliest(logits)
+        return self.layers.likeliest(logits)
 
     def draft(self, texts: Texts, request: DraftRequest) -> None:
         """Guess by guess."""
@@ -53,14 +51,14 @@ class BlockwiseBackend:
         """Behind all guesses -> [B, k, size]."""
         assert texts.target.hidden is not None
         last = texts.context.read(texts.context.lengths - 1, 1)[:, 0]
-        return self.weights.head.fan(texts.target.hidden, texts.embedding[last])
+        return self.layers.head.fan(texts.target.hidden, texts.embedding[last])
 
 
 class BlockwiseFork(BlockwiseBackend):
     """A fork goes on with what is left of the states that one look at the target gave."""
 
-    def __init__(self, weights: TorchWeights, left: Tensor) -> None:
-        super().__init__(weights)
+    def __init__(self, layers: BatchedLayers, left: Tensor) -> None:
+        super().__init__(layers)
         self.left = left  # [B, k, size]: behind its next guesses
 
     def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:

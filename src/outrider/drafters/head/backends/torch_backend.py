@@ -7,16 +7,29 @@ So rollback needs no work, and every shape stays constant.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from outrider.drafters.head.backend import DraftRequest, Texts
-from outrider.drafters.head.layers import KeysValues, Memory
+from outrider.drafters.head.layers import Head, KeysValues, Memory
 
-if TYPE_CHECKING:
-    from outrider.drafters.head.backends.torch_weights import TorchWeights
+
+class BatchedLayers(Protocol):
+    """A head's modules and its output layer for any number of rows: all that torch and Triton differ in."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def head(self) -> Head: ...
+
+    def logits(self, state: Tensor) -> Tensor:
+        """The output layer: states [B, size] -> [B, N]."""
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """The token with the highest of logits [B, N] -> [B]."""
 
 
 class TorchBackend:
@@ -24,8 +37,8 @@ class TorchBackend:
 
     capturable = True
 
-    def __init__(self, weights: TorchWeights, cache: KeysValues | None, slots: Tensor, width: int) -> None:
-        self.weights, self.head, self.name = weights, weights.head, weights.name
+    def __init__(self, layers: BatchedLayers, cache: KeysValues | None, slots: Tensor, width: int) -> None:
+        self.layers, self.head, self.name = layers, layers.head, layers.name
         self.cache = cache  # [B, Hk, C, D] each; None without attention
         self.slots = slots  # [C]: all positions
         self.width = width  # W: no commit has more tokens
@@ -37,6 +50,7 @@ class TorchBackend:
             if length > 1:
                 self._read(texts, torch.tensor([row], device=self.slots.device), self.slots[None, : length - 1])
 
+    @torch.no_grad()
     def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
         texts.context.append(tokens, count)
         if self.cache is not None:
@@ -52,7 +66,7 @@ class TorchBackend:
 
     def fork(self, texts: Texts, rows: Tensor) -> TorchFork:
         supposed = self._newest(texts, texts.newest).index_select(0, rows)
-        return TorchFork(self.weights, self._selected(rows), self.slots, self.width, supposed)
+        return TorchFork(self.layers, self._selected(rows), self.slots, self.width, supposed)
 
     def begin(self, texts: Texts, gamma: int) -> int:
         newest = texts.newest
@@ -64,10 +78,10 @@ class TorchBackend:
         return gamma
 
     def logits(self, texts: Texts, k: int, last: Tensor) -> Tensor:
-        return self.weights.logits(self._state(texts, k, last)[:, 0])
+        return self.layers.logits(self._state(texts, k, last)[:, 0])
 
     def likeliest(self, logits: Tensor) -> Tensor:
-        return self.weights.likeliest(logits)
+        return self.layers.likeliest(logits)
 
     def draft(self, texts: Texts, request: DraftRequest) -> None:
         """Guess by guess."""
@@ -108,11 +122,12 @@ class TorchFork(TorchBackend):
     """A fork: behind its last token the target has no states, and the head's own stand for them."""
 
     def __init__(
-        self, weights: TorchWeights, cache: KeysValues | None, slots: Tensor, width: int, supposed: Tensor
+        self, layers: BatchedLayers, cache: KeysValues | None, slots: Tensor, width: int, supposed: Tensor
     ) -> None:
-        super().__init__(weights, cache, slots, width)
+        super().__init__(layers, cache, slots, width)
         self.supposed = supposed  # [B, 1, size]: what it reads behind the newest token
 
+    @torch.no_grad()
     def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
         for k in range(tokens.shape[1]):
             self._suppose(texts, tokens[:, k : k + 1], k < count)
