@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.core.draft import Choices as Choices
 from outrider.core.draft import Draft as Draft
+from outrider.core.embedding_table import EmbeddingTable
 from outrider.errors import require
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ class Session(Protocol):
 
     context: Context
     vocab_size: int
-    embedding: Tensor | None
-    unembedding: Tensor | None
+    embedding: EmbeddingTable | None
+    unembedding: EmbeddingTable | None
     """[V, size] each: the model's input and output tables, for heads that share them; None if it shows none."""
 
     @property
