@@ -14,7 +14,7 @@ from outrider.decoding.session_pool import Lanes
 from outrider.decoding.stopping import Row
 from outrider.drafters import Copying
 from outrider.errors import PromptError
-from outrider.models.transformers.model import HuggingFaceSession
+from outrider.models.cached_session import CachedSession
 from outrider.output import Collected
 from outrider.trace import strict_json
 
@@ -110,9 +110,9 @@ class Interrupting:
 @pytest.mark.parametrize(
     ("owner", "method"),
     [
-        (HuggingFaceSession, "score"),
-        (HuggingFaceSession, "commit"),
-        (HuggingFaceSession, "_prefill"),
+        (CachedSession, "score"),
+        (CachedSession, "commit"),
+        (CachedSession, "_prefill"),
         (Guarded, "propose"),
         (Guarded, "commit"),
         (Row, "push"),

@@ -22,7 +22,7 @@ from outrider.cli.main import app
 from outrider.core.protocols import Verifier
 from outrider.core.verification.choose import VERIFIERS
 from outrider.errors import BadOption
-from outrider.models.transformers.model import HuggingFaceSession
+from outrider.models.cached_session import CachedSession
 
 PROMPTS = ("the thin the thin", "a bc a bc a")
 PLAN = Plan(prompts=PROMPTS, max_new_tokens=10, gammas=(1, 4), samples=20_000, engine_samples=200)
@@ -111,13 +111,13 @@ def test_a_drafter_that_fails_is_no_evidence(llm: outrider.LLM) -> None:
 
 def test_kernels_that_mix_rows_are_caught(llm: outrider.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches an invariance check that compares a thing with itself."""
-    feed = HuggingFaceSession._feed
+    feed = CachedSession._feed
 
     def leaky(self: Any, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
         logits, hidden = feed(self, tokens, positions)
         return logits + tokens.sum() * 1e-4, hidden
 
-    monkeypatch.setattr(HuggingFaceSession, "_feed", leaky)
+    monkeypatch.setattr(CachedSession, "_feed", leaky)
     results = invariance(llm, [llm.tokenizer.encode(t) for t in PROMPTS])
     assert any(not r.passed for r in results)
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from helpers import wrapped
+from outrider.models.cached_session import CachedSession
 from outrider.models.toy import ToyModel, ToySession
-from outrider.models.transformers.model import HuggingFaceSession
 from outrider.testing import check_session
 
 
-class KeepsEverything(HuggingFaceSession):
+class KeepsEverything(CachedSession):
     """Takes every guess as true: rollback forgotten."""
 
     def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None:
@@ -21,7 +21,7 @@ class KeepsEverything(HuggingFaceSession):
         self.cached = torch.minimum(self.cached + guessed, self.context.lengths - 1)
 
 
-class OffByOne(HuggingFaceSession):
+class OffByOne(CachedSession):
     """Believes the token after the last accepted guess is cached already."""
 
     def score(self, tail: Tensor) -> Tensor:
@@ -30,14 +30,14 @@ class OffByOne(HuggingFaceSession):
         return logits
 
 
-class KeepsOldRows(HuggingFaceSession):
+class KeepsOldRows(CachedSession):
     """select moves the tokens but not the keys and values."""
 
     def _move_memory(self, rows: Tensor) -> None:
         super()._copy_memory(torch.arange(len(rows)))
 
 
-class ForksShareMemory(HuggingFaceSession):
+class ForksShareMemory(CachedSession):
     """What a fork runs is written over the original's keys and values."""
 
     def fork(self, rows: Tensor) -> ForksShareMemory:
@@ -71,7 +71,7 @@ class ExtendStartsOver(ToySession):
         return self.score(tokens)[:, 1:]
 
 
-class ForgetsUnseen(HuggingFaceSession):
+class ForgetsUnseen(CachedSession):
     """Tokens committed without having been scored are taken for cached."""
 
     def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None:
@@ -80,7 +80,7 @@ class ForgetsUnseen(HuggingFaceSession):
 
 
 @pytest.mark.parametrize("wrong", [KeepsEverything, OffByOne, KeepsOldRows, ForgetsUnseen, ForksShareMemory])
-def test_wrong_sessions_are_caught(wrong: type[HuggingFaceSession]) -> None:
+def test_wrong_sessions_are_caught(wrong: type[CachedSession]) -> None:
     """Catches a check_session that lets stale keys and values through."""
     model = wrapped("llama")
     with pytest.raises(AssertionError, match="than a fresh session"):

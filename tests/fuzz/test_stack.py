@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -35,7 +34,7 @@ class Spoken(ToyModel):
 
     def __init__(self, toy: Toy, eos: int | None = None) -> None:
         self.__dict__ |= toy.build().__dict__
-        self.model = SimpleNamespace(generation_config=tf.GenerationConfig(eos_token_id=eos))
+        self.generation_config = tf.GenerationConfig(eos_token_id=eos)
 
 
 def words(names: Sequence[str], unknown: str | None) -> tf.PreTrainedTokenizerFast:

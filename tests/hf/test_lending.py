@@ -13,7 +13,7 @@ from door import batch, call
 import tiny
 from outrider.errors import OutriderError
 from outrider.hf.lent import _capturable, lent
-from outrider.models.transformers.model import HuggingFaceModel
+from outrider.models.transformers.engine import TransformersEngine
 
 
 def state(model: torch.nn.Module) -> list[Any]:
@@ -65,8 +65,8 @@ def test_a_draft_as_it_was(options: dict[str, Any]) -> None:
 def test_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call wrapped and probed the model anew; one that was cast is another one."""
     probes = []
-    probe = HuggingFaceModel._probe
-    monkeypatch.setattr(HuggingFaceModel, "_probe", lambda self: probes.append(1) or probe(self))
+    probe = TransformersEngine._probe
+    monkeypatch.setattr(TransformersEngine, "_probe", lambda self, *kind: probes.append(1) or probe(self, *kind))
     model = tiny.build("llama")
     for _ in range(3):
         call(model, batch("llama"), max_new_tokens=3)

@@ -28,8 +28,9 @@ pytest.importorskip("numba")
 from exactness.test_bits import Recording
 from models.test_lean import TEXT, scored
 from outrider.models.batch_invariance import bits_do_not_depend_on_width
+from outrider.models.cached_session import CachedSession
 from outrider.models.engine import numba_engine
-from outrider.models.engine.model import EngineModel, EngineSession, Outline
+from outrider.models.engine.model import EngineModel
 from outrider.models.engine.prepared import prepare
 
 pytestmark = [pytest.mark.cpu_paths, pytest.mark.usefixtures("cache")]
@@ -93,11 +94,11 @@ def run_by(engine: str, model: Any, folder: Path, int8: bool = False) -> EngineM
     """The model, saved in bfloat16 and loaded for an engine."""
     deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     config = tf.AutoConfig.from_pretrained(folder)
-    outline = Outline(config, tf.GenerationConfig.from_model_config(config))
-    kind: Any = numba_engine.Engine
+    kind: Any = numba_engine.NumbaEngine
     if engine == "onnxruntime":
-        from outrider.models.engine.onnx_engine import Engine as kind
-    return EngineModel(outline, prepare(folder, config, engine, int8), kind)
+        from outrider.models.engine.onnx_engine import OnnxEngine as kind
+    prepared = prepare(folder, config, engine, int8)
+    return EngineModel(kind(prepared, config), config, tf.GenerationConfig.from_model_config(config))
 
 
 ROUNDING = 2e-5
@@ -221,14 +222,14 @@ def test_runs_are_narrow_where_bits_allow_it(tmp_path: Path) -> None:
     """Catches padding that is run for nothing, and a model that is found to need it and runs without."""
     model = run_by("numba", BUILT["llama"](), tmp_path)
     widths: list[int] = []
-    ran = EngineSession._feed
+    ran = CachedSession._feed
 
-    def watched(self: EngineSession, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+    def watched(self: CachedSession, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         widths.append(tokens.shape[1])
         return ran(self, tokens, positions)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EngineSession, "_feed", watched)
+        patch.setattr(CachedSession, "_feed", watched)
         for invariant in (True, False):
             model.facts = replace(model.facts, batch_invariant=invariant)
             session = model.start(1, Shape(64, 5))
@@ -237,7 +238,7 @@ def test_runs_are_narrow_where_bits_allow_it(tmp_path: Path) -> None:
     assert widths == [3, 5]
 
 
-class Fickle(EngineSession):
+class Fickle(CachedSession):
     """Rounds otherwise where a run has exactly four rows."""
 
     def _feed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -29,8 +29,8 @@ from exactness.test_bits import Recording
 from models.test_engines import BUILT, rounded
 from models.test_lean import scored
 from outrider.kernels.numba.float16_products import CHAIN, half_product, narrow
-from outrider.models.engine.model import EngineModel, Outline
-from outrider.models.engine.numba_engine import Engine
+from outrider.models.engine.model import EngineModel
+from outrider.models.engine.numba_engine import NumbaEngine
 from outrider.models.engine.numba_weights import half_panels, in_half
 from outrider.models.engine.prepared import prepare
 from outrider.models.transformers.fingerprint import fingerprint
@@ -43,8 +43,8 @@ able = pytest.mark.skipif(not cpu.facts().computes_in_half, reason="this CPU doe
 def in_float16(model: Any, folder: Path) -> EngineModel:
     deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     config = tf.AutoConfig.from_pretrained(folder)
-    outline = Outline(config, tf.GenerationConfig.from_model_config(config))
-    return EngineModel(outline, prepare(folder, config, "numba", half=True), Engine)
+    engine = NumbaEngine(prepare(folder, config, "numba", half=True), config)
+    return EngineModel(engine, config, tf.GenerationConfig.from_model_config(config))
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:

@@ -9,18 +9,19 @@ import torch
 
 import tiny
 from outrider.core.protocols import Shape
-from outrider.models.transformers.model import HuggingFaceModel, HuggingFaceSession
+from outrider.models.cached_session import CachedSession
+from outrider.models.transformers.model import HuggingFaceModel
 from outrider.models.transformers.narrow_session import NarrowSession
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9], [33, 5, 33]]
 
 
-def both(family: str, rows: int) -> list[HuggingFaceSession]:
+def both(family: str, rows: int) -> list[CachedSession]:
     """A session of constant shapes and a narrow one, with the same rows."""
     model = HuggingFaceModel(tiny.build(family).to(torch.float64))
     source = 16 if model.encoder_decoder else 0
     made = [
-        HuggingFaceSession(model, rows, Shape(64, 5, source)),
+        CachedSession(model, rows, Shape(64, 5, source)),
         NarrowSession(model, rows, Shape(64, 5, source, fixed=False)),
     ]
     for session in made:
@@ -29,13 +30,13 @@ def both(family: str, rows: int) -> list[HuggingFaceSession]:
     return made
 
 
-def same(sessions: list[HuggingFaceSession], tail: torch.Tensor) -> None:
+def same(sessions: list[CachedSession], tail: torch.Tensor) -> None:
     wide, narrow = (session.score(tail) for session in sessions)
     active = sessions[0].context.active
     torch.testing.assert_close(narrow[active], wide[active], **near(sessions[0]))
 
 
-def near(session: HuggingFaceSession) -> dict[str, float]:
+def near(session: CachedSession) -> dict[str, float]:
     """How near: BLOOM's softmax is in float32 whatever the model's dtype, and sums of more or fewer zeros differ."""
     limit = 1e-5 if session.model.config.model_type == "bloom" else 1e-9
     return {"atol": limit, "rtol": limit}

@@ -8,19 +8,20 @@ import torch
 import tiny
 from outrider.core.protocols import Shape
 from outrider.errors import BadOption
-from outrider.models.transformers.model import HuggingFaceModel, HuggingFaceSession
+from outrider.models.cached_session import CachedSession
+from outrider.models.transformers.model import HuggingFaceModel
 
 TEXT = [3, 9, 4, 11, 7, 5, 8, 2, 6, 10]
 LAYERS = (1, -1)
 
 
-def session(family: str = "llama") -> HuggingFaceSession:
+def session(family: str = "llama") -> CachedSession:
     started = HuggingFaceModel(tiny.build(family)).start(2, Shape(capacity=64, width=4, source_capacity=8, chunk=4))
     started.keep_states(LAYERS)
     return started
 
 
-def grown(started: HuggingFaceSession, tokens: list[int]) -> None:
+def grown(started: CachedSession, tokens: list[int]) -> None:
     """Commit tokens to row 0, one run each."""
     for token in tokens:
         started.score(torch.zeros((2, 0), dtype=torch.int64))

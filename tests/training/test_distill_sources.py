@@ -252,7 +252,7 @@ def test_a_target_without_hidden_states(
     t5: loading.Loaded, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches a head without anything to read; a model of its own can still learn."""
-    monkeypatch.setattr(t5.model, "hidden_size", None)
+    monkeypatch.setattr(t5.model, "facts", replace(t5.model.facts, hidden_size=None))
     with pytest.raises(BadOption, match="no hidden states.*--kind model"):
         distill(t5, tmp_path / "head", plan_for(root, kind="feature", size=None))
     assert distill(t5, tmp_path / "model", plan_for(root)).measured is not None

@@ -189,7 +189,7 @@ def _timed_cost(engine: LLM, options: Mapping[str, Any], cell: Cell) -> float:
     gamma = min(gamma, engine.width - 1)
     if gamma == 0 or isinstance(decoder.drafter, Nothing):
         return math.nan
-    model, context = engine.target.model, max(r.position for r in cell.outputs[0].trace.records)
+    model, context = engine.target.transformers_model, max(r.position for r in cell.outputs[0].trace.records)
     setting = StepSetting(model, model, context, bucket(context + 256), engine.width, gamma)
     return cost(setting, decoder.drafter, Rule(decoder.verifier, decoder.sampling), engine.graphs)
 

@@ -103,13 +103,13 @@ def trained_pair(name: str, draft: Path | None, device: torch.device, dtype: str
     if not isinstance(head, HeadDrafter):
         raise BadOption(f"no head comes with {name!r}; train one with `outrider distill` and name it with --pair-draft")
     head = HeadDrafter(head.head, head.tokens, head.name, floor=0.0)  # gamma guesses always, as the theorem has it
-    large = HuggingFaceModel(inflate(loaded.model.model, EIGHT_BILLION))
+    large = HuggingFaceModel(inflate(loaded.transformers_model.model, EIGHT_BILLION))
     large.fuse()
     words = loaded.tokenizer
     chat = has_chat_template(words)
     texts = [_as_chat(words, text) if chat else text for _, text in asked]
     encoded = [tuple(words.encode(text, add_special_tokens=not chat)) for text in texts]
-    about, ends = describe(loaded.model.model, large.model), defaults(loaded.model).eos
+    about, ends = describe(loaded.transformers_model.model, large.model), defaults(loaded.model).eos
     return Pair(large, Narrowed(head), encoded, about, ends, tuple(task for task, _ in asked))
 
 

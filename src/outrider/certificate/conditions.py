@@ -49,7 +49,7 @@ def _kernels(llm: LLM) -> dict[str, Any]:
         found["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(model.device)))
         found["float32_matmul"] = torch.get_float32_matmul_precision()
         return found
-    packed, linear = packed_layers(model.model)
+    packed, linear = packed_layers(llm.target.transformers_model.model)
     found["linear_layers"] = f"{packed} of {linear} packed (oneDNN)" if packed else f"{linear} ordinary"
     found["cpu_capability"] = cpu.facts().vectors
     found["threads"] = torch.get_num_threads()

@@ -15,6 +15,7 @@ from torch import Tensor
 from outrider.core.context import Context
 from outrider.core.draft import Choices as Choices
 from outrider.core.draft import Draft as Draft
+from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.noise import Noise
 from outrider.core.records import Shape as Shape
 from outrider.core.records import Source as Source
@@ -40,8 +41,8 @@ class Session(Protocol):
 
     context: Context
     vocab_size: int
-    embedding: Tensor | None
-    unembedding: Tensor | None
+    embedding: EmbeddingTable | None
+    unembedding: EmbeddingTable | None
     """[V, size] each: the model's input and output tables, for heads that share them; None if it shows none."""
 
     @property

@@ -19,9 +19,11 @@ from outrider.core.protocols import Shape
 from outrider.decoding.session_pool import Lanes
 from outrider.drafters import ModelDrafter, built_in
 from outrider.errors import ModelError
+from outrider.models.cached_session import CachedSession
 from outrider.models.transformers import families
-from outrider.models.transformers.model import HuggingFaceModel, HuggingFaceSession, watch_output_layer
+from outrider.models.transformers.model import HuggingFaceModel
 from outrider.models.transformers.narrow_session import NarrowSession
+from outrider.models.transformers.watch import watch_output_layer
 from outrider.models.width_costs import NOMINAL
 from outrider.planning.policies import Auto
 
@@ -46,19 +48,18 @@ class LentModel(HuggingFaceModel):
         """The model as a draft: one object, however often it drafts."""
         return ModelDrafter(self, name=type(self.model).__name__)
 
-    def start(self, rows: int, shape: Shape) -> HuggingFaceSession:
-        return HuggingFaceSession(self, rows, shape) if shape.fixed else NarrowSession(self, rows, shape)
+    def start(self, rows: int, shape: Shape) -> CachedSession:
+        return CachedSession(self, rows, shape) if shape.fixed else NarrowSession(self, rows, shape)
 
-    @property
-    def model(self) -> Any:
-        model = self._lent()
-        if model is None:
-            raise ModelError("the model this was made for is gone")
-        return model
+    def _refer(self, model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
+        found = ref(model)
 
-    @model.setter
-    def model(self, model: PreTrainedModel) -> None:
-        self._lent = ref(model)
+        def lent_model() -> PreTrainedModel:
+            if (alive := found()) is None:
+                raise ModelError("the model this was made for is gone")
+            return alive
+
+        return lent_model
 
 
 @contextmanager

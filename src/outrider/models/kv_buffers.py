@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -34,8 +35,19 @@ class Buffers:
     def select(self, rows: Tensor) -> Self:
         return type(self)([(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.buffers()])
 
+    @cached_property
+    def slots(self) -> Tensor:
+        """[C]: the positions there is room for."""
+        keys = self.buffers()[0][0]
+        return torch.arange(keys.shape[2], device=keys.device)
+
+    def reorder(self, rows: Tensor, length: int) -> None:
+        """Make row i the old row rows[i], in place and as far as they are filled: most rows stay where they are."""
+        moved = (rows != torch.arange(len(rows))).nonzero()[:, 0]
+        self.move(moved, rows[moved], length)
+
     def move(self, to: Tensor, source: Tensor, length: int) -> None:
-        """Overwrite rows ``to`` with the old rows ``source``, as far as they are filled: most stay where they are."""
+        """Overwrite rows ``to`` with the old rows ``source``, as far as they are filled."""
         if len(to):
             for buffer in (b for pair in self.buffers() for b in pair):
                 buffer[to, :, :length] = buffer[source, :, :length]  # the right side is a copy: rows may change places

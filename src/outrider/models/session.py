@@ -15,8 +15,14 @@ import torch
 from torch import Tensor
 
 from outrider.core.context import Context
+from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.protocols import Shape, Source
 from outrider.errors import BadOption
+
+
+def no_source() -> BadOption:
+    """What a decoder-only model says to a source."""
+    return BadOption("source is for encoder-decoder models only; this model continues its prompt")
 
 
 class BufferedSession(ABC):
@@ -35,8 +41,8 @@ class BufferedSession(ABC):
         self.cached = torch.zeros(rows, dtype=torch.int64, device=device)  # [B]
         self.behind = 1
         self._scored = False  # something was run since the last commit
-        self.embedding: Tensor | None = None
-        self.unembedding: Tensor | None = None
+        self.embedding: EmbeddingTable | None = None
+        self.unembedding: EmbeddingTable | None = None
         self.hidden: Tensor | None = None  # [B, size]: what gave each row's last token
         self.states: Tensor | None = None  # [B, C, L, size], by position, once somebody asked for them
         self._window: tuple[Tensor, Tensor] | None = None  # start [B] and hidden states [B, w, size] of the last run
@@ -51,7 +57,7 @@ class BufferedSession(ABC):
         """Run tokens [1, chunk] of one row alone, remembering them -> hidden [size] of token ``last``."""
 
     def _encode(self, row: int, source: Source) -> None:
-        raise BadOption("source is for encoder-decoder models only; this model continues its prompt")
+        raise no_source()
 
     def keep_states(self, layers: Sequence[int]) -> None:
         raise BadOption("this model shows no states of its layers; use a draft that reads none")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.context import Context
+from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import ModelFacts
 from outrider.core.protocols import Shape, Source
 from outrider.errors import BadOption
@@ -61,8 +62,8 @@ class ToySession:
         self.tail = torch.zeros((rows, 0), dtype=torch.int64)
         self.hidden: Tensor | None = None
         self.states: Tensor | None = None
-        self.embedding: Tensor | None = None
-        self.unembedding: Tensor | None = None
+        self.embedding: EmbeddingTable | None = None
+        self.unembedding: EmbeddingTable | None = None
 
     @property
     def device(self) -> torch.device:

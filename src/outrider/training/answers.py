@@ -41,7 +41,7 @@ def self_written(
     """
     kept = kept or Rounds()
     # On a GPU texts are written in slots, which wants many at once; elsewhere a round is one batch.
-    batches = max(1, plan.tokens // (plan.new_tokens * plan.batch * 8)) if loaded.model.fused else 1
+    batches = max(1, plan.tokens // (plan.new_tokens * plan.batch * 8)) if loaded.transformers_model.fused else 1
     pairs: list[Pair] = []
     for number in count():
         if gathering.done:
@@ -65,7 +65,7 @@ def write_round(
     pairs: list[Pair] = []
     try:
         for prompt, answer in write(
-            loaded.model, loaded.tokenizer, asked, new_tokens=plan.new_tokens,
+            loaded.transformers_model, loaded.tokenizer, asked, new_tokens=plan.new_tokens,
             temperature=plan.temperatures[number % len(plan.temperatures)], batch=plan.batch, seed=plan.seed + number,
             keep_going=gathering.until(),
         ):  # fmt: skip
@@ -89,7 +89,7 @@ def round_prompts(
         return messages(loaded, [prompts[(first + i) % len(prompts)] for i in range(texts)])
     opener = loaded.tokenizer.encode(user_turn_opener(loaded.tokenizer), add_special_tokens=False) or [0]
     written = write(
-        loaded.model, loaded.tokenizer, [opener] * texts, new_tokens=96, temperature=1.0, batch=plan.batch,
+        loaded.transformers_model, loaded.tokenizer, [opener] * texts, new_tokens=96, temperature=1.0, batch=plan.batch,
         seed=plan.seed + 500_000 + number, keep_going=keep_going,
     )  # fmt: skip
     if not has_chat_template(loaded.tokenizer):

@@ -212,10 +212,10 @@ def _gathered(target: Loaded, plan: DistillPlan, work: Path, progress: ProgressL
 
 def make_student(target: Loaded, plan: DistillPlan, tokens: torch.Tensor) -> tuple[Student, Callable[[Path], None]]:
     """The student, and how its result is saved."""
-    teacher = Teacher(target.model)
+    teacher = Teacher(target.transformers_model)
     vocabulary = Vocabulary(tokens, target.model.vocab_size, target.model.device)
     if plan.kind == "model":
-        model = _small_model(target.model, plan, tokens).to(target.model.device).train()
+        model = _small_model(target.transformers_model, plan, tokens).to(target.model.device).train()
         extra = {"fingerprint": fingerprint(target.model), "gamma": ModelDrafter.traits.gamma}
         return ModelStudent(teacher, model, vocabulary), lambda out: trimmed.save(model, tokens, out, extra)
     require(
@@ -266,7 +266,9 @@ def _tokens(target: Loaded, plan: DistillPlan, corpus: Corpus) -> torch.Tensor:
     if plan.start is not None and plan.vocab is None:
         return _started(target, plan).tokens
     most = 8192 if plan.vocab is None else plan.vocab or None
-    return frequent_tokens(corpus, target.model.vocab_size, most, student_models.special_tokens(target.model))
+    return frequent_tokens(
+        corpus, target.model.vocab_size, most, student_models.special_tokens(target.transformers_model)
+    )
 
 
 def _looks(target: Loaded, plan: DistillPlan) -> dict[str, Any]:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.protocols import Shape
+from outrider.models.cached_session import CachedSession
 from outrider.models.transformers.kv_cache import GrowingCache
-from outrider.models.transformers.model import HuggingFaceModel, HuggingFaceSession
+from outrider.models.transformers.model import HuggingFaceModel
 
 KeepGoing = Callable[[int, int], bool]
 """Called while texts are written, with (texts, tokens of them so far). False: end them where they are."""
@@ -77,11 +78,12 @@ def roll(
             return
 
 
-class _Slots(HuggingFaceSession):
+class _Slots(CachedSession):
     """Rows that write, each one token a step."""
 
     def __init__(self, model: HuggingFaceModel, rows: int, capacity: int, most: int) -> None:
         super().__init__(model, rows, Shape(capacity=capacity, width=1))
+        self._writes = model
         numbers: dict[str, Any] = {"dtype": torch.int64, "device": model.device}
         self.tokens = torch.zeros((rows, 1), **numbers)  # the last of each text, yet to be read
         self.positions = torch.zeros((rows, 1), **numbers)
@@ -104,20 +106,20 @@ class _Slots(HuggingFaceSession):
 
     @torch.no_grad()
     def _read(self, slots: list[int], prompts: Sequence[Sequence[int]]) -> None:
-        device, most = self.model.device, self.written.shape[1]
+        device, most = self._writes.device, self.written.shape[1]
         lengths = torch.tensor([len(p) for p in prompts], device=device)
         longest = max(map(len, prompts))
         ids = torch.tensor([[*p, *[0] * (longest - len(p))] for p in prompts], device=device)
         cache = GrowingCache(longest)
-        only_last = {"logits_to_keep": 1} if "logits_to_keep" in self.model.accepts else {}
+        only_last = {"logits_to_keep": 1} if "logits_to_keep" in self._writes.accepts else {}
         # Causal, so nothing sees the padding behind its text: what is cached of it is overwritten before it is read.
-        self.model.model(input_ids=ids, past_key_values=cache, use_cache=True, **only_last)
+        self._writes.model(input_ids=ids, past_key_values=cache, use_cache=True, **only_last)
         where = torch.tensor(slots, device=device)
         for (keys, values), layer in zip(self.cache.buffers(), cache.layers, strict=True):
             keys[where, :, :longest], values[where, :, :longest] = layer.keys, layer.values
         self.tokens[where, 0] = ids.gather(1, lengths[:, None] - 1)[:, 0]  # read again by the first step
         self.positions[where, 0] = lengths - 1
-        limit = self.model.max_length
+        limit = self._writes.max_length
         self.room[where] = torch.full_like(lengths, most) if limit is None else (limit - lengths).clamp(max=most)
         self.count[where] = 0
         self.going[where] = True

@@ -105,7 +105,7 @@ def _pairs(
         pairs: list[Pair] = []
         try:
             for asked, answer in write(
-                loaded.model, loaded.tokenizer, alone[firsts[place] : firsts[place] + stretch],
+                loaded.transformers_model, loaded.tokenizer, alone[firsts[place] : firsts[place] + stretch],
                 new_tokens=min(plan.new_tokens, plan.block), temperature=temperature, batch=plan.batch,
                 seed=plan.seed + 7919 * turn + place, keep_going=gathering.until(),
             ):  # fmt: skip

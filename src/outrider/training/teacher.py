@@ -70,7 +70,7 @@ class Teacher:
                 "input_ids": source.clamp(min=0), "attention_mask": present, "decoder_input_ids": given["input_ids"],
                 "use_cache": False,
             }  # fmt: skip
-        output, hidden = self.model.run(**given, output_hidden_states=bool(layers))
+        output, hidden = self.model.forward(**given, output_hidden_states=bool(layers))
         gave = output.decoder_hidden_states if self.model.encoder_decoder else output.hidden_states
         states = torch.stack([gave[layer] for layer in layers], 2) if layers else None
         return TargetOutput(output.logits, hidden, states)

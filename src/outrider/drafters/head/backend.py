@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.context import Context
+from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.noise import Noise, counter_of
 from outrider.core.numpy_ops import largest
 from outrider.core.protocols import Session, Shape
@@ -24,7 +25,7 @@ class Texts:
 
     context: Context
     target: Session
-    embedding: Tensor  # [V, size]
+    embedding: EmbeddingTable  # [V, size]
 
     @property
     def states(self) -> Tensor:

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from outrider.core.embedding_table import EmbeddingTable
 from outrider.drafters.head.config import HeadConfig, Shape2D
 
 KeysValues = tuple[Tensor, Tensor]
@@ -153,7 +154,7 @@ class Head(nn.Module):
         joined = torch.cat([self.state_norm(state), self.token_norm(token)], -1)
         return state + self.join(joined)  # type: ignore[no-any-return]
 
-    def read_token(self, state: Tensor, embedding: Tensor, tokens: Tensor) -> Tensor:
+    def read_token(self, state: Tensor, embedding: EmbeddingTable, tokens: Tensor) -> Tensor:
         """Join states [B, T, size] with tokens [B, T] that came after them."""
         return self.read(state, embedding[tokens])
 

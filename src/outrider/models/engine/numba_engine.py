@@ -16,30 +16,28 @@ from outrider.kernels.numba import float16_products, llama
 from outrider.kernels.numba.code_cache import DIGEST, compiling
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
 from outrider.kernels.numba.tiles import PANEL
-from outrider.models.engine.model import Found, Run
+from outrider.models.engine.llama_engine import Found, LlamaEngine, Run
 from outrider.models.engine.numba_weights import PARTS
 from outrider.models.engine.panel_rows import PanelRows
 from outrider.models.engine.prepared import Prepared
 from outrider.models.engine.sizes import Sizes
 from outrider.models.engine.weight_files import WEIGHTS
 from outrider.models.kv_buffers import Buffers
-from outrider.models.transformers.families import sliding_windows
 
 Addresses = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
 """Addresses of every layer's keys, of its values, and the capacity of both."""
 
 
-class Engine:
+class NumbaEngine(LlamaEngine):
     """A model's weights, mapped. Threads may share it."""
 
     reads_masks = False
     name = f"numba {numba.__version__}"
     kernels = DIGEST
 
-    def __init__(self, prepared: Prepared, config: Any, vocabulary: int) -> None:
-        self.threads = torch.get_num_threads()
+    def __init__(self, prepared: Prepared, config: Any) -> None:
+        super().__init__(prepared, config)
         self._team = ThreadTeam(self.threads)
-        self.vocabulary = vocabulary
         self._known: WeakKeyDictionary[Buffers, Addresses] = WeakKeyDictionary()
         self._places = prepared.record["places"]
         with (prepared.folder / WEIGHTS).open("rb") as file:
@@ -49,12 +47,12 @@ class Engine:
         if self._half:
             assert float16_products.AVAILABLE, "engines.computes_in_half and float16_products.py disagree"
             self.name += " in float16"
-        self.model = self._model(Sizes.of(config), config)
+        self.model = self._model(self.sizes, config)
         self.embedding = self.unembedding = self._rows("output", self.model.hidden)
         if self._places["embedding"] != self._places["output"]:
             self.embedding = self._rows("embedding", self.model.hidden)
         self._none_kept = np.full(self.model.layers, -1)
-        self._compile(Sizes.of(config))
+        self._compile(self.sizes)
 
     def _compile(self, sizes: Sizes) -> None:
         """Run one token on buffers of its own: what is compiled is kept on disk, where the next process finds it."""
@@ -63,7 +61,7 @@ class Engine:
         )
         half = torch.zeros((1, sizes.depth // 2))
         with compiling("layers", "models", seconds=20):
-            self.run(cache, Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), half, half, None), (), True)
+            self.run_layers(cache, Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), half, half, None), (), True)
 
     def _address(self, name: str) -> int:
         """Where a tensor lies, or 0 if there is none."""
@@ -78,7 +76,7 @@ class Engine:
     def _model(self, sizes: Sizes, config: Any) -> llama.LlamaWeights:
         names = [[f"model.layers.{layer}.{part}" for part in PARTS] for layer in range(sizes.layers)]
         place, shape = self._places["norms"]
-        windows = sliding_windows(config)
+        windows = self.windows
         by_layer = (
             [windows[kind] for kind in config.layer_types] if isinstance(windows, dict) else [windows] * sizes.layers
         )
@@ -102,8 +100,7 @@ class Engine:
         place, shape = self._places["powers"]
         return self._file[place:].view(np.int64)[: shape[0] * shape[1]].reshape(shape)
 
-    def run(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> Found:
-        """See ``engine_model.Engine``."""
+    def run_layers(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> Found:
         model, tokens = self.model, given.x.shape[0]
         layers = sorted({layer for layer in keep if layer < model.layers})
         kept = self._none_kept

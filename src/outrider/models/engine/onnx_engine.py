@@ -11,7 +11,7 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from outrider.models.engine.model import Found, Run
+from outrider.models.engine.llama_engine import Found, LlamaEngine, Run
 from outrider.models.engine.onnx_llama import LAYERS, OUTPUT
 from outrider.models.engine.prepared import Prepared
 from outrider.models.kv_buffers import Buffers
@@ -20,16 +20,15 @@ from outrider.runtime.threads import spins
 _KINDS = {torch.float32: np.float32, torch.int64: np.int64}
 
 
-class Engine:
+class OnnxEngine(LlamaEngine):
     """A model's graphs, open. Threads may share it; each run belongs to one cache."""
 
     reads_masks = True
     name = f"onnxruntime {onnxruntime.__version__}"
     kernels = ""  # its version says it all
 
-    def __init__(self, prepared: Prepared, config: Any, vocabulary: int) -> None:
-        self.threads = torch.get_num_threads()
-        self.vocabulary = vocabulary
+    def __init__(self, prepared: Prepared, config: Any) -> None:
+        super().__init__(prepared, config)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
         # Where threads may spin they do so between the operations of a run, which are short, and not between runs.
@@ -42,8 +41,7 @@ class Engine:
         self.embedding, self.unembedding = prepared.tensor("embedding"), prepared.tensor("unembedding")
         self._bound: WeakKeyDictionary[Buffers, Any] = WeakKeyDictionary()
 
-    def run(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> Found:
-        """See ``engine_model.Engine``."""
+    def run_layers(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> Found:
         binding = self._binding(cache)
         rows = given.start.shape[0]
         tokens = given.x.shape[0]

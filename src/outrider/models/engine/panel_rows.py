@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from outrider.kernels.numba.rows import HALF_PANELS, PANELS, Table
 class PanelRows:
     """A matrix [V, size] in panels (``jit_files.py``): indexed by tokens it gives float32 rows.
 
-    As much of a tensor as those who look embeddings up need. It takes no memory of its own.
+    An ``EmbeddingTable`` that takes no memory of its own.
     """
 
     dtype = torch.float32
@@ -31,10 +31,10 @@ class PanelRows:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def detach(self) -> PanelRows:
+    def detach(self) -> Self:
         return self
 
-    def __getitem__(self, index: Tensor | slice) -> Tensor:
+    def __getitem__(self, index: Any, /) -> Tensor:
         """Rows of tokens [...] -> [..., size]."""
         rows = np.arange(len(self))[index] if isinstance(index, slice) else index.numpy()
         if self._unit is None:  # a bfloat16 is the upper half of a float32

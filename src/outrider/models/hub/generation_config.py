@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from outrider.models.checkpoint_model import CheckpointModel
 from outrider.models.settings import setting
-from outrider.models.transformers.model import HuggingFaceModel
 
 _RULES = (
     "sequence_bias", "no_repeat_ngram_size", "bad_words_ids", "min_length", "min_new_tokens", "forced_bos_token_id",
@@ -76,8 +76,8 @@ class Defaults:
         return 1.0, [rules[0], tf.RepetitionPenaltyLogitsProcessor(penalty), *rules[1:]]
 
 
-def defaults(model: HuggingFaceModel, eos: int | list[int] | None = None) -> Defaults:
-    config = model.model.generation_config
+def defaults(model: CheckpointModel, eos: int | list[int] | None = None) -> Defaults:
+    config = model.generation_config
     _warn(config)
     ends = eos if eos is not None else config.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)

@@ -18,6 +18,7 @@ from outrider.errors import (
     TokenizerMismatch,
 )
 from outrider.kernels.packed_linear import pack, warn_of_other_bits
+from outrider.models.checkpoint_model import CheckpointModel
 from outrider.models.engine.choice import Kernels, chosen_engine, numba_computes_in_half
 from outrider.models.hub import names, plain_settings
 from outrider.models.hub.making import CacheRefused
@@ -32,6 +33,8 @@ from outrider.runtime.threads import limit_threads
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from outrider.models.engine.llama_engine import LlamaEngine
+
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -45,9 +48,16 @@ class Loaded:
     """A model with its tokenizer, the name it was asked for by, and the kernels."""
 
     name: str
-    model: HuggingFaceModel
+    model: CheckpointModel
     tokenizer: PreTrainedTokenizerBase | plain_settings.PlainTokenizer
     kernels: Kernels = Kernels()
+
+    @property
+    def transformers_model(self) -> HuggingFaceModel:
+        """The model as transformers runs it: what is trained from, and what is built anew in another size."""
+        if not isinstance(self.model, HuggingFaceModel):
+            raise BadOption(f"{self.name!r} is run by {self.model.facts.engine}; load it with the engine 'torch'")
+        return self.model
 
 
 def load(
@@ -126,7 +136,7 @@ def _class(config: Any) -> Any:
 
 def _by_engine(
     name: str, place: Path, config: Any, kernels: Kernels, where: torch.device, kind: torch.dtype, settled: bool
-) -> HuggingFaceModel | None:
+) -> CheckpointModel | None:
     """The model as its engine runs it; None where that is torch. "auto" goes on where an engine cannot after all."""
     engine = chosen_engine(kernels, config, where, kind, _size(place), settled)
     if engine == "torch":
@@ -163,17 +173,24 @@ def _warn_of_slow(kind: torch.dtype, otherwise: str) -> None:
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed, switching to BLAS")
 
 
-def _prepared(place: Path, config: Any, engine: str, kernels: Kernels, half: bool) -> HuggingFaceModel:
+def _prepared(place: Path, config: Any, engine: str, kernels: Kernels, half: bool) -> CheckpointModel:
     """A model run by an engine from files in the cache, which are written the first time."""
-    from outrider.models.engine.model import EngineModel, Outline
+    from outrider.models.engine.model import EngineModel
     from outrider.models.engine.prepared import prepare
 
-    if engine == "numba":
-        from outrider.models.engine.numba_engine import Engine
-    else:
-        from outrider.models.engine.onnx_engine import Engine  # type: ignore[assignment]
     prepared = prepare(place, config, engine, kernels.weights == "int8", half)
-    return EngineModel(Outline(config, _asked_of_generation(place, config)), prepared, Engine)
+    return EngineModel(_engine_class(engine)(prepared, config), config, _asked_of_generation(place, config))
+
+
+def _engine_class(engine: str) -> type[LlamaEngine]:
+    # Imported when needed: each needs what only it does.
+    if engine == "numba":
+        from outrider.models.engine.numba_engine import NumbaEngine
+
+        return NumbaEngine
+    from outrider.models.engine.onnx_engine import OnnxEngine
+
+    return OnnxEngine
 
 
 def _asked_of_generation(place: Path, config: Any) -> Any:

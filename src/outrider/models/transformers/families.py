@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.models.masks import Windows
 from outrider.models.settings import offers, setting
 
 
@@ -77,7 +78,7 @@ def _ragged_learned_positions(self: Any, *args: Any, position_ids: Tensor | None
     return nn.functional.embedding(index.clamp(max=self.num_embeddings - 1), self.weight)
 
 
-def sliding_windows(config: Any) -> dict[str, int | None] | int | None:
+def sliding_windows(config: Any) -> Windows:
     """How far back attention looks: None (all), one window for all layers, or one per named layer type."""
     window: int | None = setting(config, "sliding_window")
     types = setting(config, "layer_types")

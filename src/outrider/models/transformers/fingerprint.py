@@ -6,11 +6,12 @@ import hashlib
 
 import torch
 
-from outrider.models.transformers.model import HuggingFaceModel
+from outrider.models.checkpoint_model import CheckpointModel
+
+_ROWS = 256
 
 
-def fingerprint(model: HuggingFaceModel) -> str:
+def fingerprint(model: CheckpointModel) -> str:
     """A short name for these very weights, whatever directory they lie in: heads fit one target only."""
-    rows = model.embedding[:256] if model.sample is None else model.sample
-    sample = rows.detach().to(device="cpu", dtype=torch.bfloat16).contiguous()
+    sample = model.first_embeddings(_ROWS).detach().to(device="cpu", dtype=torch.bfloat16).contiguous()
     return hashlib.sha256(sample.view(torch.int16).numpy().tobytes()).hexdigest()[:16]

@@ -10,58 +10,64 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.protocols import Shape, Source
 from outrider.errors import BadOption
-from outrider.models.transformers.model import HuggingFaceModel, HuggingFaceSession
+from outrider.models.checkpoint_model import CheckpointModel
+from outrider.models.engine_protocol import Engine, Result, Wanted
+from outrider.models.transformers.engine import TransformersEngine
+from outrider.models.transformers.model import HuggingFaceModel
 
 
-class TrimmedModel:
+class TrimmedEngine:
     """Maps the target's token ids to the small model's on the way in, and its logits back on the way out."""
 
-    def __init__(self, inner: HuggingFaceModel, tokens: Tensor, vocab_size: int) -> None:
-        self.inner = inner
-        self.facts = replace(inner.facts, vocab_size=vocab_size)
-        self.tokens = tokens.to(inner.device)  # [N] ids of the target
-        self.index = torch.full((vocab_size,), len(tokens), dtype=torch.int64, device=inner.device)
-        self.index[self.tokens] = torch.arange(len(tokens), device=inner.device)
+    trims_prefill = False
 
-    @property
-    def vocab_size(self) -> int:
-        return self.facts.vocab_size
+    def __init__(self, inner: TransformersEngine, tokens: Tensor, vocab_size: int) -> None:
+        device = inner.facts.device
+        self.inner, self.facts = inner, replace(inner.facts, vocab_size=vocab_size)
+        self.tokens = tokens.to(device)  # [N] ids of the target
+        self.index = torch.full((vocab_size,), len(tokens), dtype=torch.int64, device=device)
+        self.index[self.tokens] = torch.arange(len(tokens), device=device)
 
-    @property
-    def device(self) -> torch.device:
-        return self.facts.device
+    def allocate(self, rows: int, shape: Shape) -> Any:
+        return self.inner.allocate(rows, shape)
 
-    @property
-    def max_length(self) -> int | None:
-        return self.facts.max_length
+    def run(self, tokens: Tensor, positions: Tensor, cache: Any, wanted: Wanted) -> Result:
+        found = self.inner.run(self.index[tokens], positions, cache, wanted)
+        if found.logits is None:
+            return found
+        few = found.logits[..., : len(self.tokens)]
+        full = few.new_full((*few.shape[:-1], self.facts.vocab_size), -torch.inf)
+        full[..., self.tokens] = few
+        return replace(found, logits=full)
 
-    def start(self, rows: int, shape: Shape) -> TrimmedSession:
-        return TrimmedSession(self, rows, shape)
-
-
-class TrimmedSession(HuggingFaceSession):
-    """The context holds the target's ids throughout; only what goes through the model is translated."""
-
-    def __init__(self, model: TrimmedModel, rows: int, shape: Shape) -> None:
-        super().__init__(model.inner, rows, shape)
-        self.trimmed = model
-        self.vocab_size = model.vocab_size
-
-    def _feed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        logits, hidden = super()._feed(self.trimmed.index[tokens], positions)
-        full = torch.full((*logits.shape[:-1], self.vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
-        full[..., self.trimmed.tokens] = logits[..., : len(self.trimmed.tokens)]
-        return full, hidden
-
-    def _encode(self, row: int, source: Source) -> None:
+    def encode(self, source: Source, cache: Any, row: int) -> None:
         if isinstance(source, Tensor):  # the target's encoder speaks to the target's decoder only
             raise BadOption("a draft of its own cannot read the target's encoder output; give token ids as source")
-        super()._encode(row, self.trimmed.index[torch.tensor(list(source), device=self.context.device)].tolist())
+        self.inner.encode(self.index[torch.tensor(list(source), device=self.index.device)].tolist(), cache, row)
 
-    def _prefill(self, row: int, tokens: Tensor, positions: Tensor, last: int) -> Tensor | None:
-        return super()._prefill(row, self.trimmed.index[tokens], positions, last)
+
+class TrimmedModel(CheckpointModel):
+    """A small model whose sessions hold the target's ids throughout; only what goes through it is translated."""
+
+    def __init__(self, inner: HuggingFaceModel, tokens: Tensor, vocab_size: int) -> None:
+        self.inner, self.config = inner, inner.config
+        self.engine: Engine = TrimmedEngine(inner.engine, tokens, vocab_size)
+        self.facts = self.engine.facts
+
+    @property
+    def generation_config(self) -> Any:
+        return self.inner.generation_config
+
+    @property
+    def embedding(self) -> EmbeddingTable:
+        return self.inner.embedding
+
+    @property
+    def unembedding(self) -> EmbeddingTable:
+        return self.inner.unembedding
 
 
 def save(model: Any, tokens: Tensor, folder: Path, config: dict[str, Any]) -> None:
@@ -73,7 +79,7 @@ def save(model: Any, tokens: Tensor, folder: Path, config: dict[str, Any]) -> No
     )
 
 
-def load(folder: Path, target: HuggingFaceModel) -> TrimmedModel:
+def load(folder: Path, target: CheckpointModel) -> TrimmedModel:
     """A trimmed model beside its target: same device and dtype."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider.core.embedding_table import EmbeddingTable
 from outrider.drafters.head.backends.torch_weights import TorchWeights
 from outrider.drafters.head.config import HeadConfig
 from outrider.drafters.head.layers import Attention, Block, Head, KeysValues, Memory, rotary_speeds
@@ -128,7 +129,8 @@ class FusedHead(Head):
     def read(self, state: Tensor, token: Tensor) -> Tensor:
         return self._join(state, token, None)
 
-    def read_token(self, state: Tensor, embedding: Tensor, tokens: Tensor) -> Tensor:
+    def read_token(self, state: Tensor, embedding: EmbeddingTable, tokens: Tensor) -> Tensor:
+        assert isinstance(embedding, Tensor)  # tables in other layouts are a CPU engine's
         return self._join(state, embedding, tokens)
 
     def _join(self, state: Tensor, token: Tensor, tokens: Tensor | None) -> Tensor:

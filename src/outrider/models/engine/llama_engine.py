@@ -1,0 +1,125 @@
+"""What the engines for Llama-like models on a CPU share: embedding, rotary positions, masks and states of layers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core.embedding_table import EmbeddingTable
+from outrider.core.model_facts import CPU, ModelFacts
+from outrider.core.protocols import Shape, Source
+from outrider.models import masks
+from outrider.models.engine.prepared import Prepared
+from outrider.models.engine.rotary import frequencies
+from outrider.models.engine.sizes import Sizes
+from outrider.models.engine_protocol import Result, Wanted
+from outrider.models.kv_buffers import Buffers
+from outrider.models.session import no_source
+from outrider.models.settings import setting
+from outrider.models.transformers.families import sliding_windows
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of the layers reads, for B rows of W tokens; N = B * W."""
+
+    x: Tensor  # [N, size]: embedded tokens
+    start: Tensor  # [B]: where keys and values of each row go
+    cos: Tensor  # [N, depth / 2]
+    sin: Tensor
+    masks: Mapping[str, Tensor] | None  # [B, 1, heads that share keys * W, C] each, where the engine reads them
+
+
+Found = tuple[Tensor, dict[int, Tensor], Tensor | None]
+"""What the layers gave [N, size], what went into those to keep [N, size], and logits [N, vocabulary], if wanted."""
+
+
+class LlamaEngine(ABC):
+    """A model's weights as an engine reads them. A subclass runs the layers and the output matrix."""
+
+    trims_prefill = True
+    name: str
+    kernels: str  # what else its bits depend on
+    reads_masks: bool
+    embedding: EmbeddingTable  # of float32 rows
+    unembedding: EmbeddingTable
+
+    def __init__(self, prepared: Prepared, config: Any) -> None:
+        self.prepared, self.threads = prepared, torch.get_num_threads()
+        self.sizes, self.vocabulary = Sizes.of(config), int(config.vocab_size)
+        self.max_length: int | None = setting(config, "max_position_embeddings")
+        self.windows = sliding_windows(config)
+        self._frequencies, self._scale = frequencies(config)
+        self._turns, self._growing = self._turned(0), Lock()
+        self._last = {-1, self.sizes.layers}  # numbers of the last layer, whose states are the hidden states
+
+    @abstractmethod
+    def run_layers(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> Found:
+        """Write keys and values; the layers to ``keep`` the inputs of are counted from 1 on."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        weights, sizes = self.prepared.weights, self.sizes
+        return ModelFacts(
+            self.vocabulary,
+            max_length=self.max_length,
+            engine=f"{self.name}, {weights} weights",
+            compute_dtype=torch.float16 if weights == "float16" else torch.float32,
+            weight_format=weights,
+            hidden_size=sizes.hidden,
+            layers=sizes.layers,
+            weights_read=sizes.weights + sizes.hidden * self.vocabulary,
+        )
+
+    def allocate(self, rows: int, shape: Shape) -> Buffers:
+        room = shape.capacity + shape.chunk  # the last chunk of a prompt may reach beyond the capacity
+        with self._growing:
+            if len(self._turns[0]) < room:
+                self._turns = self._turned(room)
+        sizes = self.sizes
+        layers = [(sizes.shared, sizes.depth, sizes.depth)] * sizes.layers
+        return Buffers.allocate(layers, rows, shape.capacity, torch.float32, CPU)
+
+    def encode(self, source: Source, cache: Buffers, row: int) -> None:
+        raise no_source()
+
+    def run(self, tokens: Tensor, positions: Tensor, cache: Buffers, wanted: Wanted) -> Result:
+        width = tokens.shape[1]
+        if width * self.sizes.groups == 1 and self.reads_masks:
+            # A single row of attention weights meets other kernels than several: a second one, of no consequence.
+            tokens, positions = tokens.expand(-1, 2), torch.cat([positions, positions + 1], 1)
+        x = self.embedding[tokens.flatten().clamp(max=self.vocabulary - 1)]
+        cos, sin = (table.index_select(0, positions.flatten()) for table in self._turns)
+        run = Run(x, positions[:, 0].contiguous(), cos, sin, self._masks(positions, cache))
+        inner = [layer for layer in wanted.states if layer != 0 and layer not in self._last]
+        hidden, states, logits = self.run_layers(cache, run, inner, wanted.logits)
+
+        def shaped(flat: Tensor) -> Tensor:
+            return flat.view((*tokens.shape, -1))[:, :width]
+
+        states |= dict.fromkeys(self._last, hidden) | {0: x}
+        kept = torch.stack([shaped(states[layer]) for layer in wanted.states], 2) if wanted.states else None
+        part = slice(None) if wanted.tokens is None else slice(wanted.tokens.start, wanted.tokens.stop)
+        return Result(None if logits is None else shaped(logits)[:, part], shaped(hidden)[:, part], kept)
+
+    def _masks(self, positions: Tensor, cache: Buffers) -> dict[str, Tensor] | None:
+        """By name [B, 1, G * W, C]: heads that share keys are rows of one attention."""
+        if not self.reads_masks:
+            return None
+        made = masks.causal(positions, cache.slots, self.windows, torch.float32)
+        named = {f"mask_{kind}": mask for kind, mask in made.items()} if isinstance(made, dict) else {"mask": made}
+        groups = self.sizes.groups
+        return {name: mask[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3) for name, mask in named.items()}
+
+    def _turned(self, count: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [count, depth / 2] of the first positions, as transformers computes them."""
+        positions, limit = torch.arange(count), self.max_length
+        seen = positions if limit is None else positions.clamp(max=limit - 1)
+        angles = seen[:, None].float() * self._frequencies
+        return angles.cos() * self._scale, angles.sin() * self._scale

@@ -1,0 +1,50 @@
+"""What runs a model: one protocol for transformers, numba and onnxruntime, under one session (``CachedSession``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from outrider.core.model_facts import ModelFacts
+from outrider.core.protocols import Shape, Source
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run is for. An engine need not compute anything else."""
+
+    tokens: range | None = None  # of each row, those whose logits and hidden states are wanted; None: all
+    logits: bool = True  # False: hidden states only, as in prefill
+    states: tuple[int, ...] = ()  # layers whose outputs are wanted: 0 the embeddings, k layer k, -1 the last
+    filled_only: bool = False  # attention may read only the filled part of the KV cache: bits need not be constant
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave, for the n tokens of each row that were wanted."""
+
+    logits: Tensor | None  # [B, n, V]; None: not wanted
+    hidden: Tensor | None  # [B, n, size]: what the output layer read; None: the model shows none
+    states: Tensor | None  # [B, w, L, size], of all tokens of the run; None: not wanted
+
+
+class Engine(Protocol):
+    """Runs tokens at positions. Threads may share it: whatever a run changes is in the cache."""
+
+    trims_prefill: bool
+    """Prefill runs are as long as the prompt where bits allow it; False: always a whole chunk."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What the engine knows of its model."""
+
+    def allocate(self, rows: int, shape: Shape) -> Any:
+        """A KV cache, empty, in the form this engine reads: ``Buffers`` or a kind of it."""
+
+    def run(self, tokens: Tensor, positions: Tensor, cache: Any, wanted: Wanted) -> Result:
+        """Run tokens [B, w] at positions [B, w]: their keys and values are written, and attention reads the cache."""
+
+    def encode(self, source: Source, cache: Any, row: int) -> None:
+        """Run the encoder over one row's source, alone, and keep what the decoder reads of it in the cache."""

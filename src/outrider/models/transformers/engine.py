@@ -1,0 +1,204 @@
+"""The engine of any transformers causal or encoder-decoder model: its own forward, with rows at their own positions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from outrider.core.model_facts import ModelFacts
+from outrider.core.protocols import Shape, Source
+from outrider.errors import ModelError, require
+from outrider.models import masks
+from outrider.models.engine_protocol import Result, Wanted
+from outrider.models.session import no_source
+from outrider.models.settings import setting
+from outrider.models.transformers import families
+from outrider.models.transformers.watch import forward, watch_output_layer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from outrider.models.kv_buffers import LayerShape
+    from outrider.models.transformers.kv_cache import RaggedCache, SourceCache
+
+# transformers is imported where its models are run: importing it takes longer than loading a model for an engine.
+
+
+class TransformersEngine:
+    """Runs a model's layers as they are: transformers' own (eager), or fused or packed ones set on its instances."""
+
+    trims_prefill = False
+
+    def __init__(self, refer: Callable[[], PreTrainedModel]) -> None:
+        """``refer`` gives the model: the engine itself need not keep it alive."""
+        self._refer = refer
+        model = self.model
+        self.config = model.config.get_text_config(decoder=True)
+        reason = families.supported(self.config)
+        require(reason is None, f"{type(model).__name__} cannot be used: {reason}", ModelError)
+        families.adapt(model)
+        self.accepts = frozenset(inspect.signature(model.forward).parameters)
+        self.windows = families.sliding_windows(self.config)
+        self.fused = False  # True: attention reads positions itself and needs no mask, see fused.py
+        watch_output_layer(model)
+        encoder_decoder = bool(model.config.is_encoder_decoder)
+        self._own_shapes, self._cross_shapes, hidden_size = self._probe(encoder_decoder)
+        self.facts = ModelFacts(
+            self._output_size(),
+            model.device,
+            setting(self.config, "max_position_embeddings"),
+            model.dtype,
+            encoder_decoder=encoder_decoder,
+            hidden_size=hidden_size,
+            layers=int(self.config.num_hidden_layers),
+        )
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self._refer()
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.model.get_input_embeddings().weight  # type: ignore[no-any-return]
+
+    @property
+    def unembedding(self) -> Tensor:
+        return self.model.get_output_embeddings().weight  # type: ignore[no-any-return]
+
+    def fuse(self) -> bool:
+        """Use fused kernels where the family and the device allow; False if they do not."""
+        from outrider.models.transformers import fused
+
+        self.fused = self.fused or fused.fuse(self.model, self.facts.device)
+        return self.fused
+
+    def allocate(self, rows: int, shape: Shape) -> RaggedCache | SourceCache:
+        from outrider.models.transformers.kv_cache import RaggedCache, SourceCache
+
+        kind = self.facts.dtype, self.facts.device
+        own = RaggedCache.allocate(self._own_shapes, rows, shape.capacity, *kind)
+        if not self.facts.encoder_decoder:
+            return own
+        return SourceCache.empty(own, RaggedCache.allocate(self._cross_shapes, rows, shape.source_capacity, *kind))
+
+    @torch.no_grad()
+    def run(self, tokens: Tensor, positions: Tensor, cache: RaggedCache | SourceCache, wanted: Wanted) -> Result:
+        arguments, few = self._arguments(tokens, positions, cache, wanted), wanted.tokens
+        if few is not None and "logits_to_keep" in self.accepts:
+            ends = wanted.logits and few.stop == tokens.shape[1]
+            arguments["logits_to_keep"] = len(few) if ends else torch.tensor(list(few), device=tokens.device)
+            few = None
+        output, hidden = forward(self.model, **arguments)
+        part = slice(None) if few is None else slice(few.start, few.stop)
+        logits = output.logits[:, part] if wanted.logits else None
+        return Result(logits, None if hidden is None else hidden[:, part], self._states(output, wanted.states))
+
+    def _states(self, output: Any, layers: tuple[int, ...]) -> Tensor | None:
+        if not layers:
+            return None
+        given = output.decoder_hidden_states if self.facts.encoder_decoder else output.hidden_states
+        return torch.stack([given[layer] for layer in layers], 2)
+
+    def _arguments(
+        self, tokens: Tensor, positions: Tensor, cache: RaggedCache | SourceCache, wanted: Wanted
+    ) -> dict[str, Any]:
+        """Of the model's forward."""
+        from outrider.models.transformers.kv_cache import SourceCache
+
+        own: RaggedCache = cache.own if isinstance(cache, SourceCache) else cache
+        filled, unmasked = self._filled(positions) if wanted.filled_only else (None, False)
+        prefix = "decoder_" if self.facts.encoder_decoder else ""
+        arguments = {
+            # A draft may be shown tokens of the target it has no row for; its guess after them is as good as any.
+            f"{prefix}input_ids": tokens.clamp(max=self.embedding.shape[0] - 1),
+            f"{prefix}attention_mask": None if unmasked else self._mask(positions, own.slots[:filled]),
+            "past_key_values": own.at(positions, filled),
+            "use_cache": True,
+        }
+        if wanted.states:
+            arguments["output_hidden_states"] = True
+        if "position_ids" in self.accepts:
+            # Padding may stand past the last position the model knows; its result is never used.
+            limit = self.facts.max_length
+            arguments["position_ids"] = positions if limit is None else positions.clamp(max=limit - 1)
+        return arguments | self._cross_arguments(cache) if isinstance(cache, SourceCache) else arguments
+
+    def _filled(self, positions: Tensor) -> tuple[int | None, bool]:
+        """How many positions of the cache a run looks at, None for all; and whether the model can do without a mask.
+
+        On a CPU only: elsewhere reading positions would sync with the device.
+        """
+        if positions.device.type != "cpu":
+            return None, False
+        width, ends = positions.shape[1], positions[:, -1]
+        filled = int(ends.max()) + 1
+        alike = filled == int(ends.min()) + 1 and width in (1, filled)
+        known = self.windows is None and self.config.model_type in families.MAKE_THEIR_OWN_MASK
+        return filled, alike and known and self.config._attn_implementation == "sdpa"
+
+    def _mask(self, positions: Tensor, slots: Tensor) -> Tensor | dict[str, Tensor]:
+        if self.fused:
+            return positions[:, None, None, :]  # four dimensions, so that no mask is made; never looked at
+        return masks.causal(positions, slots, self.windows, self.facts.dtype)
+
+    def _cross_arguments(self, cache: SourceCache) -> dict[str, Any]:
+        """The encoder ran when the row was admitted; the decoder only needs its finished keys and values."""
+        from transformers.modeling_outputs import BaseModelOutput
+
+        lengths, slots = cache.lengths, cache.cross.slots
+        stand_in = torch.zeros((len(lengths), len(slots), 1), dtype=self.facts.dtype, device=lengths.device)
+        return {
+            "encoder_outputs": BaseModelOutput(last_hidden_state=stand_in),
+            "attention_mask": masks.additive(slots >= lengths[:, None], self.facts.dtype)[:, None, None, :],
+            "past_key_values": cache.joint,
+        }
+
+    @torch.no_grad()
+    def encode(self, source: Source, cache: SourceCache, row: int) -> None:
+        if not self.facts.encoder_decoder:
+            raise no_source()
+        from transformers.modeling_outputs import BaseModelOutput
+
+        from outrider.models.transformers.kv_cache import contents, fresh_dynamic
+
+        device = self.facts.device
+        if isinstance(source, Tensor):
+            read: dict[str, Any] = {"encoder_outputs": BaseModelOutput(last_hidden_state=source[None])}
+        else:
+            read = {"input_ids": torch.tensor([list(source)], dtype=torch.int64, device=device)}
+        found = fresh_dynamic(encoder_decoder=True)
+        first = torch.zeros((1, 1), dtype=torch.int64, device=device)  # keys of a source depend on no token
+        self.model(**read, decoder_input_ids=first, past_key_values=found, use_cache=True)
+        cache.fill(row, contents(found.cross_attention_cache), len(source))
+
+    def unusable(self, reason: object) -> ModelError:
+        brief = " ".join(str(reason).split())[:200]
+        return ModelError(
+            f"{type(self.model).__name__} cannot be used: per-row decoding does not fit its cache ({brief})"
+        )
+
+    def _output_size(self) -> int:
+        head = self.model.get_output_embeddings()
+        return int(head.weight.shape[0] if head is not None else self.config.vocab_size)
+
+    @torch.no_grad()
+    def _probe(self, encoder_decoder: bool) -> tuple[list[LayerShape], list[LayerShape], int | None]:
+        """Run one token -> heads and sizes of every layer's own and cross attention, and the size of hidden states."""
+        from outrider.models.transformers.kv_cache import fresh_dynamic, layer_shapes
+
+        cache = fresh_dynamic(encoder_decoder)
+        one = torch.zeros((1, 1), dtype=torch.int64, device=self.model.device)
+        given = {"input_ids": one, "decoder_input_ids": one} if encoder_decoder else {"input_ids": one}
+        try:
+            _, hidden = forward(self.model, **given, past_key_values=cache, use_cache=True)
+            parts = (cache.self_attention_cache, cache.cross_attention_cache) if encoder_decoder else (cache,)
+            own, *cross = map(layer_shapes, parts)
+        except (AttributeError, TypeError, RuntimeError, ValueError) as error:
+            raise self.unusable(error) from error
+        if not own:
+            raise self.unusable("it keeps no keys and values")
+        return own, cross[0] if cross else [], None if hidden is None else int(hidden.shape[-1])
