@@ -13,6 +13,7 @@ import pytest
 from outrider.core.model_facts import ModelFacts
 from outrider.core.traits import DrafterTraits
 from outrider.drafters import Nothing
+from outrider.models.toy import ToyModel
 from outrider.planning.acceptance import Acceptance
 from outrider.planning.policies import Auto, Gradient, Planner, Setting, declared_widths, improvement_slope
 from outrider.planning.step_clock import Timing
@@ -171,7 +172,7 @@ def test_what_the_target_declares_is_known_without_a_clock() -> None:
     target: Any = SimpleNamespace(facts=ModelFacts(8, width_costs={1: 1.0, 2: 1.1, 5: 2.0}))
     widths: Any = declared_widths(target)
     assert [widths(width) for width in (1, 2, 5, 6, 9)] == pytest.approx([1.0, 1.1, 2.0, 2.3, 3.2])
-    assert declared_widths(SimpleNamespace()) == 1.0  # type: ignore[arg-type]
+    assert declared_widths(ToyModel(8)) == 1.0, "one that declares none"
     narrow, free = (
         live(Auto(clock=False).start(replace(setting(), widths=costs)), 0.7, 200)[50:] for costs in (widths, 1.0)
     )
