@@ -136,8 +136,8 @@ def test_a_stopped_peer_does_not_outlive_us(folder: str, tmp_path: Path) -> None
     python, _ = fake(tmp_path)
     code = f"""
         import time
-        from outrider.bench.peers import Peer, Seat
-        peer = Peer(Seat("vllm", "float32", "m", ("plain",), python={python!r}), threads=1)
+        from outrider.bench.peers import Peer, Contender
+        peer = Peer(Contender("vllm", "float32", "m", ("plain",), python={python!r}), threads=1)
         peer.ask({{"do": "load"}}, timeout=30)
         print(peer.process.pid, flush=True)
         time.sleep(60)

@@ -151,7 +151,7 @@ def test_a_slice_with_fewer_tokens_reads_the_same_source(target: loading.Loaded,
     extra = {"fingerprint": fingerprint(target.model), "gamma": 3}
     trimmed.save(model, tokens, tmp_path / "draft", extra)
     llm = outrider.load(target.name, draft=str(tmp_path / "draft"), dtype="float32")
-    assert getattr(llm.drafter, "gamma", None) == 3  # what was written is what is read
+    assert llm.drafter.traits.gamma == 3  # what was written is what is read
     stats = llm.generate(
         "so the bed then a thin end", max_new_tokens=24, temperature=1.0, seed=0, eos=(), gamma=3
     ).stats
