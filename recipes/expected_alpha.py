@@ -63,7 +63,9 @@ def _by_beginning(guesses: Sequence[Guesses], batch: Corpus, temperature: float,
             chance = torch.where(guess.labels >= 0, ratio, 0.0)
             values = chance if kept else torch.minimum(guess.p, q).sum(-1)
         there = guess.counts > 0
-        table[guess.places.rows[there].cpu(), guess.places.columns[there].cpu() - k - 1, k - 1] = values[there].cpu()
+        table[guess.positions.rows[there].cpu(), guess.positions.columns[there].cpu() - k - 1, k - 1] = values[
+            there
+        ].cpu()
     return table
 
 

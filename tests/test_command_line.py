@@ -64,7 +64,7 @@ def test_what_is_no_prompt_and_no_slot() -> None:
     llm = outrider.load("gpt-small")
     with pytest.raises(PromptError, match="a text or token ids"):
         llm.generate(b"abc")
-    with pytest.raises(BadOption, match="slots must be at least 1"):
+    with pytest.raises(BadOption, match="slots must be None or a whole number of at least 1, got 0"):
         outrider.load("gpt-small", slots=0)
 
 

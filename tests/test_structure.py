@@ -18,7 +18,6 @@ SOURCE = ROOT / "src" / "outrider"
 LONGEST = 300
 
 CONFIG = "attributes of a transformers config, which differ from family to family"
-MODULE = "modules of a transformers model, which differ from family to family"
 CALLABLE = "a caller's own callable, which may have no name"
 
 BORDERS: dict[str, tuple[str, set[str]]] = {
@@ -31,32 +30,13 @@ BORDERS: dict[str, tuple[str, set[str]]] = {
         {"min_tokens_to_keep", "filter_value", "top_p", "__dict__"},
     ),
     "hf/refusals.py": ("transformers' caches", {"_is_user_defined"}),
-    "models/engine/choice.py": (CONFIG, {"quantization_config", "hidden_act", "rope_parameters", "dtype"}),
-    "models/engine/rotary.py": (CONFIG, {"head_dim"}),
-    "models/engine/sizes.py": (CONFIG, {"head_dim"}),
-    "models/hub/checkpoint.py": (
-        "a transformers config; a tokenizer of any library",
-        {"chat_template", "max_position_embeddings"},
-    ),
-    "models/hub/gguf.py": ("a class that newer versions of transformers have", {"GgufConfig"}),
-    "models/hub/loading.py": (CONFIG, {"dtype"}),
-    "models/transformers/families.py": (
-        MODULE,
-        {
-            "sliding_window", "layer_types", "build_alibi_tensor", "offset", "has_relative_attention_bias",
-            "compute_bias",
-        },
-    ),
-    "models/transformers/fused.py": (MODULE, {"sliding_window", "hidden_act"}),
-    "models/transformers/lean.py": (CONFIG, {"hidden_act"}),
-    "models/transformers/model.py": (CONFIG, {"max_position_embeddings"}),
-    "prompts.py": ("arrays and tokenizers of any library", {"tolist", "chat_template"}),
+    "prompts.py": ("arrays of any library", {"tolist"}),
     "speculation.py": ("an executor of any library", {"submit"}),
     "training/distill.py": (CONFIG, {"num_key_value_heads"}),
 }  # fmt: skip
 """Files at the border to other libraries: why an attribute may be missing there, and which attributes."""
 
-LOOKUPS = {"llm.py": 1}
+LOOKUPS: dict[str, int] = {}
 """getattr and hasattr with a literal name outside the borders, by folder. A folder that is not named has none."""
 
 PRIVATE = {

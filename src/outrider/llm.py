@@ -21,6 +21,7 @@ from outrider.drafters.by_name import Beside, drafter_named
 from outrider.errors import BadOption, require
 from outrider.models.engine.choice import Kernels
 from outrider.models.hub import generation_config, loading
+from outrider.models.settings import has_chat_template
 from outrider.options import Options
 from outrider.output import Chunk, Output
 from outrider.planning.policies import Auto, chosen
@@ -159,7 +160,7 @@ class LLM:
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The token ids of a conversation, ready to be answered."""
-        if not getattr(self.tokenizer, "chat_template", None):
+        if not has_chat_template(self.tokenizer):
             raise BadOption(f"{self.target.name} has no chat template; use generate(prompt) instead")
         return render(messages, self.tokenizer, self.target.name)
 

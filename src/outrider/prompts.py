@@ -12,11 +12,6 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SHAPE = "[{'role': 'user', 'content': 'Hello'}]"
 
 
-def has_chat_template(tokenizer: Any) -> bool:
-    """Whether a tokenizer, of whatever library, can write a conversation as a prompt."""
-    return bool(getattr(tokenizer, "chat_template", None))
-
-
 def several(prompt: Any) -> tuple[list[Any], bool]:
     """One prompt or a list of them -> the list, and whether a single one was given."""
     given = prompt.tolist() if hasattr(prompt, "tolist") else prompt

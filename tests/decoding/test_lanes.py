@@ -15,6 +15,7 @@ import torch
 import library
 import outrider
 from helpers import case, wrapped
+from outrider.core import host_sync
 from outrider.core.protocols import Drafter, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
@@ -30,6 +31,12 @@ from outrider.planning.policies import Auto
 from outrider.trace import Trace
 
 RULES = {"greedy": (gumbel_coupling, Sampling()), "maximal": (maximal_coupling, Sampling(1.0))}
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is captured reads no values on the host."""
+    monkeypatch.setattr(host_sync, "on_cpu", False)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.core import host_sync
 from outrider.core import top_p as module
 from outrider.core.top_p import nucleus
 
@@ -34,7 +35,7 @@ def test_as_by_sorting(values: list[float], top_p: float, ask: bool) -> None:
     if margin(logits, top_p) < 1e-6:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "asks", ask)
+        patch.setattr(host_sync, "on_cpu", ask)
         found = nucleus(logits, top_p)
     stays = by_sorting(logits, top_p)
     assert torch.equal(found, logits.masked_fill(~stays, -torch.inf))
@@ -51,7 +52,7 @@ def test_ties_are_kept_in_order(values: list[int], tenths: int, ask: bool) -> No
     if any(abs(before - top_p) < 1e-6 for before in exactly.values()) and len(set(values)) > 1:
         return  # logarithms are rounded: only equal logits have exact weights
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "asks", ask)
+        patch.setattr(host_sync, "on_cpu", ask)
         found = nucleus(logits, top_p)
     assert [i for i in range(len(values)) if found[i] > -torch.inf] == [
         i for i in range(len(values)) if exactly[i] < top_p

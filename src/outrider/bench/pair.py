@@ -33,8 +33,8 @@ from outrider.drafters.head import HeadDrafter
 from outrider.errors import BadOption
 from outrider.models.hub.generation_config import defaults
 from outrider.models.hub.loading import load
+from outrider.models.settings import has_chat_template
 from outrider.models.transformers.model import HuggingFaceModel
-from outrider.prompts import has_chat_template
 from outrider.theory import expected_tokens, optimal_gamma
 from outrider.trace import Trace, ratio, summarise
 

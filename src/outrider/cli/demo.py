@@ -10,7 +10,7 @@ import typer
 from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.cli.progress import loading
-from outrider.prompts import has_chat_template
+from outrider.models.settings import has_chat_template
 from outrider.trace import strict_json
 
 PROMPT = """Correct the spelling in this text and change nothing else:

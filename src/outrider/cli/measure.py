@@ -15,7 +15,7 @@ from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.cli.measure_tables import csv_of, show
 from outrider.errors import require
-from outrider.prompts import has_chat_template
+from outrider.models.settings import has_chat_template
 from outrider.trace import strict_json
 
 

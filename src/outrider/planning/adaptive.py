@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from outrider.drafters.prices import Ladder, Prices
 from outrider.planning.acceptance import PATIENCE, Acceptance, Asking, Experience, Pause
+from outrider.planning.setting import Setting
 from outrider.planning.step_clock import Clock, Timing
 from outrider.theory import Costs
-
-if TYPE_CHECKING:
-    from outrider.planning.policies import Setting
 
 _WORTHWHILE = 1.02
 """The least expected speed-up that guesses are made for where steps are timed: clocks are off by as much."""

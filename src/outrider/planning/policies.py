@@ -16,55 +16,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from outrider.core.model_facts import facts_of
-from outrider.core.protocols import Drafter, LanguageModel
-from outrider.core.traits import declared_cost, traits_of
+from outrider.core.protocols import LanguageModel
+from outrider.core.traits import declared_cost
 from outrider.drafters.prices import Ladder, Prices
 from outrider.errors import require
 from outrider.options import GAMMAS
-from outrider.planning.acceptance import CHOSEN, PRIOR, Experience
+from outrider.planning.acceptance import PRIOR, Experience
 from outrider.planning.adaptive import Adaptive
+from outrider.planning.setting import ASKING as ASKING
+from outrider.planning.setting import Setting as Setting
 from outrider.planning.step_clock import Clock, Timing
 from outrider.theory import ByNumber, Costs, interpolated
-
-ASKING = 0.05
-"""What asking a drafter costs where nothing is known, in plain runs: one that never has a guess must be left alone."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The batch a policy plans for."""
-
-    rows: int
-    limit: int  # the most guesses a run has room for
-    drafter: Drafter
-    shape: Hashable  # steps of one shape have one cost
-    widths: ByNumber = 1.0  # what the target declares that runs cost by width, in plain ones
-    splits: bool = True  # guesses not made take no time, and drafts are timed apart from runs; not so on a GPU
-    same_text: bool = False  # whatever gamma is: rows may learn from each other
-
-    @property
-    def plans(self) -> bool:
-        """Whether the drafter itself stops where another guess is not worth its cost."""
-        return traits_of(self.drafter).stops_itself
-
-    @property
-    def declines(self) -> bool:
-        """Whether the drafter, asked, makes no guess that is not worth its time: asking it costs next to nothing."""
-        return traits_of(self.drafter).cheap_to_ask and self.splits
-
-    @property
-    def prior(self) -> float:
-        """Acceptance to expect before anything is known."""
-        return CHOSEN if self.plans and self.splits else PRIOR
-
-    @property
-    def declared(self) -> Costs:
-        """What to believe before anything is measured."""
-        c = declared_cost(self.drafter, self.rows)
-        if self.splits:
-            return Costs(self.widths, c, ASKING)
-        widths = Costs(self.widths)
-        return Costs(lambda width: widths.run(width) + c * (width - 1))  # steps as a whole
 
 
 def declared_widths(target: LanguageModel, rows: int = 1) -> ByNumber:

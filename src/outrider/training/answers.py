@@ -9,7 +9,7 @@ from itertools import count
 import torch
 
 from outrider.models.hub.loading import Loaded
-from outrider.prompts import has_chat_template
+from outrider.models.settings import has_chat_template
 from outrider.training.data import Corpus, Pair, from_answers
 from outrider.training.progress import Gathering
 from outrider.training.rounds import Rounds, size

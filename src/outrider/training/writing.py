@@ -13,9 +13,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from outrider.errors import BadOption
+from outrider.models.settings import has_chat_template
 from outrider.models.transformers.kv_cache import GrowingCache
 from outrider.models.transformers.model import HuggingFaceModel
-from outrider.prompts import has_chat_template
 from outrider.training.slot_writer import KeepGoing, ends_of, roll
 
 GROUPED = "outrider_grouped"
