@@ -14,12 +14,12 @@ from torch import Tensor
 from outrider.core import abilities as protocols
 from outrider.core.abilities import Abilities, forkable
 from outrider.core.noise import Noise
+from outrider.core.prices import Ladder, Prices
 from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
 from outrider.decoding.safe_drafter import Guarded
 from outrider.drafters import Cascade, Fallback, Mixture, ModelDrafter, Standardised
 from outrider.drafters.base import ContextSession
-from outrider.drafters.prices import Ladder, Prices
 from outrider.errors import BadOption
 from outrider.models.toy import ToyModel
 from outrider.trace import PHASES, Level

@@ -9,11 +9,11 @@ import torch
 
 from outrider.core.abilities import Abilities
 from outrider.core.noise import Noise
+from outrider.core.prices import Ladder, Prices
 from outrider.core.protocols import Drafter, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.traits import DrafterTraits
 from outrider.drafters import Cascade, Copying, Fallback, Mixture, ModelDrafter, Standardised, Uniform
-from outrider.drafters.prices import Ladder, Prices
 from outrider.models.toy import ToyModel
 from outrider.planning.policies import Setting
 

@@ -10,13 +10,13 @@ import torch
 
 from helpers import run
 from outrider.core.noise import Noise
+from outrider.core.prices import Ladder, Prices
 from outrider.core.protocols import Draft, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding.loop import Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, Fallback, Mixture, ModelDrafter, Ngram, Standardised, Uniform
-from outrider.drafters.prices import Ladder, Prices
 from outrider.errors import BadOption
 from outrider.models.toy import ToyModel
 

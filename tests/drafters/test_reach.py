@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outrider.core.prices import Ladder, Prices
 from outrider.core.sampling import Sampling
 from outrider.drafters.base import Reach
-from outrider.drafters.prices import Ladder, Prices
 
 ACTIVE = torch.ones(3, dtype=torch.bool)
 SAMPLED = Sampling(1.0)

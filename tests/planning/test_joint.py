@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from outrider.core.prices import Ladder, Prices
 from outrider.drafters import Nothing
-from outrider.drafters.prices import Ladder, Prices
 from outrider.planning.acceptance import PATIENCE, SHORTEST, Asking, Pause
 from outrider.planning.policies import Auto, JointPlanner, Setting
 from outrider.planning.step_clock import Timing

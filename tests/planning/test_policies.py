@@ -11,6 +11,7 @@ import torch
 
 from clocks import ticking
 from helpers import run
+from outrider.core.prices import Prices
 from outrider.core.protocols import Draft, Drafter
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
@@ -19,7 +20,6 @@ from outrider.decoding import loop as decoder_module
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, Mixture, ModelDrafter, Nothing
-from outrider.drafters.prices import Prices
 from outrider.errors import BadOption
 from outrider.models.toy import ToyModel
 from outrider.planning.policies import Auto, Fixed, Gradient, Planner, Policy, Setting

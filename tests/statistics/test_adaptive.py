@@ -15,6 +15,7 @@ from laws import PROMPT, TARGET, VOCAB, check_law
 from torch import Tensor
 
 from outrider.core.noise import Noise
+from outrider.core.prices import Ladder, Prices
 from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling, standardise
 from outrider.core.verification.gumbel import gumbel_coupling
@@ -22,7 +23,6 @@ from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, Mixture, ModelDrafter, Ngram, NgramTable, mixture
-from outrider.drafters.prices import Ladder, Prices
 from outrider.planning.policies import Auto, Fixed, Gradient, Planner, Policy, Setting
 from outrider.planning.step_clock import Timing
 from outrider.testing import assert_same_law, counts_of, exact_law

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from torch import Tensor
 
 from outrider.core.context import Context
+from outrider.core.prices import Prices
 from outrider.core.protocols import DraftSession, Session
 from outrider.errors import require
 from outrider.trace import Level
-
-if TYPE_CHECKING:
-    from outrider.drafters.prices import Prices
 
 
 @runtime_checkable

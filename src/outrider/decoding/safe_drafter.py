@@ -13,9 +13,9 @@ from torch import Tensor
 
 from outrider.core.abilities import Abilities
 from outrider.core.noise import Noise
+from outrider.core.prices import Prices
 from outrider.core.protocols import Draft, DraftSession, Session, Source
 from outrider.core.sampling import Sampling
-from outrider.drafters.prices import Prices
 from outrider.errors import BadOption, OutriderError, ProcessorError
 from outrider.trace import Level
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from outrider.core import host_sync
 from outrider.core.context import Context
 from outrider.core.noise import Noise
+from outrider.core.prices import Prices
 from outrider.core.protocols import Draft, Session, Shape, Source
 from outrider.core.sampling import Sampling, standardise
-from outrider.drafters.prices import Prices
 
 
 class ContextSession:

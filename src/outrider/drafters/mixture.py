@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from outrider.core.noise import Noise
+from outrider.core.prices import Ladder, Prices
 from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape, Source
 from outrider.core.sampling import Sampling
 from outrider.core.traits import DrafterTraits, declared_cost, traits_of
 from outrider.drafters.composite import CompositeSession
 from outrider.drafters.experience import FADE, PRIOR_WEIGHT
 from outrider.drafters.fallback import chosen_match, joined, widened
-from outrider.drafters.prices import Ladder, Prices
 from outrider.errors import require
 
 BUCKETS = (3, 5, 8)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from outrider.core.noise import Noise
+from outrider.core.prices import Prices
 from outrider.core.protocols import Draft, DraftSession, LanguageModel, Session, Shape, Source
 from outrider.core.sampling import Sampling, standardise
 from outrider.core.traits import DrafterTraits
 from outrider.drafters.base import Reach
-from outrider.drafters.prices import Prices
 from outrider.errors import require
 
 

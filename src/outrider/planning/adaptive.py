@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.drafters.prices import Ladder, Prices
+from outrider.core.prices import Ladder, Prices
 from outrider.planning.acceptance import PATIENCE, Acceptance, Asking, Experience, Pause
 from outrider.planning.setting import Setting
 from outrider.planning.step_clock import Clock, Timing

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from outrider.core.model_facts import facts_of
+from outrider.core.prices import Ladder, Prices
 from outrider.core.protocols import LanguageModel
 from outrider.core.traits import declared_cost
-from outrider.drafters.prices import Ladder, Prices
 from outrider.errors import require
 from outrider.options import GAMMAS
 from outrider.planning.acceptance import PRIOR, Experience

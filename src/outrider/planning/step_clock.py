@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from outrider.drafters.prices import Ladder
+from outrider.core.prices import Ladder
 from outrider.theory import Costs
 
 _MEMORY = 16

@@ -13,10 +13,10 @@ from outrider.core.context import Context
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.noise import Noise, counter_of
 from outrider.core.numpy_ops import largest
+from outrider.core.prices import Prices
 from outrider.core.protocols import Session, Shape
 from outrider.core.sampling import Sampling
 from outrider.drafters.head.layers import Head
-from outrider.drafters.prices import Prices
 
 
 @dataclass(frozen=True)

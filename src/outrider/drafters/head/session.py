@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from outrider.core.noise import Noise
+from outrider.core.prices import Prices
 from outrider.core.protocols import Draft, Session, Shape, Source
 from outrider.core.sampling import Sampling, standardise
 from outrider.drafters.base import ContextSession, Reach
 from outrider.drafters.head.backend import DraftRequest, Texts
 from outrider.drafters.head.prepared import PreparedHead
-from outrider.drafters.prices import Prices
 
 
 class HeadSession(ContextSession):

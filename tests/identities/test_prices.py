@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from outrider.drafters.prices import Ladder, Prices
+from outrider.core.prices import Ladder, Prices
 from outrider.theory import Costs, expected_tokens, interpolated, speedup
 
 LIMIT = 6
