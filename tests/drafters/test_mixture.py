@@ -246,8 +246,17 @@ class Ragged:
     def timed(self, step: Any) -> None: ...
 
 
+class AsOnGPU(Mixture):
+    def start(self, rows: int, shape: Shape, target: Any) -> Any:
+        session: Any = super().start(rows, shape, target)
+        session.on_cpu = False  # nothing is read on the host
+        return session
+
+
 WRAPPERS = {
     "alone": lambda d: d,
+    "as on a GPU": lambda d: AsOnGPU(d.first, d.second, d.cost),
+    "second as on a GPU": lambda d: Fallback(Copying(shortest=3), AsOnGPU(d.first, d.second, d.cost)),
     "standardised": lambda d: Standardised(d, 0.7),
     "first": lambda d: Fallback(d, Uniform()),
     "second": lambda d: Fallback(Copying(shortest=3), d),

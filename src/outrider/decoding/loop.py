@@ -199,7 +199,7 @@ class _Batch:
         self.narrow = not decoder.exact or facts_of(decoder.target).batch_invariant
         widths = declared_widths(decoder.target, slots) if self.narrow else 1.0
         self.splits = self.target.device.type == "cpu"  # on a GPU the clock sees work being launched, not done
-        same_text = decoder.verifier.compares  # guesses with the target's own tokens
+        same_text = decoder.verifier.compares and decoder.verifier.exact  # guesses with the target's own tokens
         setting = Setting(slots, decoder.width - 1, decoder.drafter, stepper.shape, widths, self.splits, same_text)
         self.planner = policy.start(setting)
         self.pricing = self.planner if isinstance(self.planner, Pricing) else None
@@ -240,7 +240,7 @@ class _Batch:
         self.began, self.drafted, self.captures = timer.now(), self.trace.seconds["draft"], self.stepper.captures
         drafting = self.drafter.session is not None
         if self.joint is not None:
-            self.joint.begin([row[1].left if row else 0 for row in self.rows], waiting)
+            self.joint.begin([max(1, row[1].left) if row else 0 for row in self.rows], waiting)
         self.asked = [self.planner.choose(i) if row and drafting else 0 for i, row in enumerate(self.rows)]
         wrong = [g for g in self.asked if not 0 <= g < self.decoder.width]
         require(not wrong, f"the policy asked for {wrong} guesses; gamma must be from 0 to {self.decoder.width - 1}")

@@ -222,8 +222,7 @@ class _MixtureSession(CompositeSession):
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self._learn(tokens, count)
-        if self.on_cpu:  # learnt from, once: it may not be asked before the next
-            self.last, self.asked = self.nothing, None
+        self.last, self.asked = self.nothing, None  # learnt from, once: it may not be asked before the next
         super().commit(tokens, count)
 
     def _learn(self, tokens: Tensor, count: Tensor) -> None:
