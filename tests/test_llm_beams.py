@@ -120,10 +120,12 @@ def test_a_drafter_that_cannot_fork(llm: outrider.LLM) -> None:
     """Catches a drafter that is left out in silence because beam search asks more of it."""
 
     class Session:
-        def __getattr__(self, name: str) -> Any:
-            if name == "fork":
-                raise AttributeError(name)
-            return lambda *_: outrider.Draft(torch.zeros((3, 1), dtype=torch.int64), None, torch.ones((3, 1)).bool())
+        def propose(self, *_: Any) -> outrider.Draft:
+            return outrider.Draft(torch.zeros((3, 1), dtype=torch.int64), None, torch.ones((3, 1)).bool())
+
+        def admit(self, *_: Any) -> None: ...
+
+        release = commit = rewind = select = admit
 
     class Rigid:
         name = "rigid"
