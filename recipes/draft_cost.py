@@ -26,7 +26,7 @@ from outrider.core.noise import Noise, Silence
 from outrider.core.protocols import Shape
 from outrider.core.sampling import Sampling, standardise
 from outrider.core.verification.choose import choose
-from outrider.decoding.step_result import Ticket
+from outrider.decoding.step_result import PendingStep
 from outrider.drafters import Mixture
 from outrider.drafters.head import HeadDrafter
 
@@ -90,7 +90,7 @@ def steps(llm: outrider.LLM, prompt: list[int], temperature: float, count: int) 
         lap("commit, target")
         drafter.commit(emitted, kept)
         lap("commit, draft")
-        Ticket(step).read()
+        PendingStep(step).read()
         lap("read back")
     found = lap.medians()
     found.pop("between")

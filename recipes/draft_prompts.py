@@ -135,7 +135,7 @@ SUMS = """{name} has {a} {things}. {friend} gives {name} {b} more, and then {nam
  {friend} gives {name} ${a}. How much is still missing?|A farm has {a} cows and {b} times as many hens. {c} hens are
  sold and half of the cows are moved to another farm. How many animals stay?|{name} has {d} boxes with {b} {things}
  each. {friend} has twice as many boxes but {c} fewer {things} in each. How many {things} do they have together?
-|A class of {a} children goes on a trip. Each bus seats {b}, and a ticket costs ${c}. How many buses are needed, and
+|A class of {a} children goes on a trip. Each bus seats {b}, and a pending costs ${c}. How many buses are needed, and
  what do the tickets cost in total?|On Monday {name} ran {c} miles, on Tuesday {d} miles more, and on Wednesday twice
  as much as on Tuesday. How many miles did {name} run in these three days?|A recipe for {d} people needs {b} eggs and
  {c} cups of flour. How much of each is needed for {a} people?|The price of a coat was ${a}0. It was reduced by {b}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import outrider
-from outrider.decoding.safe_drafter import Guarded
-from outrider.decoding.session_pool import Lanes
+from outrider.decoding.safe_drafter import SafeDrafter
+from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.stopping import Row
 from outrider.drafters import Copying
 from outrider.errors import PromptError
@@ -113,8 +113,8 @@ class Interrupting:
         (CachedSession, "score"),
         (CachedSession, "commit"),
         (CachedSession, "_prefill"),
-        (Guarded, "propose"),
-        (Guarded, "commit"),
+        (SafeDrafter, "propose"),
+        (SafeDrafter, "commit"),
         (Row, "push"),
     ],
 )
@@ -123,7 +123,7 @@ def test_an_interrupted_stream_leaves_nothing_behind(
 ) -> None:
     """Ctrl-C or an error anywhere in a step: the next call gives the text it would have given without it."""
     llm = outrider.LLM(pair.target, pair.drafter)
-    llm.lanes = Lanes(graphs)
+    llm.pool = SessionPool(graphs)
     asked: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0, "seed": 3, "gamma": 3}
     expected = [output.tokens for output in llm.generate([PROMPT, "the"], **asked)]
     interrupting = Interrupting(monkeypatch, owner, method, after)
@@ -140,7 +140,7 @@ def test_an_interrupted_stream_leaves_nothing_behind(
 def test_a_stream_whose_reader_fails_or_leaves(pair: outrider.LLM, graphs: bool) -> None:
     """An exception in the reader, a loop that is left, a stream that is closed or thrown into."""
     llm = outrider.LLM(pair.target, pair.drafter)
-    llm.lanes = Lanes(graphs)
+    llm.pool = SessionPool(graphs)
     asked: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0, "seed": 3, "gamma": 3}
     expected = llm.generate(PROMPT, **asked).tokens
     with pytest.raises(ZeroDivisionError):

@@ -14,7 +14,7 @@ from outrider.core.model_facts import dtype_name
 from outrider.core.protocols import Drafter
 from outrider.core.verification.choose import choose
 from outrider.decoding.loop import WIDTH, Decoder, Request
-from outrider.decoding.session_pool import Lanes
+from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.stopping import Row
 from outrider.drafters import Standardised
 from outrider.drafters.by_name import Beside, drafter_named
@@ -111,7 +111,7 @@ class LLM:
         self.tokenizer = target.tokenizer
         self.width, self.slots, self.exact = width, slots, exact
         self.graphs = _graphs(graphs, target.model.device.type)
-        self.lanes = Lanes(self.graphs)
+        self.pool = SessionPool(self.graphs)
 
     def with_draft(self, draft: str | Drafter | None, trust_remote_code: bool = False) -> LLM:
         """The same target, loaded once, with another drafter: what ``draft`` of ``load`` may be."""
@@ -195,7 +195,7 @@ class LLM:
             self.width,
             self.slots,
             self.exact,
-            self.lanes,
+            self.pool,
         )
         model, tokenizer = self.target.model, self.tokenizer
         special: dict[str, int] = {}

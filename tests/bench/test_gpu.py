@@ -225,9 +225,9 @@ def test_a_head_beside_an_inflated_target_guesses_as_before(
     for target, drafter in ((small, head), (large, pair.Narrowed(head))):
         made = pair.Pair(target, drafter, [(5, 6, 7, 8), (9, 10)], "")
         setting = StepSetting(target, target, gamma=3, width=5)
-        rule, lanes = pair.Rule(pair.choose("maximal", True), pair.Sampling()), pair.Lanes(graphs)
-        traced = pair.decoded(made, drafter, rule, setting, lanes, 20)
-        assert all(stepper.captures == 1 for stepper in lanes.idle) and len(lanes.idle) == graphs
+        rule, pool = pair.Rule(pair.choose("maximal", True), pair.Sampling()), pair.SessionPool(graphs)
+        traced = pair.decoded(made, drafter, rule, setting, pool, 20)
+        assert all(runner.captures == 1 for runner in pool.idle) and len(pool.idle) == graphs
         texts.append([(r.drafted, r.token) for r in traced.trace.records])
     assert texts[0] == texts[1] and texts[0]
     with pytest.raises(BadOption, match="hidden states of size"):

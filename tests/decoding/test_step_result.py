@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider.decoding import step_result
-from outrider.decoding.step_result import Ticket
+from outrider.decoding.step_result import PendingStep
 from outrider.errors import DeviceError
 
 
@@ -19,11 +19,11 @@ def test_a_gpu_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch)
             asked.append(1)
             return False
 
-    ticket = Ticket(torch.zeros(1, 4))
-    ticket._event = Never()  # type: ignore[assignment]
+    pending = PendingStep(torch.zeros(1, 4))
+    pending._event = Never()  # type: ignore[assignment]
     monkeypatch.setattr(step_result, "PATIENCE", 0.02)
     with pytest.raises(DeviceError, match="nvidia-smi"):
-        ticket.read()
+        pending.read()
     assert len(asked) > 1
 
 
@@ -48,7 +48,7 @@ def test_waiting_for_a_gpu_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
             return time.now > 1.0
 
     monkeypatch.setattr(step_result, "time", time)
-    ticket = Ticket(torch.zeros(1, 4))
-    ticket._event = Later()  # type: ignore[assignment]
-    assert ticket.read().rows == [[0.0] * 4]
+    pending = PendingStep(torch.zeros(1, 4))
+    pending._event = Later()  # type: ignore[assignment]
+    assert pending.read().rows == [[0.0] * 4]
     assert time.slept > 0.9

@@ -17,7 +17,7 @@ from outrider.core.noise import Noise
 from outrider.core.prices import Ladder, Prices
 from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
-from outrider.decoding.safe_drafter import Guarded
+from outrider.decoding.safe_drafter import SafeDrafter
 from outrider.drafters import Cascade, Fallback, Mixture, ModelDrafter, Standardised
 from outrider.drafters.base import ContextSession
 from outrider.errors import BadOption
@@ -71,8 +71,8 @@ SECOND = Able("second", (False, False), 7, 4)
 CASCADE = Cascade(FIRST, ModelDrafter(MODEL.near(0.5)))
 
 
-def guarded(drafter: Drafter, target: Session) -> Guarded:
-    return Guarded(lambda: drafter.start(2, SHAPE, target), 2, target)
+def guarded(drafter: Drafter, target: Session) -> SafeDrafter:
+    return SafeDrafter(lambda: drafter.start(2, SHAPE, target), 2, target)
 
 
 SESSIONS: dict[str, Callable[[Session], Any]] = {
@@ -97,7 +97,7 @@ class Wrapped:
         for row in range(2):
             self.target.admit(row, [1, 2, 3])
             self.session.admit(row, [1, 2, 3])
-        self.able: Any = self.session.abilities if isinstance(self.session, Guarded) else Abilities(self.session)
+        self.able: Any = self.session.abilities if isinstance(self.session, SafeDrafter) else Abilities(self.session)
         self.inside = [self.session.session] if self.name == "guard" else list(self.session.children())
 
     def ask(self) -> None:

@@ -29,7 +29,7 @@ from outrider.core import host_sync
 from outrider.decoding import step_runner
 from outrider.decoding.capture.graphs import StepGraphs
 from outrider.decoding.loop import Decoder, Request
-from outrider.decoding.session_pool import Lanes
+from outrider.decoding.session_pool import SessionPool
 from outrider.errors import NumericalError
 from outrider.trace import Trace
 
@@ -96,7 +96,7 @@ def check_captured(world: World) -> None:
     requests = [world.request(world.first_seed + i) for i in range(3)]
     decoder = world.decoder(3)
     eager = _texts(decoder, requests)
-    replayed = replace(decoder, lanes=Lanes(graphs=True))
+    replayed = replace(decoder, pool=SessionPool(graphs=True))
     Watched.gone = Watched.replays = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_runner, "StepGraphs", Watched)

@@ -25,7 +25,7 @@ from outrider.core.protocols import Draft
 from outrider.core.sampling import LogitBias, Sampling
 from outrider.core.verification import block, maximal
 from outrider.decoding.loop import Decoder
-from outrider.decoding.safe_drafter import Guarded
+from outrider.decoding.safe_drafter import SafeDrafter
 from outrider.drafters.mixture import _MixtureSession
 from outrider.drafters.model import _ModelSession
 from outrider.errors import ProcessorError
@@ -243,5 +243,5 @@ def test_an_argmax_with_a_soft_q(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gamma_that_depends_on_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows share a run of the drafter: without a cap each gets as many guesses as the one that asked for most."""
-    monkeypatch.setattr(Guarded, "cap", lambda guard, guesses: None)
+    monkeypatch.setattr(SafeDrafter, "cap", lambda guard, guesses: None)
     found(check_neighbours, beside(), "alone it is")

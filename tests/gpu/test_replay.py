@@ -20,8 +20,8 @@ from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding.loop import Decoder
-from outrider.decoding.session_pool import Lanes
-from outrider.decoding.step_runner import Rule, Stepper
+from outrider.decoding.session_pool import SessionPool
+from outrider.decoding.step_runner import Rule, StepRunner
 from outrider.drafters import Copying, Mixture, ModelDrafter, Ngram, NgramTable, Standardised, Uniform
 from outrider.drafters.head import Head, HeadConfig, HeadDrafter
 from outrider.models.transformers.model import HuggingFaceModel
@@ -56,8 +56,8 @@ def test_every_family_is_captured_or_says_why_not(family: str, tmp_path_factory:
 
     model = HuggingFaceModel(tiny.build(family).to(DEVICE))
     texts = []
-    for lanes in (Lanes(), pool := Lanes(graphs=True), pool):
-        decoder = Decoder(model, Copying(), gumbel_coupling, Sampling(), 3, slots=2, lanes=lanes)
+    for used in (SessionPool(), pool := SessionPool(graphs=True), pool):
+        decoder = Decoder(model, Copying(), gumbel_coupling, Sampling(), 3, slots=2, pool=used)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             rows = {event.index: event.row.tokens for event in decoder.stream(case(family).requests, Trace())}
@@ -74,7 +74,7 @@ def test_every_drafter_is_captured(name: str, temperature: float) -> None:
     rule, drafter = Rule(maximal_coupling, Sampling(temperature)), drafter_named(name)
     texts = []
     for graphs in (False, True):
-        made = Stepper((target, drafter), 2, Shape(256, 5, chunk=8), graphs)
+        made = StepRunner((target, drafter), 2, Shape(256, 5, chunk=8), graphs)
         for row, prompt in enumerate(([3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [9])):
             made.target.admit(row, prompt)
             made.drafter.admit(row, prompt)

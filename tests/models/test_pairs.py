@@ -90,7 +90,7 @@ def test_the_shipped_pairs(name: str) -> None:
     models = sum(pairs.size(pairs.home() / name / part) for part in ("target", "draft"))
     assert models <= {"t5-ende": 25, "gpt-small": 10}[name] * 1_000_000
     pair, plain = outrider.load(name), outrider.load(name, draft=None)
-    prompt = "I would like to buy a train ticket to the city."
+    prompt = "I would like to buy a train pending to the city."
     for options in ({}, {"temperature": 1.0, "coupling": "gumbel", "seed": 3}):
         one, two = (llm.generate(prompt, max_new_tokens=24, **options) for llm in (pair, plain))
         assert one.tokens == two.tokens and one.stats.drafter_error is None

@@ -226,13 +226,13 @@ def test_a_guess_not_made_is_told_from_one_not_kept() -> None:
 def test_prices_reach_the_drafter_and_do_not_stay(drafter: Drafter) -> None:
     """Catches a session used again by a call with a fixed gamma that still goes by an earlier call's prices."""
     decoder = Decoder(MODEL, drafter, gumbel_coupling, Sampling(), Auto(STEEP))
-    stepper = decoder.lanes
+    pool = decoder.pool
     request = [Request((1, 2, 3, 4), Stopping(12))]
     seen: list[Any] = []
-    with stepper.lane((MODEL, drafter), 1, decoder.shape(request[0])) as lane:
+    with pool.lend((MODEL, drafter), 1, decoder.shape(request[0])) as runner:
         for policy in (Auto(STEEP), Fixed(4)):
-            batch = decoder_module._Batch(Decoder(MODEL, drafter, gumbel_coupling, Sampling(), policy), lane, Trace())
+            batch = decoder_module._Batch(Decoder(MODEL, drafter, gumbel_coupling, Sampling(), policy), runner, Trace())
             list(batch.run([(0, request[0])]))
-            session: Any = lane.drafter.session
+            session: Any = runner.drafter.session
             seen.append(session.prices)
     assert isinstance(seen[0], Prices) and seen[1] is None

@@ -17,7 +17,7 @@ from outrider.beam.tree import Growth, Path, Root, grow, lay_out
 from outrider.core.protocols import Shape
 from outrider.core.sampling import log_standardise
 from outrider.decoding.loop import Decoder, Request
-from outrider.decoding.safe_drafter import Guarded
+from outrider.decoding.safe_drafter import SafeDrafter
 from outrider.decoding.stopping import Row, Stopping
 from outrider.drafters import Nothing
 from outrider.errors import NumericalError, require
@@ -105,7 +105,7 @@ class _Search:
         self.rules = _rules(plan, self.stopping, request)
         self.watch = Stopwatch(trace.seconds)
         self.target = decoder.target.start(self.rows, shape)
-        self.drafter = Guarded(lambda: decoder.drafter.start(self.rows, shape, self.target), self.rows, self.target)
+        self.drafter = SafeDrafter(lambda: decoder.drafter.start(self.rows, shape, self.target), self.rows, self.target)
         self.growth = Growth(
             self.rows,
             self.gamma,

@@ -15,7 +15,7 @@ from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding.capture.graphs import StepGraphs
-from outrider.decoding.step_runner import Rule, Stepper
+from outrider.decoding.step_runner import Rule, StepRunner
 from outrider.drafters import ModelDrafter, Nothing
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.runtime import timer
@@ -59,19 +59,19 @@ def roofline(setting: StepSetting) -> dict[str, float]:
     return {"bytes_per_second": rate, **{f"{k}_bytes": v for k, v in weights.items()}, **floors}
 
 
-class Lane:
-    """A stepper whose rows stand at a chosen length, with a past of random keys and values."""
+class StandingRows:
+    """A runner whose rows stand at a chosen length, with a past of random keys and values."""
 
     def __init__(
         self, setting: StepSetting, drafter: Drafter, shape: Shape, rows: int = 1, graphs: bool = True
     ) -> None:
         self.setting, self.rows = setting, rows
-        self.stepper = Stepper((setting.target, drafter), rows, shape, graphs)
+        self.runner = StepRunner((setting.target, drafter), rows, shape, graphs)
         for row in range(rows):
-            self.stepper.target.context.admit(row, [3, 4])
-            self.stepper.drafter.admit(row, [3, 4])
-            self.stepper.seeds[row] = row
-        found = StepGraphs(self.stepper.target, self.stepper.drafter)
+            self.runner.target.context.admit(row, [3, 4])
+            self.runner.drafter.admit(row, [3, 4])
+            self.runner.seeds[row] = row
+        found = StepGraphs(self.runner.target, self.runner.drafter)
         self.sessions: list[Any] = list(found.sessions)
         self.contexts = found.contexts
         for session in self.sessions:
@@ -92,18 +92,18 @@ class Lane:
         held: list[Any] = []
 
         def lagging() -> None:
-            held.append(self.stepper.launch(rule, gamma))
+            held.append(self.runner.launch(rule, gamma))
             if len(held) > 1:
                 held.pop(0).read()
 
         def run(work: Callable[[], object]) -> dict[str, float]:
             return timed(work, setting.device, setting.repeats, setting.inner, lambda: self.stand_at(length))
 
-        result: dict[str, Any] = {"queued": run(lambda: self.stepper.launch(rule, gamma))}
-        result["read"] = run(lambda: self.stepper.launch(rule, gamma).read())
+        result: dict[str, Any] = {"queued": run(lambda: self.runner.launch(rule, gamma))}
+        result["read"] = run(lambda: self.runner.launch(rule, gamma).read())
         result["lagging"] = run(lagging)
         result["exposed_host_ms"] = result["lagging"]["median"] - result["queued"]["median"]
-        result["graphs"] = self.stepper.graphs
+        result["graphs"] = self.runner.graphs
         return result
 
 
@@ -112,12 +112,12 @@ def variant(setting: StepSetting, graphs: bool) -> dict[str, Any]:
     gamma, length = setting.gamma, setting.context
     setting = setting if graphs else replace(setting, repeats=min(setting.repeats, 3), inner=min(setting.inner, 4))
     result: dict[str, Any] = {}
-    plain = Lane(setting, Nothing(), setting.shape(), graphs=graphs)
+    plain = StandingRows(setting, Nothing(), setting.shape(), graphs=graphs)
     result["plain"] = plain.times(GREEDY, 0, length)
-    narrow = Lane(setting, Nothing(), setting.shape(width=1), graphs=graphs)
+    narrow = StandingRows(setting, Nothing(), setting.shape(width=1), graphs=graphs)
     result["plain_width_1"] = narrow.times(GREEDY, 0, length)
     result["width_ratio"] = result["plain"]["queued"]["median"] / result["plain_width_1"]["queued"]["median"]
-    drafting = Lane(setting, ModelDrafter(setting.draft), setting.shape(), graphs=graphs)
+    drafting = StandingRows(setting, ModelDrafter(setting.draft), setting.shape(), graphs=graphs)
     result["speculative"] = drafting.times(GREEDY, gamma, length)
     if graphs:
         result["plain_sampled"] = plain.times(COUPLED, 0, length)
@@ -127,9 +127,9 @@ def variant(setting: StepSetting, graphs: bool) -> dict[str, Any]:
 
 def prefill(setting: StepSetting) -> dict[str, float]:
     """Milliseconds until a prompt of ``context`` tokens is in memory."""
-    stepper = Stepper((setting.target, Nothing()), 1, setting.shape())
+    runner = StepRunner((setting.target, Nothing()), 1, setting.shape())
     prompt = torch.randint(3, setting.target.vocab_size, (setting.context,)).tolist()
-    return timed(lambda: stepper.target.admit(0, prompt), setting.device, 3, 1, lambda: None)
+    return timed(lambda: runner.target.admit(0, prompt), setting.device, 3, 1, lambda: None)
 
 
 def theirs(setting: StepSetting, assisted: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from outrider.bench import curves, gpu, identity, loop, micro
-from outrider.bench.gpu import GREEDY, Lane, StepSetting
+from outrider.bench.gpu import GREEDY, StandingRows, StepSetting
 from outrider.bench.shapes import SIZES, build
 from outrider.bench.timing import Report, settle
 from outrider.drafters import ModelDrafter, Nothing
@@ -147,8 +147,8 @@ def _compiled(setting: StepSetting) -> Any:
     began = timer.now()
     target = build(SIZES["8b"], setting.device, setting.target.dtype)
     target.model.base_model.compile(dynamic=False)
-    lane = Lane(replace(setting, target=target), Nothing(), setting.shape())
-    times = lane.times(GREEDY, 0, setting.context)
+    rows_at = StandingRows(replace(setting, target=target), Nothing(), setting.shape())
+    times = rows_at.times(GREEDY, 0, setting.context)
     return {"plain": times, "seconds_to_compile_and_time": timer.now() - began}
 
 
@@ -161,12 +161,12 @@ def profile(setting: StepSetting, out: Path | None) -> dict[str, Any]:
     kinds = [ProfilerActivity.CUDA] if setting.device.type == "cuda" else [ProfilerActivity.CPU]
     for name, drafter, gamma in (("plain", Nothing(), 0), ("speculative", ModelDrafter(setting.draft), setting.gamma)):
         for label, rule in (("", GREEDY), ("_sampled", gpu.SAMPLED)):
-            lane = Lane(setting, drafter, setting.shape())
-            lane.stand_at(setting.context)
-            lane.stepper.launch(rule, gamma).read()
+            rows_at = StandingRows(setting, drafter, setting.shape())
+            rows_at.stand_at(setting.context)
+            rows_at.runner.launch(rule, gamma).read()
             with watch(activities=kinds) as seen:
                 for _ in range(3):
-                    lane.stepper.launch(rule, gamma).read()
+                    rows_at.runner.launch(rule, gamma).read()
             rows = sorted(seen.key_averages(), key=lambda e: -e.device_time_total)
             total = sum(e.device_time_total for e in rows) / 3000
             top = [[e.key[:90], e.count // 3, round(e.device_time_total / 3, 1)] for e in rows[:28]]

@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.bench.gpu import COUPLED, GREEDY, StepSetting
 from outrider.core.noise import Noise
 from outrider.core.protocols import Drafter
-from outrider.decoding.step_runner import Rule, Stepper
+from outrider.decoding.step_runner import Rule, StepRunner
 from outrider.drafters import ModelDrafter, Nothing
 from outrider.drafters.known_text import KnownText
 from outrider.kernels.triton import available
@@ -24,24 +24,24 @@ def texts(
     """``count`` new tokens after each prompt, and the steps they took."""
     longest = max(map(len, prompts)) + count + 3 * setting.width
     shape = setting.shape(capacity=max(256, 1 << (longest - 1).bit_length()))
-    stepper = Stepper((setting.target, drafter), len(prompts), shape, graphs)
+    runner = StepRunner((setting.target, drafter), len(prompts), shape, graphs)
     for row, prompt in enumerate(prompts):
-        stepper.target.admit(row, prompt)
-        stepper.drafter.admit(row, prompt)
-        stepper.seeds[row] = row
+        runner.target.admit(row, prompt)
+        runner.drafter.admit(row, prompt)
+        runner.seeds[row] = row
     found: list[list[int]] = [[] for _ in prompts]
     steps, ended = 0, set()
     while min(map(len, found)) < count:
-        host = stepper.launch(rule, gamma).read()
+        host = runner.launch(rule, gamma).read()
         steps += 1
         for row, text in enumerate(found):
             text.extend(host.row(row)[0])
             if len(text) >= count and row not in ended:
                 ended.add(row)
-                stepper.target.release(row)
-                stepper.drafter.release(row)
-    if stepper.drafter.error:
-        raise RuntimeError(stepper.drafter.error)
+                runner.target.release(row)
+                runner.drafter.release(row)
+    if runner.drafter.error:
+        raise RuntimeError(runner.drafter.error)
     return [text[:count] for text in found], steps
 
 

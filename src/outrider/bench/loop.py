@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from outrider.bench.gpu import GREEDY, Lane, StepSetting
+from outrider.bench.gpu import GREEDY, StandingRows, StepSetting
 from outrider.bench.timing import timed
 from outrider.core.protocols import Drafter
 from outrider.decoding.loop import Decoder, Request, bucket
-from outrider.decoding.session_pool import Lanes
+from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, Nothing
 from outrider.planning.policies import Auto, Policy
@@ -83,16 +83,16 @@ def exposed(setting: StepSetting, tokens: int) -> dict[str, Any]:
 def _exposed(setting: StepSetting, tokens: int, drafter: Drafter, policy: int | Policy, gamma: int) -> dict[str, Any]:
     drawn = torch.Generator().manual_seed(0)
     prompt = torch.randint(3, setting.target.vocab_size, (setting.context,), generator=drawn).tolist()
-    lanes = Lanes(graphs=True)
+    pool = SessionPool(graphs=True)
     decoder = Decoder(
-        setting.target, drafter, GREEDY.verifier, GREEDY.sampling, policy, setting.width, slots=1, lanes=lanes
+        setting.target, drafter, GREEDY.verifier, GREEDY.sampling, policy, setting.width, slots=1, pool=pool
     )
     found = decode(decoder, [Request(tuple(prompt), Stopping(tokens), seed=seed) for seed in range(2)])
-    lanes.clear()
-    lane = Lane(replace(setting, capacity=bucket(found.context + 256)), drafter, setting.shape())
+    pool.clear()
+    rows_at = StandingRows(replace(setting, capacity=bucket(found.context + 256)), drafter, setting.shape())
     step = timed(
-        lambda: lane.stepper.launch(GREEDY, gamma), setting.device, setting.repeats, setting.inner,
-        lambda: lane.stand_at(found.context),
+        lambda: rows_at.runner.launch(GREEDY, gamma), setting.device, setting.repeats, setting.inner,
+        lambda: rows_at.stand_at(found.context),
     )["median"]  # fmt: skip
     middle = 1000 * statistics.median(found.pauses)
     return {

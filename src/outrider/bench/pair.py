@@ -24,7 +24,7 @@ from outrider.core.protocols import Drafter, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.verification.choose import choose
 from outrider.decoding.loop import Decoder, Request, bucket
-from outrider.decoding.session_pool import Lanes
+from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.step_runner import Rule
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, Nothing
@@ -123,9 +123,9 @@ def measure(pair: Pair, setting: StepSetting, tokens: int, temperature: float) -
 
     All at the setting's width: another one would round differently, and at temperature 0 write other texts.
     """
-    lanes = Lanes(graphs=True)
+    pool = SessionPool(graphs=True)
     rule = Rule(choose("maximal", temperature == 0), Sampling(temperature))
-    plain = decoded(pair, Nothing(), rule, replace(setting, gamma=0), lanes, tokens)
+    plain = decoded(pair, Nothing(), rule, replace(setting, gamma=0), pool, tokens)
     first = _compared(pair, rule, setting, tokens, plain)
     best = optimal_gamma(first["alpha"], first["c"], setting.width - 1) if first["examined"] else 0
     if best in (0, setting.gamma):
@@ -140,7 +140,7 @@ def _compared(pair: Pair, rule: Rule, setting: StepSetting, tokens: int, plain: 
     independent and equal everywhere; what the end of a text cuts off; and the predicted time of a run over the real
     one, in which lies all the overhead.
     """
-    ours = decoded(pair, pair.drafter, rule, setting, Lanes(graphs=True), tokens)
+    ours = decoded(pair, pair.drafter, rule, setting, SessionPool(graphs=True), tokens)
     own = replace(setting, target=pair.target, context=ours.context, capacity=bucket(ours.context + 256))
     steps = parts(own, pair.drafter, rule)
     stats, gamma, c = summarise(ours.trace), setting.gamma, steps.c
@@ -177,9 +177,9 @@ def _compared(pair: Pair, rule: Rule, setting: StepSetting, tokens: int, plain: 
     }
 
 
-def decoded(pair: Pair, drafter: Drafter, rule: Rule, setting: StepSetting, lanes: Lanes, tokens: int) -> Decoded:
+def decoded(pair: Pair, drafter: Drafter, rule: Rule, setting: StepSetting, pool: SessionPool, tokens: int) -> Decoded:
     decoder = Decoder(
-        pair.target, drafter, rule.verifier, rule.sampling, setting.gamma, setting.width, slots=1, lanes=lanes
+        pair.target, drafter, rule.verifier, rule.sampling, setting.gamma, setting.width, slots=1, pool=pool
     )
     return decode(
         decoder, [Request(p, Stopping(tokens, pair.ends), seed=number) for number, p in enumerate(pair.prompts)]

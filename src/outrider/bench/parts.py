@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outrider.bench.gpu import Lane, StepSetting
+from outrider.bench.gpu import StandingRows, StepSetting
 from outrider.bench.timing import timed
 from outrider.core.noise import Noise
 from outrider.core.protocols import Drafter
@@ -35,21 +35,21 @@ class Parts:
 def parts(setting: StepSetting, drafter: Drafter, rule: Rule, graphs: bool = True) -> Parts:
     """Of one row standing at the setting's context; the setting's own draft is of no account."""
     gamma = setting.gamma
-    plain = Lane(setting, Nothing(), setting.shape(), graphs=graphs)
-    step = _median(setting, plain, lambda: plain.stepper.launch(rule, 0))
-    lane = Lane(setting, drafter, setting.shape(), graphs=graphs)
-    speculative = _median(setting, lane, lambda: lane.stepper.launch(rule, gamma))
-    session, target = lane.stepper.drafter.session, lane.stepper.target
+    plain = StandingRows(setting, Nothing(), setting.shape(), graphs=graphs)
+    step = _median(setting, plain, lambda: plain.runner.launch(rule, 0))
+    rows_at = StandingRows(setting, drafter, setting.shape(), graphs=graphs)
+    speculative = _median(setting, rows_at, lambda: rows_at.runner.launch(rule, gamma))
+    session, target = rows_at.runner.drafter.session, rows_at.runner.target
     if session is None:
-        raise RuntimeError(lane.stepper.drafter.error)
-    noise = rule.verifier.noise_for_draft(Noise(lane.stepper.seeds), target.context.positions(gamma + 1))
+        raise RuntimeError(rows_at.runner.drafter.error)
+    noise = rule.verifier.noise_for_draft(Noise(rows_at.runner.seeds), target.context.positions(gamma + 1))
 
     def guess() -> Tensor:
         return session.propose(gamma, rule.sampling, noise, target.context.positions(gamma + 1)).tokens
 
-    captured = StepGraphs(target, lane.stepper.drafter)
-    replayed = lane.stepper.graphs and rule.capturable  # as the steps were
-    drafting = _median(setting, lane, (lambda: captured.run("guess", guess)) if replayed else guess)
+    captured = StepGraphs(target, rows_at.runner.drafter)
+    replayed = rows_at.runner.graphs and rule.capturable  # as the steps were
+    drafting = _median(setting, rows_at, (lambda: captured.run("guess", guess)) if replayed else guess)
     return Parts(step, speculative, drafting / gamma)
 
 
@@ -58,6 +58,6 @@ def cost(setting: StepSetting, drafter: Drafter, rule: Rule, graphs: bool) -> fl
     return parts(replace(setting, repeats=3, inner=5), drafter, rule, graphs).c
 
 
-def _median(setting: StepSetting, lane: Lane, work: Callable[[], object]) -> float:
-    times = timed(work, setting.device, setting.repeats, setting.inner, lambda: lane.stand_at(setting.context))
+def _median(setting: StepSetting, rows_at: StandingRows, work: Callable[[], object]) -> float:
+    times = timed(work, setting.device, setting.repeats, setting.inner, lambda: rows_at.stand_at(setting.context))
     return times["median"]

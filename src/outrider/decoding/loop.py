@@ -13,9 +13,9 @@ from outrider.core.model_facts import facts_of
 from outrider.core.protocols import Drafter, LanguageModel, Shape, Source, Verifier
 from outrider.core.sampling import Sampling
 from outrider.decoding.fault import fault
-from outrider.decoding.session_pool import Lanes
-from outrider.decoding.step_result import HostStep, Ticket
-from outrider.decoding.step_runner import Rule, Stepper
+from outrider.decoding.session_pool import SessionPool
+from outrider.decoding.step_result import HostStep, PendingStep
+from outrider.decoding.step_runner import Rule, StepRunner
 from outrider.decoding.stopping import Row, Stopping
 from outrider.errors import NumericalError, PromptError, require
 from outrider.planning.policies import Fixed, JointPlanner, Policy, Pricing, Setting, declared_widths
@@ -72,7 +72,7 @@ class Decoder:
     width: int = WIDTH
     slots: int | None = None  # row slots; None: as many as there are requests, at most 8
     exact: bool = True  # constant shapes, hence the same bits with and without speculation
-    lanes: Lanes = field(default_factory=Lanes)  # where sessions come from, and whether steps are replayed
+    pool: SessionPool = field(default_factory=SessionPool)  # where sessions come from, and whether steps are replayed
     common: Shape | None = None  # the shape of all requests, which then run side by side; None: each has its own
 
     def __post_init__(self) -> None:
@@ -104,8 +104,8 @@ class Decoder:
         slots, decoder = self.slots or min(len(requests), 8), self.ending(requests)
         failed: dict[int, str] = {}
         for shape, members in groups.items():
-            with self.lanes.lane((self.target, self.drafter), slots, shape) as stepper:
-                batch = _Batch(decoder, stepper, trace).run([(names[i], requests[i]) for i in members])
+            with self.pool.lend((self.target, self.drafter), slots, shape) as runner:
+                batch = _Batch(decoder, runner, trace).run([(names[i], requests[i]) for i in members])
                 with closing(batch):  # before its sessions serve another batch
                     for event in batch:
                         yield event
@@ -188,11 +188,11 @@ def bucket(size: int, least: int = 256) -> int:
 class _Batch:
     """A fixed number of row slots on one target session and one draft session."""
 
-    def __init__(self, decoder: Decoder, stepper: Stepper, trace: Trace) -> None:
-        self.decoder, self.stepper, self.trace = decoder, stepper, trace
+    def __init__(self, decoder: Decoder, runner: StepRunner, trace: Trace) -> None:
+        self.decoder, self.runner, self.trace = decoder, runner, trace
         self.rule, self.watch = Rule(decoder.verifier, decoder.sampling), Stopwatch(trace.seconds)
-        self.target, self.drafter, self.seeds = stepper.target, stepper.drafter, stepper.seeds
-        slots = stepper.seeds.shape[0]
+        self.target, self.drafter, self.seeds = runner.target, runner.drafter, runner.seeds
+        slots = runner.seeds.shape[0]
         self.rows: list[tuple[int, Row] | None] = [None] * slots
         policy = Fixed(decoder.gamma) if isinstance(decoder.gamma, int) else decoder.gamma
         # Runs of constant width cost the same, whatever is in them.
@@ -200,7 +200,7 @@ class _Batch:
         widths = declared_widths(decoder.target, slots) if self.narrow else 1.0
         self.splits = self.target.device.type == "cpu"  # on a GPU the clock sees work being launched, not done
         same_text = decoder.verifier.compares and decoder.verifier.exact  # guesses with the target's own tokens
-        setting = Setting(slots, decoder.width - 1, decoder.drafter, stepper.shape, widths, self.splits, same_text)
+        setting = Setting(slots, decoder.width - 1, decoder.drafter, runner.shape, widths, self.splits, same_text)
         self.planner = policy.start(setting)
         self.pricing = self.planner if isinstance(self.planner, Pricing) else None
         self.joint = self.planner if isinstance(self.planner, JointPlanner) else None
@@ -215,14 +215,14 @@ class _Batch:
             self.trace.levels = add_levels(self.trace.levels, self.drafter.levels)
 
     def _run(self, waiting: deque[tuple[int, Request]]) -> Generator[Event]:
-        begun: Ticket | None = None  # a step that is already under way
+        begun: PendingStep | None = None  # a step that is already under way
         while waiting or any(self.rows):
             for slot, row in enumerate(self.rows):
                 if row is None and waiting:
                     self._admit(slot, *waiting.popleft())
             events = self._take(self._read(begun or self._begin(bool(waiting))))
             # What the caller does with the events is done while the device works, if there is nobody to let in first.
-            goes_on = self.stepper.ahead and any(self.rows) and not (waiting and None in self.rows)
+            goes_on = self.runner.ahead and any(self.rows) and not (waiting and None in self.rows)
             begun = self._begin(bool(waiting)) if goes_on else None
             yield from events
             self.watch.lap("host")
@@ -236,8 +236,8 @@ class _Batch:
         self.rows[slot] = (index, self.decoder.stopping(request).start(request.prompt))
         self.watch.lap("prefill")
 
-    def _begin(self, waiting: bool) -> Ticket:
-        self.began, self.drafted, self.captures = timer.now(), self.trace.seconds["draft"], self.stepper.captures
+    def _begin(self, waiting: bool) -> PendingStep:
+        self.began, self.drafted, self.captures = timer.now(), self.trace.seconds["draft"], self.runner.captures
         drafting = self.drafter.session is not None
         if self.joint is not None:
             self.joint.begin([max(1, row[1].left) if row else 0 for row in self.rows], waiting)
@@ -247,14 +247,14 @@ class _Batch:
         self.drafter.cap(self.asked)
         self.drafter.price(None if self.pricing is None else self.pricing.prices)
         self.trace.runs += 1
-        return self.stepper.launch(self.rule, max(self.asked), self.watch)
+        return self.runner.launch(self.rule, max(self.asked), self.watch)
 
-    def _read(self, begun: Ticket) -> HostStep:
+    def _read(self, begun: PendingStep) -> HostStep:
         host = begun.read()
         if self.target.device.type != "cpu":  # what a replay did inside cannot be told apart: all of it is 'target'
             self.watch.lap("target")
-        self.trace.graphs |= self.stepper.graphs and self.rule.capturable and self.stepper.captures > 0
-        if self.stepper.captures == self.captures:  # a capture takes long, once
+        self.trace.graphs |= self.runner.graphs and self.rule.capturable and self.runner.captures > 0
+        if self.runner.captures == self.captures:  # a capture takes long, once
             self.planner.timed(self._timing(host.guesses, timer.now() - self.began))
         return host
 
@@ -279,7 +279,7 @@ class _Batch:
             position = len(row.prompt) + len(row.tokens)
             taken = row.push(emitted)
             if len(taken) > healthy:  # bad logits behind guesses that do not count are nobody's business
-                self.stepper.spoiled = True
+                self.runner.spoiled = True
                 reason = fault(self.target, slot, position + healthy, self.rule.sampling)
                 row.fail(len(taken) - healthy, reason)
                 taken = taken[:healthy]

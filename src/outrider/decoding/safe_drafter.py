@@ -22,7 +22,7 @@ from outrider.trace import Level
 T = TypeVar("T")
 
 
-class Guarded:
+class SafeDrafter:
     """A draft session that answers with no guesses once the real one has raised; ``error`` says why.
 
     While it is asked for nothing it is told nothing either: it hears of up to ``most`` tokens at once.
@@ -132,7 +132,7 @@ class Guarded:
         return self.abilities.levels
 
     @contextmanager
-    def unguarded(self) -> Iterator[None]:
+    def raising(self) -> Iterator[None]:
         """Let what the drafter raises through: for whoever tries something out and can do without."""
         self._guarding = False
         try:

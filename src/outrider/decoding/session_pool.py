@@ -1,4 +1,4 @@
-"""Steppers kept from call to call, so that graphs captured for a shape serve every later call of that shape."""
+"""Step runners kept from call to call, so that graphs captured for a shape serve every later call of that shape."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import torch
 
 from outrider.core.protocols import Drafter, LanguageModel, Shape
-from outrider.decoding.step_runner import Stepper
+from outrider.decoding.step_runner import StepRunner
 from outrider.errors import DeviceError
 
 MOST_IDLE = 4
-"""Steppers kept that nobody uses: each holds the keys and values of its slots."""
+"""Step runners kept that nobody uses: each holds the keys and values of its slots."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Batch:
-    """What a stepper was made for. Equal to itself only, so that looking for one runs no other code."""
+    """What a runner was made for. Equal to itself only, so that looking for one runs no other code."""
 
     target: LanguageModel
     drafter: Drafter
@@ -32,42 +32,42 @@ class _Batch:
 
 
 @dataclass
-class Lanes:
-    """Lends steppers. With ``graphs`` False each is made for one batch and dropped, as costs nothing on a CPU.
+class SessionPool:
+    """Lends runners. With ``graphs`` False each is made for one batch and dropped, as costs nothing on a CPU.
 
     Threads may share it, and there is no lock: the garbage collector may end a forgotten stream, and so return its
-    stepper, in the middle of any line here, in the thread that would hold the lock. Each change is one operation of a
+    runner, in the middle of any line here, in the thread that would hold the lock. Each change is one operation of a
     list, which nothing interrupts.
     """
 
     graphs: bool = False
     note: Callable[[str], None] | None = None  # told when a graph is being captured
-    _idle: list[tuple[_Batch, Stepper]] = field(default_factory=list, repr=False)  # the latest used last
+    _idle: list[tuple[_Batch, StepRunner]] = field(default_factory=list, repr=False)  # the latest used last
     _eager: list[_Batch] = field(default_factory=list, repr=False)  # tried, and not capturable
 
     @property
-    def idle(self) -> tuple[Stepper, ...]:
-        """Steppers that no call uses now, the latest used last."""
-        return tuple(stepper for _, stepper in self._idle)
+    def idle(self) -> tuple[StepRunner, ...]:
+        """Step runners that no call uses now, the latest used last."""
+        return tuple(runner for _, runner in self._idle)
 
     @contextmanager
-    def lane(self, models: tuple[LanguageModel, Drafter], slots: int, shape: Shape) -> Iterator[Stepper]:
-        """A stepper for one batch. One that an error went through is not lent again."""
+    def lend(self, models: tuple[LanguageModel, Drafter], slots: int, shape: Shape) -> Iterator[StepRunner]:
+        """A runner for one batch. One that an error went through is not lent again."""
         batch = _Batch(*models, slots, shape)
-        stepper = self._take(batch) or self._make(batch)
+        runner = self._take(batch) or self._make(batch)
         try:
-            yield stepper
-        except GeneratorExit:  # the caller stopped listening: nothing is wrong with the stepper
-            self._keep(batch, stepper)
+            yield runner
+        except GeneratorExit:  # the caller stopped listening: nothing is wrong with the runner
+            self._keep(batch, runner)
             raise
         except Exception as error:
             if (reason := _failure_of_the_gpu(error, batch)) is None:
                 raise
             self.clear()
             raise DeviceError(reason) from error
-        self._keep(batch, stepper)
+        self._keep(batch, runner)
 
-    def _take(self, batch: _Batch) -> Stepper | None:
+    def _take(self, batch: _Batch) -> StepRunner | None:
         for entry in tuple(self._idle):
             if batch.is_like(entry[0]):
                 with suppress(ValueError):  # another thread was first
@@ -76,33 +76,33 @@ class Lanes:
                     return entry[1]
         return None
 
-    def _keep(self, batch: _Batch, stepper: Stepper) -> None:
-        if not self.graphs or stepper.spoiled or stepper.drafter.error is not None:
+    def _keep(self, batch: _Batch, runner: StepRunner) -> None:
+        if not self.graphs or runner.spoiled or runner.drafter.error is not None:
             return
-        if not stepper.graphs:  # it tried and gave up: the next one need not find that out, and say so, again
+        if not runner.graphs:  # it tried and gave up: the next one need not find that out, and say so, again
             self._eager = [*self._eager[-MOST_IDLE:], batch]
             return
-        self._idle.append((batch, stepper))
+        self._idle.append((batch, runner))
         while len(self._idle) > MOST_IDLE:
             with suppress(IndexError):
                 self._idle.pop(0)
 
-    def _make(self, batch: _Batch) -> Stepper:
+    def _make(self, batch: _Batch) -> StepRunner:
         graphs = self.graphs and not any(
             known.target is batch.target and known.drafter is batch.drafter for known in self._eager
         )
         models = (batch.target, batch.drafter)
         try:
-            return Stepper(models, batch.slots, batch.shape, graphs, self.note)
+            return StepRunner(models, batch.slots, batch.shape, graphs, self.note)
         except torch.cuda.OutOfMemoryError:
             self.clear()
         try:
-            return Stepper(models, batch.slots, batch.shape, graphs, self.note)
+            return StepRunner(models, batch.slots, batch.shape, graphs, self.note)
         except torch.cuda.OutOfMemoryError as error:
             raise DeviceError(_no_memory(batch)) from error
 
     def clear(self) -> None:
-        """Drop every idle stepper, its buffers and its graphs."""
+        """Drop every idle runner, its buffers and its graphs."""
         self._idle.clear()
         if torch.cuda.is_available():
             with suppress(RuntimeError):  # a GPU that has failed refuses this, too

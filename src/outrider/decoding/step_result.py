@@ -66,7 +66,7 @@ class HostStep:
         return emitted, guesses, values[4 + 2 * g : 4 + 2 * g + drafted], healthy
 
 
-class Ticket:
+class PendingStep:
     """A step's result on its way to the host. The device's own memory may be overwritten as soon as this exists."""
 
     def __init__(self, result: Tensor | Step) -> None:

@@ -16,8 +16,8 @@ from outrider.core.sampling import Sampling
 from outrider.core.timing import TimedTarget
 from outrider.decoding.capture.checks import NotCapturable
 from outrider.decoding.capture.graphs import StepGraphs
-from outrider.decoding.safe_drafter import Guarded
-from outrider.decoding.step_result import Ticket, table
+from outrider.decoding.safe_drafter import SafeDrafter
+from outrider.decoding.step_result import PendingStep, table
 from outrider.errors import OutriderError
 from outrider.trace import Stopwatch
 
@@ -38,7 +38,7 @@ class Rule:
         return self.verifier.name, str(self.sampling)
 
 
-class Stepper:
+class StepRunner:
     """Row slots on one target session and one draft session.
 
     ``graphs`` asks for replayed steps: the eager ones are the reference and give the same bits.
@@ -56,7 +56,7 @@ class Stepper:
         self.name = drafter.name
         self.target = target.start(slots, shape)
         # As many tokens at once as a run may commit: no drafter is told more.
-        self.drafter = Guarded(lambda: drafter.start(slots, shape, self.target), slots, self.target, shape.width)
+        self.drafter = SafeDrafter(lambda: drafter.start(slots, shape, self.target), slots, self.target, shape.width)
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=target.device)
         self.shape, self.graphs, self.note = shape, graphs, note
         self.spoiled = False  # a model's bad numbers are in its memory: not for another batch
@@ -65,20 +65,20 @@ class Stepper:
         if graphs:
             self.drafter.abilities.declare_only_drafter()
 
-    def launch(self, rule: Rule, gamma: int, watch: Stopwatch | None = None) -> Ticket:
-        """Start a step; its result is read from the ticket, at once or while the next step runs."""
+    def launch(self, rule: Rule, gamma: int, watch: Stopwatch | None = None) -> PendingStep:
+        """Start a step; its result is read from the pending, at once or while the next step runs."""
         noise = Silence(self.seeds) if rule.sampling.greedy else Noise(self.seeds)
         gamma = gamma if self.drafter.session is not None else 0
         watch = watch or Stopwatch(_Anything())
         replayed = self._replay(rule, noise, gamma) if self.graphs and rule.capturable else None
         if replayed is not None:
             watch.lap("target")
-            return Ticket(replayed)
+            return PendingStep(replayed)
         timed = TimedTarget(self.target, watch)
         step = speculative_step(timed, self.drafter, rule.verifier, rule.sampling, noise, gamma)
-        ticket = Ticket(step)
+        pending = PendingStep(step)
         watch.lap("accept")
-        return ticket
+        return pending
 
     @property
     def ahead(self) -> bool:
@@ -125,7 +125,7 @@ class Stepper:
 
     def step_table(self, rule: Rule, noise: Noise, gamma: int) -> Tensor:
         """One eager step -> the table of its outcome, on the device: what a CUDA graph captures."""
-        with self.drafter.unguarded():
+        with self.drafter.raising():
             step = speculative_step(self.target, self.drafter, rule.verifier, rule.sampling, noise, gamma)
         return table(step)
 

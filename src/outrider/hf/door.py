@@ -16,7 +16,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 from outrider.core.protocols import Drafter, Shape
 from outrider.core.verification.choose import choose
 from outrider.decoding.loop import WIDTH, Decoder, Event, Request
-from outrider.decoding.session_pool import Lanes
+from outrider.decoding.session_pool import SessionPool
 from outrider.errors import BadOption, NumericalError, require
 from outrider.hf.advice import advise_loading
 from outrider.hf.keywords import hand_on
@@ -80,7 +80,7 @@ def transformers_generate(
             width,
             slots=len(input_ids),
             exact=exact,
-            lanes=target.lanes if graphs else Lanes(),
+            pool=target.pool if graphs else SessionPool(),
         )
         # Without a seed of its own, a script's torch.manual_seed decides, as it does for transformers.
         first_seed = int(torch.randint(2**62, (1,))) if seed is None else seed

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outrider.core.protocols import Shape
-from outrider.decoding.session_pool import Lanes
+from outrider.decoding.session_pool import SessionPool
 from outrider.drafters import ModelDrafter, built_in
 from outrider.errors import ModelError
 from outrider.models.cached_session import CachedSession
@@ -40,7 +40,7 @@ class LentModel(HuggingFaceModel):
         self.identity = _identity(model)
         self.facts = replace(self.facts, width_costs=NOMINAL if self.device.type == "cpu" else None)
         self.auto = Auto()  # knows what steps cost
-        self.lanes = Lanes(graphs=_capturable(model, self.device))
+        self.pool = SessionPool(graphs=_capturable(model, self.device))
         self.drafters = built_in()  # always the same ones: graphs captured for them are found again
 
     @cached_property

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.core.protocols import Session
 from outrider.decoding.capture.checks import CaptureCheck, NotCapturable
-from outrider.decoding.safe_drafter import Guarded
+from outrider.decoding.safe_drafter import SafeDrafter
 from outrider.errors import DeviceError
 from outrider.models.session import BufferedSession
 from outrider.runtime import timer
@@ -45,7 +45,7 @@ class StepGraphs:
     What a step changes is the target's session and what ``drafter`` says that it is made of.
     """
 
-    def __init__(self, target: Session, drafter: Guarded, note: Callable[[str], None] | None = None) -> None:
+    def __init__(self, target: Session, drafter: SafeDrafter, note: Callable[[str], None] | None = None) -> None:
         self._drafting = drafter.abilities
         sessions = [target, *self._drafting.model_sessions]
         self.sessions = [session for session in sessions if isinstance(session, BufferedSession)]

@@ -22,8 +22,8 @@ from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding import session_pool as lanes_module
 from outrider.decoding.loop import Decoder, Request
-from outrider.decoding.session_pool import Lanes
-from outrider.decoding.step_runner import Stepper
+from outrider.decoding.session_pool import SessionPool
+from outrider.decoding.step_runner import StepRunner
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, ModelDrafter
 from outrider.errors import BadOption, DeviceError, NumericalError
@@ -40,68 +40,68 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def pool() -> Lanes:
-    return Lanes(graphs=True)
+def pool() -> SessionPool:
+    return SessionPool(graphs=True)
 
 
-def texts(pool: Lanes, drafter: Drafter, requests: list[Request], rule: str = "greedy", gamma: int = 3) -> object:
+def texts(pool: SessionPool, drafter: Drafter, requests: list[Request], rule: str = "greedy", gamma: int = 3) -> object:
     verifier, sampling = RULES[rule]
     trace = Trace(drafter.name)
-    decoder = Decoder(wrapped("llama"), drafter, verifier, sampling, gamma, slots=2, lanes=pool)
+    decoder = Decoder(wrapped("llama"), drafter, verifier, sampling, gamma, slots=2, pool=pool)
     rows = {event.index: event.row.tokens for event in decoder.stream(requests, trace)}
     return rows, trace.records
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["other", "copy", "none"])
-def test_replayed_text_is_eager_text(name: str, rule: str, pool: Lanes) -> None:
+def test_replayed_text_is_eager_text(name: str, rule: str, pool: SessionPool) -> None:
     """Three ragged requests through two slots, twice: text and trace are those of the eager loop."""
     known = case("llama")
     drafter, requests = known.drafter(name), known.requests if rule == "greedy" else known.seeded()
-    expected = texts(Lanes(), drafter, requests, rule)
+    expected = texts(SessionPool(), drafter, requests, rule)
     assert texts(pool, drafter, requests, rule) == expected
-    (stepper,) = pool.idle
-    assert stepper.graphs and stepper.captures == 1
+    (runner,) = pool.idle
+    assert runner.graphs and runner.captures == 1
     assert texts(pool, drafter, requests, rule) == expected
-    assert pool.idle == (stepper,) and stepper.captures == 1, "the second call records nothing"
+    assert pool.idle == (runner,) and runner.captures == 1, "the second call records nothing"
 
 
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: the next step is launched before the caller hears of the last one."""
-    monkeypatch.setattr(Stepper, "ahead", property(lambda stepper: stepper.graphs))
+    monkeypatch.setattr(StepRunner, "ahead", property(lambda runner: runner.graphs))
 
 
 @pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("gamma", [3, Auto(0.05)], ids=["fixed", "planned"])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_step_begun_early_changes_nothing(rule: str, gamma: int | Auto, pool: Lanes) -> None:
+def test_a_step_begun_early_changes_nothing(rule: str, gamma: int | Auto, pool: SessionPool) -> None:
     """Every decision needs the last step and has it: text, trace and number of runs are those of the eager loop."""
     known = case("llama")
     drafter, requests = known.drafter("other"), known.requests if rule == "greedy" else known.seeded()
     verifier, sampling = RULES[rule]
     found = []
-    for lanes in (Lanes(), pool):
+    for used in (SessionPool(), pool):
         trace = Trace()
-        decoder = Decoder(wrapped("llama"), drafter, verifier, sampling, gamma, slots=2, lanes=lanes)
+        decoder = Decoder(wrapped("llama"), drafter, verifier, sampling, gamma, slots=2, pool=used)
         events = [(e.index, e.tokens, e.accepted) for e in decoder.stream(requests, trace)]
         found.append((events, trace.records, trace.runs))
     assert found[0] == found[1]
 
 
 @pytest.mark.usefixtures("ahead")
-def test_the_caller_hears_of_a_step_while_the_next_one_runs(pool: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one who stops listening then leaves a lane behind that serves the next call."""
+def test_the_caller_hears_of_a_step_while_the_next_one_runs(pool: SessionPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one who stops listening then leaves sessions behind that serves the next call."""
     launched: list[int] = []
-    launch = Stepper.launch
+    launch = StepRunner.launch
 
-    def counted(self: Stepper, *arguments: object) -> object:
+    def counted(self: StepRunner, *arguments: object) -> object:
         launched.append(1)
         return launch(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Stepper, "launch", counted)
+    monkeypatch.setattr(StepRunner, "launch", counted)
     request = Request((5, 6, 7, 8), Stopping(20))
-    decoder = Decoder(wrapped("llama"), Copying(), *RULES["greedy"], 3, slots=1, lanes=pool)
+    decoder = Decoder(wrapped("llama"), Copying(), *RULES["greedy"], 3, slots=1, pool=pool)
     heard = decoder.stream([request], Trace())
     for count in (2, 3, 4):
         next(heard)
@@ -110,50 +110,50 @@ def test_the_caller_hears_of_a_step_while_the_next_one_runs(pool: Lanes, monkeyp
     launched.clear()
     trace = Trace()
     found = [event.row.tokens for event in decoder.stream([request], trace)][-1]
-    assert texts(Lanes(), decoder.drafter, [request])[0] == {0: found}  # type: ignore[index]
+    assert texts(SessionPool(), decoder.drafter, [request])[0] == {0: found}  # type: ignore[index]
     assert trace.runs == len(trace.records), "no run is wasted at the end"
 
 
-def test_an_encoder_decoder_is_replayed_too(pool: Lanes) -> None:
+def test_an_encoder_decoder_is_replayed_too(pool: SessionPool) -> None:
     known = case("t5")
-    decoder = Decoder(known.model, Copying(), gumbel_coupling, Sampling(), 3, slots=2, lanes=pool)
+    decoder = Decoder(known.model, Copying(), gumbel_coupling, Sampling(), 3, slots=2, pool=pool)
     rows = {event.index: event.row.tokens for event in decoder.stream(known.requests, Trace())}
     assert [rows[i] for i in range(len(rows))] == known.expected
     assert pool.idle[0].captures > 0
 
 
-def test_a_stream_left_early_gives_its_slots_back(pool: Lanes) -> None:
+def test_a_stream_left_early_gives_its_slots_back(pool: SessionPool) -> None:
     """Catches rows of an abandoned call that go on running beside those of the next one."""
     known = case("llama")
     verifier, sampling = RULES["greedy"]
-    decoder = Decoder(wrapped("llama"), Copying(), verifier, sampling, 3, slots=2, lanes=pool)
+    decoder = Decoder(wrapped("llama"), Copying(), verifier, sampling, 3, slots=2, pool=pool)
     stream: Iterator[object] = decoder.stream(known.requests, Trace())
     next(stream)
     stream.close()  # type: ignore[attr-defined]
-    (stepper,) = pool.idle
-    with pool.lane((decoder.target, decoder.drafter), 2, decoder.shape(known.requests[0])) as lent:
-        assert lent is stepper and not bool(lent.target.context.active.any())
+    (runner,) = pool.idle
+    with pool.lend((decoder.target, decoder.drafter), 2, decoder.shape(known.requests[0])) as lent:
+        assert lent is runner and not bool(lent.target.context.active.any())
     rows = {event.index: event.row.tokens for event in decoder.stream(known.requests, Trace())}
     assert [rows[i] for i in range(len(rows))] == known.expected
 
 
-def test_equal_drafters_are_not_the_same_drafter(pool: Lanes) -> None:
+def test_equal_drafters_are_not_the_same_drafter(pool: SessionPool) -> None:
     """A recording holds the memory of one model's session; another model of that name must not be given it."""
     requests = case("llama").seeded()
     first, second = (ModelDrafter(wrapped("llama", seed=s), "draft") for s in (1, 0))
     texts(pool, first, requests, "maximal")
-    assert texts(pool, second, requests, "maximal") == texts(Lanes(), second, requests, "maximal")
+    assert texts(pool, second, requests, "maximal") == texts(SessionPool(), second, requests, "maximal")
     assert len(pool.idle) == 2
 
 
-def test_only_a_few_idle_lanes_are_kept(pool: Lanes) -> None:
+def test_only_a_few_idle_lanes_are_kept(pool: SessionPool) -> None:
     requests = case("llama").requests[:1]
     for _ in range(lanes_module.MOST_IDLE + 2):
         texts(pool, ModelDrafter(wrapped("llama", seed=1)), requests)
     assert len(pool.idle) == lanes_module.MOST_IDLE
 
 
-def test_a_drafter_that_fails_is_left_out_as_ever(pool: Lanes) -> None:
+def test_a_drafter_that_fails_is_left_out_as_ever(pool: SessionPool) -> None:
     """It raises while its first step is being recorded; the request must not notice."""
 
     class Failing(Copying):
@@ -169,7 +169,7 @@ def test_a_drafter_that_fails_is_left_out_as_ever(pool: Lanes) -> None:
     assert not pool.idle, "what failed is not lent again"
 
 
-def test_a_reason_is_given_once(pool: Lanes) -> None:
+def test_a_reason_is_given_once(pool: SessionPool) -> None:
     """Not once a call: the pool remembers which drafters cannot be recorded."""
 
     class Unmarked(Copying):
@@ -186,33 +186,33 @@ def test_a_reason_is_given_once(pool: Lanes) -> None:
     assert len(said) == 1 and "'copy'" in str(said[0].message)
 
 
-def test_bad_numbers_do_not_reach_the_next_call(pool: Lanes) -> None:
+def test_bad_numbers_do_not_reach_the_next_call(pool: SessionPool) -> None:
     """A row that ended in NaN leaves it in the memory of its slot: that session is not lent again."""
     requests = [Request((5, 6), Stopping(6))]
     poison = Sampling(processors=(lambda ids, scores: scores * float("nan"),))
-    decoder = Decoder(wrapped("llama"), Copying(), gumbel_coupling, poison, 2, slots=1, lanes=pool)
+    decoder = Decoder(wrapped("llama"), Copying(), gumbel_coupling, poison, 2, slots=1, pool=pool)
     with pytest.raises(NumericalError):
         list(decoder.stream(requests, Trace()))
     assert not pool.idle
 
 
-def test_no_memory_drops_what_is_idle_then_says_what_to_do(pool: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_drops_what_is_idle_then_says_what_to_do(pool: SessionPool, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = case("llama").requests
     texts(pool, Copying(), requests)
     assert pool.idle
-    real, refusals = Stepper.__init__, [1]
+    real, refusals = StepRunner.__init__, [1]
 
-    def start(self: Stepper, *arguments: object) -> None:
+    def start(self: StepRunner, *arguments: object) -> None:
         refusals[0] -= 1
         if refusals[0] >= 0:
             raise torch.cuda.OutOfMemoryError("full")
         real(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Stepper, "__init__", start)
-    with pool.lane((wrapped("llama"), Copying()), 2, Shape(256, 9)):
+    monkeypatch.setattr(StepRunner, "__init__", start)
+    with pool.lend((wrapped("llama"), Copying()), 2, Shape(256, 9)):
         assert not pool.idle, "what was idle made room"
     refusals[0] = 2
-    with pytest.raises(DeviceError, match="fewer slots"), pool.lane((wrapped("llama"), Copying()), 3, Shape(256, 9)):
+    with pytest.raises(DeviceError, match="fewer slots"), pool.lend((wrapped("llama"), Copying()), 3, Shape(256, 9)):
         pass
 
 
@@ -229,25 +229,25 @@ def test_no_memory_drops_what_is_idle_then_says_what_to_do(pool: Lanes, monkeypa
     ],
 )
 def test_a_gpu_that_fails_in_a_step_is_named(
-    error: Exception, kind: type[Exception], match: str, pool: Lanes, monkeypatch: pytest.MonkeyPatch
+    error: Exception, kind: type[Exception], match: str, pool: SessionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever in a step it happens, and the lane it happened in is not used again."""
+    """Wherever in a step it happens, and the sessions it happened in are not used again."""
     requests = case("llama").requests
     texts(pool, Copying(), requests)
 
-    def fail(self: Stepper, *ignored: object) -> None:
+    def fail(self: StepRunner, *ignored: object) -> None:
         raise error
 
-    monkeypatch.setattr(Stepper, "launch", fail)
+    monkeypatch.setattr(StepRunner, "launch", fail)
     with pytest.raises(kind, match=match):
         texts(pool, Copying(), requests)
     assert len(pool.idle) == (kind is RuntimeError), "what is idle may hold the memory that is missing"
 
 
-def test_a_stream_collected_in_the_middle_of_lending_is_no_deadlock(pool: Lanes) -> None:
-    """The garbage collector ends forgotten streams, which return their steppers: a lock was held by the same thread."""
+def test_a_stream_collected_in_the_middle_of_lending_is_no_deadlock(pool: SessionPool) -> None:
+    """The garbage collector ends forgotten streams, which return their runners: a lock was held by the same thread."""
     known = case("llama")
-    decoder = Decoder(known.model, Copying(), *RULES["greedy"], 3, slots=2, lanes=pool)
+    decoder = Decoder(known.model, Copying(), *RULES["greedy"], 3, slots=2, pool=pool)
     forgotten = decoder.stream(known.requests, Trace())
     next(forgotten)
     expected = {event.index: event.row.tokens for event in decoder.stream(known.requests, Trace())}
@@ -263,14 +263,14 @@ def test_a_stream_collected_in_the_middle_of_lending_is_no_deadlock(pool: Lanes)
 
     def lend() -> None:
         shape = Collecting(**vars(decoder.shape(known.requests[0])))
-        with pool.lane((known.model, decoder.drafter), 2, shape):
+        with pool.lend((known.model, decoder.drafter), 2, shape):
             lent.append(len(pool.idle))
 
     lent: list[int] = []
     thread = threading.Thread(target=lend, daemon=True)
     thread.start()
     thread.join(30)
-    assert lent == [1], "the thread waits for itself, or the stepper of the forgotten stream is lost"
+    assert lent == [1], "the thread waits for itself, or the runner of the forgotten stream is lost"
     assert {event.index: event.row.tokens for event in decoder.stream(known.requests, Trace())} == expected
 
 

@@ -1,4 +1,4 @@
-"""Steppers on tiny models with every drafter and rule, and what they emit: for tests of steps that are replayed."""
+"""Step runners on tiny models with every drafter and rule, and what they emit: for tests of steps that are replayed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.core.verification.block import block_coupling
 from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.core.verification.lenient import lenient
 from outrider.core.verification.maximal import maximal_coupling
-from outrider.decoding.step_runner import Rule, Stepper
+from outrider.decoding.step_runner import Rule, StepRunner
 from outrider.drafters import (
     Cascade,
     Copying,
@@ -98,8 +98,8 @@ def drafter(name: str, family: str = "llama") -> Drafter:
     return made[name]()
 
 
-def stepper(name: str, family: str = "llama", graphs: bool = True) -> Stepper:
-    made = Stepper((wrapped(family), drafter(name, family)), 2, SHAPE, graphs)
+def runner(name: str, family: str = "llama", graphs: bool = True) -> StepRunner:
+    made = StepRunner((wrapped(family), drafter(name, family)), 2, SHAPE, graphs)
     if name == "fallback":
         made.drafter.session.asks = False  # type: ignore[union-attr]  # as on a GPU
     if name == "mixture":
@@ -112,7 +112,7 @@ def stepper(name: str, family: str = "llama", graphs: bool = True) -> Stepper:
     return made
 
 
-def steps(made: Stepper, rule: Rule, gammas: list[int]) -> list[list[int]]:
+def steps(made: StepRunner, rule: Rule, gammas: list[int]) -> list[list[int]]:
     found: list[list[int]] = [[], []]
     for gamma in gammas:
         host = made.launch(rule, gamma).read()
