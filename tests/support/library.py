@@ -9,10 +9,18 @@ import torch
 import transformers as tf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from outrider.models.engine.backends import BACKENDS
+from outrider.models.engine.prepared import Prepared, prepare
+
 LETTERS = "abcdefghijklmnopqrstuvwxyz .\n"
 SPECIAL = ["<pad>", "<s>", "</s>"]
 ROWS = 320
 """Rows of the output layer: more than there are tokens, as in many real models."""
+
+
+def prepared(folder: Path, config: Any, engine: str, weights: str) -> Prepared:
+    """An engine's files for a model's directory, with weights in the given format."""
+    return prepare(folder, config, BACKENDS[engine].layout(weights))
 
 
 def tokenizer(*, turned: bool = False, **options: Any) -> tf.PreTrainedTokenizerFast:
