@@ -196,7 +196,7 @@ class LLM:
 
     @cached_property
     def _auto(self) -> Auto:
-        """Kept from call to call, because it is told what steps cost by the steps themselves."""
+        """Kept from call to call: it learns from the steps what they cost."""
         return Auto()
 
     @property

@@ -16,7 +16,7 @@ from outrider.models.transformers.families import llama_classes
 WEIGHTS = ("full", "int8")
 
 WORTH_FILES = 32e6
-"""Bytes of weights from which on "auto" prepares files in the cache: a smaller model takes no time to speak of."""
+"""Bytes of weights from which on "auto" prepares files in the cache: smaller models start faster without."""
 
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose angles depend on nothing but the position."""
@@ -24,7 +24,7 @@ _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class Kernels:
-    """What a model is loaded for: these settings change speed, memory and the last bits, not the function."""
+    """How a loaded model is run: settings that change speed, memory and the last bits of logits, nothing else."""
 
     engine: str = "torch"
     weights: str = "full"  # full: as dtype says; int8: matrices in eight bits

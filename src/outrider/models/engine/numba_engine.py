@@ -29,7 +29,7 @@ Addresses = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
 
 
 class NumbaEngine(LlamaEngine):
-    """A model's weights, mapped. Threads may share it."""
+    """Runs a model by code that numba compiles, on memory-mapped weights. Threads may share it."""
 
     reads_masks = False
     name = f"numba {numba.__version__}"

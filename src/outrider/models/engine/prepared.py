@@ -1,4 +1,4 @@
-"""What an engine runs a model from, written once into the cache and read from there by every process."""
+"""Files that an engine runs a model from: written once into the cache, and read from there by every process."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ RECORD = PREPARED
 
 Places = dict[str, tuple[int, list[int]]]
 """Offset in bytes and shape of a tensor in the file of weights, by name."""
+
+
+_SHOWN = {"any_width": "whether results depend on the number of tokens in a run", "width_costs": "the cost of runs"}
+"""What is measured on a CPU and kept, in words."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +79,15 @@ class Prepared:
         Found out once, whoever asks at the same time. Where it cannot be kept, it is ``otherwise``, if that is given:
         what is found out anew in every process may differ from one to the next.
         """
-        found, shown = self.record.get(what, {}).get(conditions), what.replace("_", " ")
+        found, shown = self.record.get(what, {}).get(conditions), _SHOWN.get(what, what)
         if found is not None:
             return found
         try:
-            with locked(self.folder / ".lock", f"Waiting for another process that finds out {shown}"):
+            with locked(self.folder / ".lock", f"Waiting for another process that measures {shown}"):
                 record = _read_record(self.folder)
                 facts = record.setdefault(what, {})  # another process may have found it out by now
                 if conditions not in facts:
-                    note(f"Finding out {shown} for this CPU (once)")
+                    note(f"Measuring on this CPU, once: {shown}")
                     facts[conditions] = found = json.loads(json.dumps(find_out()))
                     write_record(self.folder, record)
                 self.record.update(record)

@@ -1,4 +1,4 @@
-"""From a name to a model and its tokenizer: short names, directories, .gguf files, hub ids."""
+"""Loads a model and its tokenizer by short name, directory, .gguf file or hub id."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with its tokenizer, the name it was asked for by, and the kernels."""
+    """A loaded model: its name as the user gave it, its tokenizer, and how it is run."""
 
     name: str
     model: CheckpointModel
