@@ -136,9 +136,7 @@ def only_drafter(made: Wrapped) -> None:
 def spending(made: Wrapped) -> None:
     """A mixture's copies take no time."""
     made.ask()
-    made.expect(
-        (made.session if made.name == "safe" else made.able).spent, one=7, fallback=12, mixture=7, cascade=None
-    )
+    made.expect((made.session if made.name == "safe" else made.able).spent, one=7, fallback=12, mixture=7, cascade=None)
 
 
 def matching(made: Wrapped) -> None:
