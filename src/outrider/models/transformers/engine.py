@@ -147,7 +147,7 @@ class TransformersEngine:
         width, ends = positions.shape[1], positions[:, -1]
         filled = int(ends.max()) + 1
         alike = filled == int(ends.min()) + 1 and width in (1, filled)
-        known = self.windows is None and self.config.model_type in families.MAKE_THEIR_OWN_MASK
+        known = self.windows is None and families.family(self.config).own_mask
         return filled, alike and known and self.config._attn_implementation == "sdpa"
 
     def _mask(self, positions: Tensor, slots: Tensor) -> Tensor | dict[str, Tensor]:

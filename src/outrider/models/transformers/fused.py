@@ -1,6 +1,6 @@
 """Llama-like layers with their small operations fused: a dozen launches a layer instead of forty.
 
-Set on the instances of a loaded model, as ``packing.py`` does on a CPU; the classes stay transformers' own, and a
+Set on the instances of a loaded model, as ``lean.py`` does on a CPU; the classes stay transformers' own, and a
 run with another cache than ours goes through their own forward. Same mathematics, other rounding in places, so the
 fused model is its own reference: plain and speculative decoding both use it.
 """
@@ -18,8 +18,9 @@ from outrider.kernels.attached import attach, attached, expect
 from outrider.kernels.packed_linear import Joined
 from outrider.kernels.row_products import quickest_rows
 from outrider.kernels.triton import available
+from outrider.models.llama_layer import parts_of
 from outrider.models.settings import offers, setting
-from outrider.models.transformers.families import LLAMA_LIKE
+from outrider.models.transformers.families import family, llama_classes, llama_layers
 from outrider.models.transformers.kv_cache import RaggedCache
 
 
@@ -39,20 +40,16 @@ class LeastRows:
 
 def fuse(model: Any, device: torch.device) -> bool:
     """Fuse every layer of a model of a known family -> whether that was done."""
-    config = model.config.get_text_config(decoder=True)
-    prefix = LLAMA_LIKE.get(config.model_type)
-    if prefix is None or not available.run_on(device) or setting(config, "hidden_act") != "silu":
-        return False
-    layers = [m for m in model.modules() if type(m).__name__ == f"{prefix}DecoderLayer"]
-    if not layers or config.num_hidden_layers != len(layers) or model.dtype == torch.float64:
+    config, layers = model.config.get_text_config(decoder=True), llama_layers(model)
+    if not layers or model.dtype == torch.float64 or not available.run_on(device):
         return False
     for module in model.modules():
-        if type(module).__name__ == f"{prefix}RMSNorm":
+        if type(module).__name__ == f"{llama_classes(config)}RMSNorm":
             module.forward = MethodType(_norm, module)
     for layer in layers:
         attention, mlp = layer.self_attn, layer.mlp
-        _join(attention, ("q_proj", "k_proj", "v_proj"))
-        _join(mlp, ("gate_proj", "up_proj"))
+        _join(*parts_of(layer, "qkv"))
+        _join(*parts_of(layer, "gate_up"))
         attach(attention, Window(_window(attention, config)))
         for last in (attention.o_proj, mlp.down_proj):
             attach(last, LeastRows(quickest_rows(last.weight)))
@@ -63,10 +60,10 @@ def fuse(model: Any, device: torch.device) -> bool:
 
 
 def _window(attention: Any, config: Any) -> int | None:
-    """Of this layer; a Mistral's layers all have the window of its config."""
+    """Of this layer; where it does not say, all have the one of the config, if the family has windows."""
     if offers(attention, "sliding_window"):
         return attention.sliding_window  # type: ignore[no-any-return]
-    return setting(config, "sliding_window") if config.model_type == "mistral" else None
+    return setting(config, "sliding_window") if family(config).windowed else None
 
 
 def _join(module: Any, names: tuple[str, ...]) -> None:
