@@ -112,7 +112,10 @@ class Decoder(BatchRules):
 
     def _capacity(self, tokens: int) -> int:
         """Room for a text of so many tokens and for guesses behind it; never twice the limit to hold the limit."""
-        room, limit = bucket(tokens + 2 * self.width), self.target.max_length
+        limit, facts = self.target.max_length, facts_of(self.target)
+        # Every shape has CUDA graphs of its own: where bits allow it, short texts share one.
+        least = 1024 if facts.capacity_invariant and facts.device.type == "cuda" else 256
+        room = bucket(tokens + 2 * self.width, least)
         if limit is None:
             return room
         chunk = Shape.chunk  # prefill writes whole ones
