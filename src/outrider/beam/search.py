@@ -40,6 +40,8 @@ class BeamDecoder:
 
     def __post_init__(self) -> None:
         require(self.rows >= self.beams, f"draft_beams must be at least beams, {self.beams}; got {self.rows}")
+        size = self.decoder.target.vocab_size
+        require(self.beams <= size, f"beams must be at most the {size} tokens of the vocabulary, got {self.beams}")
         require(self.decoder.sampling.greedy, "beams: beam search has no temperature; leave it at 0")
 
     @staticmethod

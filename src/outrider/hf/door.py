@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
+from outrider.checks import check_64_bits, check_gamma, check_running, check_width
 from outrider.core.protocols import Drafter, Shape
 from outrider.core.verification.choose import choose
 from outrider.decoding.loop import WIDTH, Decoder, Event, Request
@@ -61,12 +62,15 @@ def transformers_generate(
         if streamer is not None:  # whoever reads from it must not wait for ever, whatever happens here
             stack.callback(streamer.end)
         _check_call(synced_gpus, assistant_tokenizer, coupling)
-        require(graphs in (True, False, "auto"), f'graphs must be True, False or "auto", got {graphs!r}')
+        check_running(width, None, exact, graphs)
+        check_64_bits("seed", seed)
+        check_gamma(gamma)
         check_config(config)
         check_inputs(model, input_ids, model_kwargs)
         require(streamer is None or len(input_ids) == 1, f"a streamer takes one prompt at a time, got {len(input_ids)}")
         advise_loading(model)
         target = stack.enter_context(lent(model))
+        check_width(width, target.max_length)
         drafter = _drafter(_draft(draft, assistant_model), target, stack)
         batch = _batch(input_ids, model_kwargs, inputs_tensor)
         sampled = bool(config.do_sample)
