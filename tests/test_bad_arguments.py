@@ -93,8 +93,9 @@ def test_end_tokens_and_prompts_are_tokens(tmp_path: Path) -> None:
         llm.generate([True])
 
 
-def test_a_processor_that_returns_nan_is_named(tmp_path: Path) -> None:
-    """It was said to forbid all tokens."""
+@pytest.mark.parametrize("beams", [1, 2])
+def test_a_processor_that_returns_nan_is_named(beams: int, tmp_path: Path) -> None:
+    """It was said to forbid all tokens, and with beams nothing was said, or the model was blamed."""
     library.save_llama(tmp_path)
     llm = outrider.load(str(tmp_path))
 
@@ -102,4 +103,15 @@ def test_a_processor_that_returns_nan_is_named(tmp_path: Path) -> None:
         return scores * float("nan") if ids.shape[1] > 3 else scores
 
     with pytest.raises(outrider.OutriderError, match="logits_processor broken returned NaN or plus infinity after 4"):
-        llm.generate([1, 2], logits_processor=[broken])
+        llm.generate([1, 2], logits_processor=[broken], beams=beams, max_new_tokens=8)
+
+
+def test_a_criterion_that_fails_in_beam_search_is_named(tmp_path: Path) -> None:
+    """Catches a hypothesis that counts as finished because the criterion behind it failed."""
+    library.save_llama(tmp_path)
+
+    def impatient(ids: Tensor, scores: Any) -> bool:
+        raise KeyError("mine")
+
+    with pytest.raises(outrider.OutriderError, match="stopping_criteria impatient failed on .* KeyError: 'mine'"):
+        outrider.load(str(tmp_path)).generate([1, 2], stopping_criteria=[impatient], beams=2, max_new_tokens=8)

@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.decoding.loop import Decoder, Event, Request
 from outrider.decoding.stopping import Stopping
-from outrider.errors import NumericalError, require
+from outrider.errors import CriterionError, NumericalError, require
 from outrider.models.hub.generation_config import Defaults
 from outrider.options import Options
 from outrider.trace import Trace
@@ -71,7 +71,7 @@ class Call:
         for length, members in groups.items():
             try:
                 yield from self.behind(length).stream([requests[i] for i in members], trace, members)
-            except NumericalError:  # every row of this group
+            except (NumericalError, CriterionError):  # every row of this group
                 failed += 1
                 if failed == len(groups):
                     raise

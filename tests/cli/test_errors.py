@@ -142,3 +142,12 @@ def test_help_and_version(outrider: Command) -> None:
     """Catches a command without arguments that says nothing, and options nobody can find."""
     assert "Usage: outrider" in outrider().out and "generate" in outrider("--help").out
     assert outrider("--version").out.strip().count(".") == 2
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "2>&-"])
+def test_streams_that_the_shell_has_closed(closed: str) -> None:
+    """They are None in Python: `outrider generate ... >&-` was an AttributeError after the model was loaded."""
+    command = f'exec "{sys.executable}" -c "from outrider.cli.main import main; main()"'
+    words = "generate The -t gpt-small -n 2" if ">" in closed else "generate -t gpt-small"
+    done = subprocess.run(f"{command} {words} {closed}", shell=True, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr and done.returncode == (0 if ">" in closed else 2), done.stderr

@@ -58,6 +58,7 @@ def main() -> None:
     """Run the command. Errors of ours are one line and exit code 2; with --json also one JSON object on stdout."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows '?' for what it does not have
     with warnings.catch_warnings():
@@ -71,6 +72,14 @@ def main() -> None:
         finally:
             gc.freeze()  # the process ends: one more collection would take half a second
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that a shell has closed (``>&-``) are None in Python: nothing is read from them, and what is
+    written to them is lost, as with /dev/null. Otherwise the next file that is opened would be standard output."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _failed(error: Exception) -> int:

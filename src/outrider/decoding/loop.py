@@ -17,7 +17,7 @@ from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.step_result import HostStep, PendingStep
 from outrider.decoding.step_runner import Rule, StepRunner
 from outrider.decoding.stopping import Row, Stopping
-from outrider.errors import NumericalError, PromptError, require
+from outrider.errors import PromptError, require
 from outrider.planning.policies import Fixed, JointPlanner, Policy, Pricing, Setting, declared_widths
 from outrider.planning.step_clock import Timing
 from outrider.runtime import timer
@@ -93,8 +93,8 @@ class Decoder:
     def stream(self, requests: Sequence[Request], trace: Trace, names: Sequence[int] | None = None) -> Generator[Event]:
         """Events in the order they happen. A row depends on its own request and the shapes, never on others.
 
-        A row whose logits are not numbers ends there with ``row.error``, and the others go on; NumericalError if
-        that leaves none.
+        A row whose logits are not numbers, or whose stopping criterion fails, ends there with ``row.error``, and the
+        others go on; NumericalError or CriterionError if that leaves none.
         ``names`` are the numbers the requests go by in events and trace; 0, 1, 2... if not given.
         """
         names = range(len(requests)) if names is None else names
@@ -102,7 +102,7 @@ class Decoder:
         for index, shape in enumerate(self.shapes(requests, names)):
             groups.setdefault(shape, []).append(index)
         slots, decoder = self.slots or min(len(requests), 8), self.ending(requests)
-        failed: dict[int, str] = {}
+        failed: dict[int, Row] = {}
         for shape, members in groups.items():
             with self.pool.lend((self.target, self.drafter), slots, shape) as runner:
                 batch = _Batch(decoder, runner, trace).run([(names[i], requests[i]) for i in members])
@@ -110,9 +110,9 @@ class Decoder:
                     for event in batch:
                         yield event
                         if event.row.error is not None:
-                            failed[event.index] = event.row.error
+                            failed[event.index] = event.row
         if failed and len(failed) == len(requests):  # nothing is left to go on with
-            raise NumericalError(next(iter(failed.values())))
+            raise next(iter(failed.values())).exception
 
     def shapes(self, requests: Sequence[Request], names: Sequence[int] | None = None) -> list[Shape]:
         """The shape of each request; PromptError names the first one that cannot be continued."""

@@ -18,7 +18,7 @@ from outrider.core.protocols import Drafter, Shape
 from outrider.core.verification.choose import choose
 from outrider.decoding.loop import WIDTH, Decoder, Event, Request
 from outrider.decoding.session_pool import SessionPool
-from outrider.errors import BadOption, NumericalError, require
+from outrider.errors import BadOption, require
 from outrider.hf.advice import advise_loading
 from outrider.hf.keywords import hand_on
 from outrider.hf.lent import LentModel, lent
@@ -175,6 +175,7 @@ def _texts(events: Iterator[Event], size: int, streamer: Any) -> list[list[int]]
         if streamer is not None:
             for token in event.tokens:
                 streamer.put(torch.tensor([token]))
-    failed = [row.error for row in rows.values() if row.error is not None]
-    require(not failed, "".join(failed[:1]), NumericalError)  # a tensor has no place to say it row by row
+    for row in rows.values():
+        if row.error is not None:  # a tensor has no place to say it row by row
+            raise row.exception
     return [rows[index].tokens for index in range(size)]
