@@ -25,6 +25,7 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut long option names at 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Speculative decoding that does not change what a model says.",
     epilog="Models and compiled code are kept in ~/.cache/outrider; OUTRIDER_CACHE names another place.",

@@ -24,6 +24,9 @@ from outrider.runtime.files import locked, note, replace_whole, write_whole
 
 RECORD = PREPARED
 
+_DOING = {"any_width": "Checking batch invariance", "width_costs": "Measuring what runs cost by their width"}
+"""What a process does that finds out a fact of this name, for messages."""
+
 Places = dict[str, tuple[int, list[int]]]
 """Offset in bytes and shape of a tensor in the file of weights, by name."""
 
@@ -57,15 +60,15 @@ class Prepared:
         Found out once, whoever asks at the same time. Where it cannot be kept, it is ``otherwise``, if that is given:
         what is found out anew in every process may differ from one to the next.
         """
-        found, shown = self.record.get(what, {}).get(conditions), what.replace("_", " ")
+        found, doing = self.record.get(what, {}).get(conditions), _DOING.get(what, f"Measuring {what}")
         if found is not None:
             return found
         try:
-            with locked(self.folder / ".lock", f"Waiting for another process that finds out {shown}"):
+            with locked(self.folder / ".lock", f"Waiting for another process: {doing.lower()}"):
                 record = _read_record(self.folder)
                 facts = record.setdefault(what, {})  # another process may have found it out by now
                 if conditions not in facts:
-                    note(f"Finding out {shown} for this CPU (once)")
+                    note(f"{doing} on this CPU (once)")
                     facts[conditions] = found = json.loads(json.dumps(find_out()))
                     write_record(self.folder, record)
                 self.record.update(record)
