@@ -19,6 +19,8 @@ WRONG: dict[str, tuple[list[str], str, str]] = {
     "an option's value": (["theory", "--alpha", "3"], "BadOption", "alpha must be between 0 and 1"),
     "no such option": (["generate", "x", "--temprature", "1"], "UsageError", "--temperature"),
     "no number": (["generate", "x", "--top-k", "many"], "UsageError", "'--top-k'"),
+    "the value is shown": (["generate", "x", "--top-k", "many"], "UsageError", "'many'"),
+    "a number out of range": (["generate", "--prompts", "p", "--slots", "-3"], "UsageError", "-3"),
     "an argument is missing": (["verify"], "UsageError", "Missing argument"),
     "no such command": (["generat", "x"], "UsageError", "Did you mean 'generate'"),
     "no such model": (["models", "path", "nothing-here"], "ModelNotFound", "known: smollm2-135m"),

@@ -9,7 +9,8 @@ import os
 import re
 import sys
 import warnings
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import typer
 from typer.core import TyperGroup
@@ -108,7 +109,7 @@ def _message(error: Exception) -> str:
     """One line: what an error says, and where to read on after a wrong option."""
     if isinstance(error, UsageError):
         command = error.ctx.command_path if error.ctx is not None else "outrider"
-        text = f"{error.format_message()} (see `{command} --help`)"
+        text = f"{error.format_message()}{_received(error)} (see `{command} --help`)"
     elif isinstance(error, OSError) and not isinstance(error, OutriderError):
         place = f"{error.filename}: " if error.filename else ""
         text = f"{place}{error.strerror or error}"
@@ -117,6 +118,19 @@ def _message(error: Exception) -> str:
     else:
         text = as_flags(str(error))
     return " ".join(text.split())
+
+
+@runtime_checkable
+class _Rejection(Protocol):
+    """pydantic's error, which typer raises its own from: its message does not name the value."""
+
+    def errors(self) -> Sequence[Mapping[str, Any]]: ...
+
+
+def _received(error: Exception) -> str:
+    """The value that typer has refused, where typer does not say it."""
+    cause = error.__cause__
+    return f", got {cause.errors()[0].get('input')!r}" if isinstance(cause, _Rejection) and cause.errors() else ""
 
 
 def as_flags(message: str) -> str:
