@@ -123,7 +123,7 @@ class Options:
                 raise BadOption(f"draft_{error}") from None
         require(
             self.temperature != 0 or not own,
-            f"{', '.join(f'draft_{name}={value!r}' for name, value in own.items())} cannot help at temperature 0, where only the draft's "
+            f"{', '.join(f'draft_{name}' for name in own)} cannot help at temperature 0, where only the draft's "
             "likeliest guess can be right; leave it out",
         )
 

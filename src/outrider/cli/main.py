@@ -92,7 +92,8 @@ def _failed(error: Exception) -> int:
     if isinstance(error, typer.Abort):
         notes.print("interrupted")
         return 130
-    if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed; typer exports no name for this
+    if type(error).__name__ == "NoArgsIsHelpError" and isinstance(error, UsageError):  # typer exports no name for this
+        typer.echo(error.ctx.get_help())
         return 2
     expected = isinstance(error, (OutriderError, OSError, UsageError, UnicodeDecodeError))
     message = _message(error)
@@ -129,7 +130,7 @@ class _Rejection(Protocol):
 
 def _received(error: Exception) -> str:
     """The value that typer has refused, where typer does not say it."""
-    cause = error.__cause__
+    cause: Any = error.__cause__
     return f", got {cause.errors()[0].get('input')!r}" if isinstance(cause, _Rejection) and cause.errors() else ""
 
 
