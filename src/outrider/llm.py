@@ -9,11 +9,10 @@ from functools import cached_property
 from typing import Any
 
 from outrider.beam.search import beam_search
-from outrider.call import Call
+from outrider.call import Call, DecoderBuilder
 from outrider.checks import check_running, check_trust, check_width, only_known_options
 from outrider.core.model_facts import dtype_name
 from outrider.core.protocols import Drafter
-from outrider.core.verification.choose import choose
 from outrider.decoding.loop import WIDTH, Decoder, Request
 from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.stopping import Row
@@ -25,7 +24,7 @@ from outrider.models.hub import generation_config, loading
 from outrider.models.settings import has_chat_template
 from outrider.options import Options
 from outrider.output import Chunk, Output
-from outrider.planning.policies import Auto, chosen
+from outrider.planning.policies import Auto
 from outrider.prompts import named, render, several, token_ids
 from outrider.runtime.gc_pause import gc_paused
 from outrider.trace import Trace
@@ -175,20 +174,11 @@ class LLM:
 
     def call(self, options: Options) -> Call:
         """What a call with these options needs, worked out once."""
-        verifier = choose(options.coupling, options.temperature == 0, options.lenience)
-        # Where the text depends on gamma and a seed asks for the same text again, no clock may decide.
-        clockless = not verifier.shares_noise and options.seed is not None
-        decoder = Decoder(
-            self.target.model,
-            self._drafter(options),
-            verifier,
-            options.sampling(),
-            chosen(options.gamma, Auto(clock=False) if clockless else self._auto),
-            self.width,
-            self.slots,
-            self.exact,
-            self.pool,
-        )
+        builder = DecoderBuilder(self.target.model, self._auto, self.pool, self.width, self.slots, self.exact)
+        decoder = builder.decoder(
+            self._drafter(options), options.sampling(), options.coupling, options.gamma, options.lenience,
+            repeatable=options.seed is not None,
+        )  # fmt: skip
         model, tokenizer = self.target.model, self.tokenizer
         special: dict[str, int] = {}
         if options.stop_strings or self._defaults.stop:
@@ -198,7 +188,7 @@ class LLM:
 
     @cached_property
     def _auto(self) -> Auto:
-        """Kept from call to call, because it is told what steps cost by the steps themselves."""
+        """Kept from call to call: it learns from the steps what they cost."""
         return Auto()
 
     @property

@@ -1,4 +1,4 @@
-"""From what ``draft=`` says to a drafter: built-in names, classes of one's own, trained directories, models, chains."""
+"""Turns ``draft=`` into a drafter: built-in names, the user's classes, trained directories, models, chains."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ be that sure, and of several rows the least lucky counts."""
 
 
 class Adaptive:
-    """With ``experience`` for all rows of the batch together, else for each by itself."""
+    """Plans by acceptance and cost: with ``experience`` for all rows of the batch together, else row by row."""
 
     def __init__(self, setting: Setting, costs: Costs | Clock, experience: Experience | None = None) -> None:
         self.setting, self.clock = setting, costs if isinstance(costs, Clock) else None
