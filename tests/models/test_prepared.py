@@ -143,7 +143,7 @@ def test_facts_are_found_out_once_and_not_lost(folder: Path) -> None:
 
 def test_what_is_checked_once_is_said_in_plain_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It said "Finding out any width for this CPU", which was a riddle."""
-    prepare(folder, tf.AutoConfig.from_pretrained(folder), "onnxruntime").known("any_width", "here", lambda: True)
+    in_float32(folder, tf.AutoConfig.from_pretrained(folder)).known("any_width", "here", lambda: True)
     assert "Checking batch invariance on this CPU (once)" in capsys.readouterr().err
 
 
