@@ -16,7 +16,7 @@ from outrider.core.verification.choose import choose
 from outrider.decoding.loop import WIDTH, Decoder, Event, Request
 from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.stopping import Stopping
-from outrider.errors import NumericalError, require
+from outrider.errors import CriterionError, NumericalError, require
 from outrider.models.hub.generation_config import Defaults
 from outrider.options import Options
 from outrider.planning.policies import Auto, chosen
@@ -106,7 +106,7 @@ class Call:
         for length, members in groups.items():
             try:
                 yield from self.behind(length).stream([requests[i] for i in members], trace, members)
-            except NumericalError:  # every row of this group
+            except (NumericalError, CriterionError):  # every row of this group
                 failed += 1
                 if failed == len(groups):
                     raise

@@ -10,13 +10,14 @@ from typing import Any
 
 from outrider.beam.search import beam_search
 from outrider.call import Call, DecoderBuilder
+from outrider.checks import check_running, check_trust, check_width, only_known_options
 from outrider.core.model_facts import dtype_name
 from outrider.core.protocols import Drafter
 from outrider.decoding.loop import WIDTH, Decoder, Request
 from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.stopping import Row
 from outrider.drafters import Standardised
-from outrider.drafters.by_name import Beside, drafter_named
+from outrider.drafters.by_name import Beside, check_draft, drafter_named
 from outrider.errors import BadOption, require
 from outrider.models.engine.choice import Kernels
 from outrider.models.hub import generation_config, loading
@@ -32,6 +33,7 @@ from outrider.trace import Trace
 Prompt = str | Sequence[int]
 
 
+@only_known_options({"generate": Options.__dataclass_fields__})
 @gc_paused()
 def load(
     target: str,
@@ -64,28 +66,16 @@ def load(
     weights: "full", as ``dtype`` says, or "int8": matrices in eight bits, by onnxruntime on a CPU, torchao on a GPU.
     """
     require(isinstance(target, str) and target != "", f"target must be a model's name, got {target!r}")
-    require(
-        draft is None or isinstance(draft, (str, Drafter)),
-        f"draft must be a name or have `name` and `start`, got {draft!r}",
-    )
-    _check(width, slots, exact)
+    check_draft(draft)
+    check_running(width, slots, exact, graphs)
+    check_trust(trust_remote_code)
     kernels = Kernels(engine, weights, rows=width, release=True)
     loaded = loading.load(target, device, dtype, trust_remote_code, kernels)
     drafter = drafter_named(draft, Beside(loaded, dtype, trust_remote_code))
     return LLM(loaded, drafter, width=width, slots=slots, exact=exact, graphs=graphs)
 
 
-def _check(width: Any, slots: Any, exact: Any) -> None:
-    def whole(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-    require(whole(width), f"width must be a whole number of at least 1, got {width!r}")
-    require(slots is None or whole(slots), f"slots must be None or a whole number of at least 1, got {slots!r}")
-    require(isinstance(exact, bool), f"exact must be True or False, got {exact!r}")
-
-
 def _graphs(asked: bool | str, device: str) -> bool:
-    require(asked in (True, False, "auto"), f'graphs must be True, False or "auto", got {asked!r}')
     require(
         asked is not True or device == "cuda",
         f'graphs=True needs a CUDA device, the model is on {device!r}; use graphs="auto" or device="cuda"',
@@ -106,7 +96,8 @@ class LLM:
         exact: bool = True,
         graphs: bool | str = "auto",
     ) -> None:
-        _check(width, slots, exact)
+        check_running(width, slots, exact, graphs)
+        check_width(width, target.model.max_length)
         self.target, self.drafter = target, drafter
         self.tokenizer = target.tokenizer
         self.width, self.slots, self.exact = width, slots, exact
@@ -115,6 +106,7 @@ class LLM:
 
     def with_draft(self, draft: str | Drafter | None, trust_remote_code: bool = False) -> LLM:
         """The same target, loaded once, with another drafter: what ``draft`` of ``load`` may be."""
+        check_trust(trust_remote_code)
         dtype = dtype_name(self.target.model.dtype)
         drafter = drafter_named(draft, Beside(self.target, dtype, trust_remote_code))
         return LLM(self.target, drafter, width=self.width, slots=self.slots, exact=self.exact, graphs=self.graphs)

@@ -141,6 +141,12 @@ def test_facts_are_found_out_once_and_not_lost(folder: Path) -> None:
     assert in_float32(folder, config).known("width_costs", "two threads", lambda: None) == {"2": 1.5}
 
 
+def test_what_is_checked_once_is_said_in_plain_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It said "Finding out any width for this CPU", which was a riddle."""
+    in_float32(folder, tf.AutoConfig.from_pretrained(folder)).known("any_width", "here", lambda: True)
+    assert "Checking batch invariance on this CPU (once)" in capsys.readouterr().err
+
+
 def test_facts_that_cannot_be_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches costs that are measured anew in every process, and with them texts that differ for one seed."""
     prepared = in_float32(folder, tf.AutoConfig.from_pretrained(folder))

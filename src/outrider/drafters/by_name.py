@@ -30,10 +30,19 @@ class Beside:
     trust: bool
 
 
+def check_draft(draft: object) -> None:
+    """Refuse what names no drafter and is none."""
+    rule = "draft must be a name or have `name` and `start`"
+    require(draft is None or isinstance(draft, (str, Drafter)), f"{rule}, got {draft!r}")
+    require(draft != "", f"{rule}, got ''; leave it out for 'auto', or give 'none'")
+    if isinstance(draft, type):
+        raise BadOption(f"{rule}, got the class {draft.__name__}; give an instance, as {draft.__name__}()")
+
+
 def drafter_named(draft: str | Drafter | None, beside: Beside) -> Drafter:
     """A drafter for this target. ``a>b`` is b drafting for the target with a drafting for b; ``a>>b`` asks a once."""
+    check_draft(draft)
     if not isinstance(draft, str) and draft is not None:
-        require(isinstance(draft, Drafter), f"draft must be a name or have `name` and `start`, got {draft!r}")
         return draft
     if draft is not None and ">" in draft:
         return _chain(draft, beside)

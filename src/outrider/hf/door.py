@@ -14,10 +14,11 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from outrider.call import DecoderBuilder
+from outrider.checks import check_64_bits, check_gamma, check_running, check_width
 from outrider.core.protocols import Drafter, Shape
 from outrider.decoding.loop import WIDTH, Decoder, Event, Request
 from outrider.decoding.session_pool import SessionPool
-from outrider.errors import BadOption, NumericalError, require
+from outrider.errors import BadOption, require
 from outrider.hf.advice import advise_loading
 from outrider.hf.keywords import hand_on
 from outrider.hf.lent import LentModel, lent
@@ -60,12 +61,15 @@ def transformers_generate(
         if streamer is not None:  # whoever reads from it must not wait for ever, whatever happens here
             stack.callback(streamer.end)
         _check_call(synced_gpus, assistant_tokenizer, coupling)
-        require(graphs in (True, False, "auto"), f'graphs must be True, False or "auto", got {graphs!r}')
+        check_running(width, None, exact, graphs)
+        check_64_bits("seed", seed)
+        check_gamma(gamma)
         check_config(config)
         check_inputs(model, input_ids, model_kwargs)
         require(streamer is None or len(input_ids) == 1, f"a streamer takes one prompt at a time, got {len(input_ids)}")
         advise_loading(model)
         target = stack.enter_context(lent(model))
+        check_width(width, target.max_length)
         drafter = _drafter(_draft(draft, assistant_model), target, stack)
         batch = _batch(input_ids, model_kwargs, inputs_tensor)
         sampled = bool(config.do_sample)
@@ -153,6 +157,7 @@ def _texts(events: Iterator[Event], size: int, streamer: Any) -> list[list[int]]
         if streamer is not None:
             for token in event.tokens:
                 streamer.put(torch.tensor([token]))
-    failed = [row.error for row in rows.values() if row.error is not None]
-    require(not failed, "".join(failed[:1]), NumericalError)  # a tensor has no place to say it row by row
+    for row in rows.values():
+        if row.error is not None:  # a tensor has no place to say it row by row
+            raise row.exception
     return [rows[index].tokens for index in range(size)]

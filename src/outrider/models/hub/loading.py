@@ -222,9 +222,12 @@ def choose_device(device: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0]
-        raise BadOption(f"device {device!r} is not usable here ({reason}); use 'auto' or 'cpu'") from error
+        remedy = (
+            "a GPU is device='cuda'" if str(device).lower().startswith(("gpu", "nvidia")) else "use 'auto' or 'cpu'"
+        )
+        raise BadOption(f"device {device!r} is not usable here ({reason}); {remedy}") from error
     return device
 
 
