@@ -35,7 +35,7 @@ def random_prompts(vocabulary: int, count: int, longest: int = LONGEST) -> list[
     return [tuple(torch.randint(3, vocabulary, (length,), generator=drawn).tolist()) for length in lengths]
 
 
-class Loaded:
+class DecoderUnderLoad:
     """A target with a drafter, to be asked many things at once."""
 
     def __init__(
@@ -73,9 +73,9 @@ def points(
     repeats: int = 3,
 ) -> Iterator[dict[str, Any]]:
     """A point for every number of requests: tokens a second, and tokens that differ from those of a request alone."""
-    ways: dict[str, Loaded] = {"plain": Loaded(setting.target, Nothing(), rule, 0, setting.width)}
+    ways: dict[str, DecoderUnderLoad] = {"plain": DecoderUnderLoad(setting.target, Nothing(), rule, 0, setting.width)}
     if drafter is not None:
-        ways["speculative"] = Loaded(setting.target, drafter, rule, Auto(), setting.width)
+        ways["speculative"] = DecoderUnderLoad(setting.target, drafter, rule, Auto(), setting.width)
     alone = [ways["plain"].texts([prompt], tokens)[0][0] for prompt in prompts[: min(8, max(batches))]]
     for count in batches:
         asked = list(prompts[:count])

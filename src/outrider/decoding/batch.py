@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from outrider.core.model_facts import facts_of
+from outrider.core.processors import ByRow
 from outrider.core.protocols import Admission, Drafter, LanguageModel, Verifier, admit_all
 from outrider.core.sampling import Sampling
 from outrider.decoding.fault import fault
@@ -93,7 +94,8 @@ class RunningBatch:
         if not entering:
             return
         self.watch.lap("host")
-        if facts_of(self.decoder.target).batch_invariant:
+        by_slot = any(isinstance(one, ByRow) for one in self.decoder.sampling.processors)
+        if facts_of(self.decoder.target).batch_invariant and not by_slot:
             entering.sort(key=lambda entry: -len(entry[1].prompt))
         new = [
             Admission(slot, request.prompt, request.source) for slot, (_, request) in zip(empty, entering, strict=False)
