@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,7 @@ from outrider.models.settings import has_chat_template
 from outrider.options import Options
 from outrider.output import Chunk, Output
 from outrider.planning.adaptive import CAPTURED
-from outrider.planning.policies import Auto
+from outrider.planning.policies import Auto, Rehearsal
 from outrider.prompts import named, render, several, token_ids
 from outrider.runtime.gc_pause import gc_paused
 from outrider.trace import Trace
@@ -124,17 +124,20 @@ class LLM:
             outputs = [self._output(rows[i], trace.for_row(i), len(prompt)) for i, prompt in enumerate(prompts)]
         return outputs[0] if single else outputs
 
-    def warm_up(self, rows: int = 1, told: Callable[[str], None] = lambda text: None, **options: Any) -> None:
+    def warm_up(self, rows: int = 1, **options: Any) -> None:
         """Make ready for calls of ``rows`` prompts with these options, so that none of them waits for it.
 
-        On a GPU every number of guesses that "auto" may choose is captured as a CUDA graph; on a CPU what is compiled
-        at its first use is compiled. ``told`` is given a line for each.
+        On a GPU every number of guesses that "auto" may choose is captured as a CUDA graph, which takes seconds; on a
+        CPU what is compiled at its first use is compiled.
         """
-        most = self.width - 1 if self.drafter.name != "none" else 0
-        numbers = sorted({0, most, *(number for number in CAPTURED if number < most)}) if self.graphs else [0, most]
-        for gamma in dict.fromkeys(numbers):
-            told(f"steps of {rows} rows with {gamma} guesses")
-            self.generate([[0, 1, 2, 3]] * rows, **options, gamma=gamma, max_new_tokens=gamma + 2)
+        prompts = [[token % self.target.model.vocab_size for token in range(3, 43)]] * rows
+        self.generate(prompts, **options, gamma=0, max_new_tokens=2)
+        most = self.width - 1
+        if self.drafter.name == "none" or most == 0:
+            return
+        numbers = [most, *(number for number in reversed(CAPTURED) if number < most)] if self.graphs else [most]
+        length = sum(numbers) + len(numbers) + 2  # all may be kept
+        self.generate(prompts, **options, gamma=Rehearsal(tuple(numbers)), eos=(), max_new_tokens=length)
 
     def _search(self, call: Call, requests: list[Request], prompts: list[list[int]]) -> Iterator[Output]:
         """Beam search, one prompt after another."""

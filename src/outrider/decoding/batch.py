@@ -80,12 +80,9 @@ class RunningBatch:
         self.planner = policy.start(setting)
         # A step is launched before the one before it was read: the device never waits for the host. Where the text
         # depends on gamma and no clock is asked, gamma may not depend on whether steps are replayed.
-        free = (
-            same_text
-            or isinstance(policy, Fixed)
-            or (isinstance(self.planner, Adaptive) and self.planner.timed_by_clock)
-        )
-        self.lookahead = runner.ahead and free
+        by_clock = isinstance(self.planner, Adaptive) and self.planner.timed_by_clock
+        self.lookahead = runner.ahead and (same_text or by_clock or isinstance(policy, Fixed))
+        self.drafter.rest(self.lookahead)
         self.pricing = self.planner if isinstance(self.planner, Pricing) else None
         self.joint = self.planner if isinstance(self.planner, JointPlanner) else None
         self.read_at, self.captures = 0.0, runner.captures  # when the last step was read, and captures until then
@@ -126,11 +123,11 @@ class RunningBatch:
             Admission(slot, request.prompt, request.source) for slot, (_, request) in zip(empty, entering, strict=False)
         ]
         admit_all(self.target, new)
+        self.drafter.admit_all(new)
         slots = torch.tensor([one.row for one in new])
         seeds = torch.tensor([request.seed for _, request in entering], dtype=torch.int64)
         self.seeds[slots.to(self.seeds.device)] = seeds.to(self.seeds.device)
         for one, (index, request) in zip(new, entering, strict=True):
-            self.drafter.admit(one.row, one.prompt, one.source)
             self.planner.admit(one.row)
             self.rows[one.row] = (index, self.decoder.stopping(request).start(request.prompt))
         self.watch.lap("prefill")

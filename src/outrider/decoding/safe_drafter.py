@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.core.abilities import Abilities
 from outrider.core.noise import Noise
 from outrider.core.prices import Prices
-from outrider.core.protocols import Draft, DraftSession, Session, Source
+from outrider.core.protocols import Admission, Draft, DraftSession, Session, Source, admit_all
 from outrider.core.sampling import Sampling
 from outrider.errors import BadOption, OutriderError, ProcessorError
 from outrider.trace import Level
@@ -22,10 +22,15 @@ from outrider.trace import Level
 T = TypeVar("T")
 
 
+_RESTS_AFTER = 8
+"""Runs without guesses after which a drafter that may rest is told nothing more until it is asked again."""
+
+
 class SafeDrafter:
     """A draft session that answers with no guesses once the real one has raised; ``error`` says why.
 
-    While no guesses are asked for, committed tokens are collected and passed on up to ``most`` at once.
+    While no guesses are asked for, committed tokens are collected and passed on up to ``most`` at once. Where it may
+    rest, it is told nothing at all in time, from its prompts on, and starts anew with the texts when it is asked.
     """
 
     def __init__(self, start: Callable[[], DraftSession], rows: int, target: Session, most: int = 1) -> None:
@@ -39,6 +44,9 @@ class SafeDrafter:
         self._asked = True
         self._pending: list[Tensor] = []  # [B, 1] each: committed to every row, and not yet told
         self._nothing = Draft.empty(rows, target.device)
+        self.may_rest = self.resting = False
+        self._sources: dict[int, Source | None] = {}  # of the rows there are
+        self._idle_runs = 0
         try:
             self._adopt(start())
         except OutriderError:  # a drafter that does not fit this target is the user's to know
@@ -49,16 +57,52 @@ class SafeDrafter:
     def _adopt(self, session: DraftSession | None) -> None:
         self.session, self.abilities = session, Abilities(session)
 
+    def rest(self, may_rest: bool) -> None:
+        """Before rows are admitted: whether it may rest. It does from the start."""
+        self.may_rest = self.resting = may_rest and self.session is not None
+
+    def prepare(self, gamma: int) -> None:
+        """Before a step with so many guesses."""
+        self._idle_runs = 0 if gamma else self._idle_runs + 1
+        if gamma > 0:
+            self._wake()
+        elif self.may_rest and self._idle_runs > _RESTS_AFTER:
+            self._pending.clear()
+            self.resting = True
+
+    def _wake(self) -> None:
+        """Every row starts anew, with its text so far as its prompt."""
+        if not self.resting:
+            return
+        self.resting = False
+        context = self.target.context
+        active, lengths = context.active.tolist(), context.lengths.tolist()
+        tokens = context.tokens[:, : max(lengths)].tolist()
+        for row in (row for row in range(self.rows) if not active[row]):
+            self._call(lambda session: session.release(row))  # noqa: B023
+        new = [
+            Admission(row, tokens[row][: lengths[row]], self._sources.get(row))
+            for row in range(self.rows)
+            if active[row]
+        ]
+        self._call(lambda session: admit_all(session, new))
+
+    def admit_all(self, admissions: Sequence[Admission]) -> None:
+        self._sources |= {new.row: new.source for new in admissions}
+        if not self.resting:
+            self._tell()
+            self._call(lambda session: admit_all(session, admissions))
+
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
-        self._tell()
-        self._call(lambda session: session.admit(row, prompt, source))
+        self.admit_all([Admission(row, prompt, source)])
 
     def release(self, row: int) -> None:
-        self._tell()
-        self._call(lambda session: session.release(row))
+        if not self.resting:
+            self._tell()
+            self._call(lambda session: session.release(row))
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
-        self._asked = gamma > 0 or self.captured
+        self._asked = (gamma > 0 or self.captured) and not self.resting
         if not self._asked:
             return self._nothing
         self._tell()
@@ -90,6 +134,8 @@ class SafeDrafter:
         return self.abilities.spent
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
+        if self.resting:
+            return
         if self._asked or tokens.shape[1] > 1:
             self._tell()
             self._call(lambda session: session.commit(tokens, count))
@@ -105,16 +151,19 @@ class SafeDrafter:
             self._call(lambda session: session.commit(tokens, torch.full_like(tokens[:, 0], tokens.shape[1])))
 
     def rewind(self, lengths: Tensor) -> None:
+        self._wake()
         self._tell()
         self._call(lambda session: session.rewind(lengths))
 
     def select(self, rows: Tensor) -> None:
+        self._wake()
         self._tell()
         self.rows, self._nothing = len(rows), Draft.empty(len(rows), rows.device)
         self._call(lambda session: session.select(rows))
 
     def attempt(self, function: Callable[[DraftSession], T]) -> T | None:
         """Whatever else is to be done with the real session; None if it has raised or does now."""
+        self._wake()
         self._tell()
         if self.session is None:
             return None

@@ -69,6 +69,7 @@ class StepRunner:
         """Start a step; its result is read from the pending, at once or while the next step runs."""
         noise = Silence(self.seeds) if rule.sampling.greedy else Noise(self.seeds)
         gamma = gamma if self.drafter.session is not None else 0
+        self.drafter.prepare(gamma)
         watch = watch or Stopwatch(_Anything())
         replayed = self._replay(rule, noise, gamma) if self.graphs and rule.capturable else None
         if replayed is not None:
@@ -106,7 +107,7 @@ class StepRunner:
             self._captured = StepGraphs(self.target, self.drafter, note=self.note)
         if not self._captured.steady(gamma > 0):
             return None
-        name = (self.seeds.shape[0], gamma, rule.key)
+        name = (self.seeds.shape[0], gamma, rule.key, self.drafter.resting)
         try:
             return self._captured.run(name, lambda: self.step_table(rule, noise, gamma), gamma > 0)
         except OutriderError:

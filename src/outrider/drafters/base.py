@@ -13,7 +13,7 @@ from outrider.core import host_sync
 from outrider.core.context import Context
 from outrider.core.noise import Noise
 from outrider.core.prices import Prices
-from outrider.core.protocols import Draft, Session, Shape, Source
+from outrider.core.protocols import Admission, Draft, Session, Shape, Source
 from outrider.core.sampling import Sampling, standardise
 
 
@@ -29,6 +29,14 @@ class ContextSession:
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.context.admit(row, prompt)
+
+    def admit_all(self, admissions: Sequence[Admission]) -> None:
+        """Together, unless a subclass has something to do for every row."""
+        if type(self).admit is ContextSession.admit:
+            self.context.admit_all([new.row for new in admissions], [new.prompt for new in admissions])
+            return
+        for new in admissions:
+            self.admit(new.row, new.prompt, new.source)
 
     def release(self, row: int) -> None:
         self.context.release(row)

@@ -9,7 +9,7 @@ from typing import Self
 from torch import Tensor
 
 from outrider.core.abilities import Abilities, forkable
-from outrider.core.protocols import DraftSession, Source
+from outrider.core.protocols import Admission, DraftSession, Source, admit_all
 
 
 class CompositeSession:
@@ -35,8 +35,11 @@ class CompositeSession:
         return False
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+        self.admit_all([Admission(row, prompt, source)])
+
+    def admit_all(self, admissions: Sequence[Admission]) -> None:
         for session in self.sessions:
-            session.admit(row, prompt, source)
+            admit_all(session, admissions)
 
     def release(self, row: int) -> None:
         for session in self.sessions:

@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.core import host_sync
 from outrider.core.noise import Noise
 from outrider.core.numpy_ops import whole
-from outrider.core.protocols import Draft, DraftSession, Session, Shape, Source
+from outrider.core.protocols import Admission, Draft, DraftSession, Session, Shape, Source
 from outrider.core.sampling import Sampling
 from outrider.core.traits import DrafterTraits
 from outrider.drafters.base import ContextSession
@@ -59,10 +59,14 @@ class _CopyingSession(ContextSession):
         )  # [B, S]; -1 matches no token
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
-        super().admit(row, prompt)
-        self.sources[row] = -1
-        if source is not None and not isinstance(source, Tensor):  # an encoder's output has no tokens to copy
-            self.sources[row, : len(source)] = torch.tensor(source, device=self.sources.device)
+        self.admit_all([Admission(row, prompt, source)])
+
+    def admit_all(self, admissions: Sequence[Admission]) -> None:
+        self.context.admit_all([new.row for new in admissions], [new.prompt for new in admissions])
+        self.sources[torch.tensor([new.row for new in admissions]).to(self.sources.device)] = -1
+        for row, source in ((new.row, new.source) for new in admissions):
+            if source is not None and not isinstance(source, Tensor):  # an encoder's output has no tokens to copy
+                self.sources[row, : len(source)] = torch.tensor(source, device=self.sources.device)
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)

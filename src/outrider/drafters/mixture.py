@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.core.noise import Noise
 from outrider.core.prices import Ladder, Prices
-from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape, Source
+from outrider.core.protocols import Admission, Draft, Drafter, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.traits import DrafterTraits, declared_cost, traits_of
 from outrider.drafters.composite import CompositeSession
@@ -109,9 +109,10 @@ class _MixtureSession(CompositeSession):
         """What changes from step to step besides the sessions."""
         return self.kept, self.tried
 
-    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
-        self.kept[row], self.tried[row] = 0, 0
-        super().admit(row, prompt, source)
+    def admit_all(self, admissions: Sequence[Admission]) -> None:
+        rows = torch.tensor([new.row for new in admissions]).to(self.kept.device)
+        self.kept[rows], self.tried[rows] = 0, 0
+        super().admit_all(admissions)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         self.last, self.asked = self.nothing, None

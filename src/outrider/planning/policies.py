@@ -109,6 +109,39 @@ class Fixed:
         """Nothing is learnt."""
 
 
+@dataclass(frozen=True)
+class Rehearsal:
+    """Asks for each of these numbers once, run by run, then for none: whatever a later call needs is made ready."""
+
+    numbers: tuple[int, ...]
+
+    def start(self, setting: Setting) -> Planner:
+        return _Rehearsing(self.numbers)
+
+
+class _Rehearsing:
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        self.numbers, self.run = [*numbers, 0], -1
+
+    def admit(self, row: int) -> None:
+        """All rows are alike."""
+
+    def begin(self, left: Sequence[int], waiting: bool) -> None:
+        self.run += 1
+
+    def ended(self, left: Sequence[int]) -> None:
+        """Nothing is learnt."""
+
+    def choose(self, row: int) -> int:
+        return self.numbers[min(self.run, len(self.numbers) - 1)]
+
+    def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
+        """Nothing is learnt."""
+
+    def timed(self, step: Timing) -> None:
+        """Nothing is learnt."""
+
+
 class Auto:
     """The gamma with the greatest expected speed-up: Theorem 3.8 with costs as they are and acceptance by depth.
 

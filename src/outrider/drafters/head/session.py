@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.core.noise import Noise
 from outrider.core.prices import Prices
-from outrider.core.protocols import Draft, Session, Shape, Source
+from outrider.core.protocols import Admission, Draft, Session, Shape, Source
 from outrider.core.sampling import Sampling, standardise
 from outrider.drafters.base import ContextSession, Reach
 from outrider.drafters.head.backend import DraftRequest, Texts
@@ -44,10 +44,14 @@ class HeadSession(ContextSession):
     def device(self) -> torch.device:
         return self.context.device
 
-    @torch.no_grad()
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
-        super().admit(row, prompt, source)
-        self.backend.admit(self.texts, row, len(prompt))
+        self.admit_all([Admission(row, prompt, source)])
+
+    @torch.no_grad()
+    def admit_all(self, admissions: Sequence[Admission]) -> None:
+        self.context.admit_all([new.row for new in admissions], [new.prompt for new in admissions])
+        for new in admissions:
+            self.backend.admit(self.texts, new.row, len(new.prompt))
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self.backend.commit(self.texts, tokens, count)
