@@ -8,10 +8,11 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
+from outrider.core import host_sync
 from outrider.core.protocols import Shape
 from outrider.drafters.head.backend import HeadBackend, OutputRows
 from outrider.drafters.head.backends.blockwise import BlockwiseBackend
-from outrider.drafters.head.backends.torch_backend import TorchBackend
+from outrider.drafters.head.backends.torch_backend import LazyTorchBackend, TorchBackend
 from outrider.drafters.head.layers import Head
 from outrider.kernels.packed_linear import pack, packed, product
 
@@ -36,7 +37,10 @@ class TorchWeights:
             size = (2, rows, config.heads[1], shape.capacity, config.head_size)
             keys, values = torch.zeros(size, dtype=self.output.dtype, device=device)
             cache = keys, values
-        return TorchBackend(self, cache, torch.arange(shape.capacity, device=device), shape.width)
+        slots = torch.arange(shape.capacity, device=device)
+        if host_sync.free(device):
+            return LazyTorchBackend(self, cache, slots, shape.width, rows)
+        return TorchBackend(self, cache, slots, shape.width)
 
     def logits(self, state: Tensor) -> Tensor:
         """The output layer: states [B, size] -> [B, N]."""
