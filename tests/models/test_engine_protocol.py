@@ -30,6 +30,7 @@ class FadingSum:
     """A backend of twenty lines: each token attends to a fading sum over the tokens in its row's cache."""
 
     trims_prefill = True
+    prefill_tokens = 8
     facts = ModelFacts(VOCAB, dtype=torch.float64, engine="sum", hidden_size=SIZE, layers=1)
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from outrider.testing import check_session
 
 pytest.importorskip("numba")
 
-from exactness.test_bits import Recording
+from exactness.test_bits import Recording, in_slots
 from models.test_lean import TEXT, scored
 from outrider.models.batch_invariance import bits_do_not_depend_on_width
 from outrider.models.cached_session import CachedSession
@@ -205,9 +205,9 @@ def test_logits_are_bit_identical_with_and_without_guesses(engine: str, int8: bo
     again, trace = run(speculative, wanted.drafter("table"), wanted.requests, 6)
     assert again == texts
     assert int8 or sum(record.accepted for record in trace.records) > 0
-    for row, request in enumerate(wanted.requests):
-        for position in range(len(request.prompt), len(request.prompt) + len(texts[row])):
-            assert torch.equal(speculative.seen[row, position], plain.seen[row, position]), (row, position)
+    for slot, index, request in in_slots(wanted.requests):
+        for position in range(len(request.prompt), len(request.prompt) + len(texts[index])):
+            assert torch.equal(speculative.seen[slot, position], plain.seen[slot, position]), (index, position)
 
 
 @with_onnxruntime

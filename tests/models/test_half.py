@@ -25,7 +25,7 @@ from outrider.runtime import cpu
 
 pytest.importorskip("numba")
 
-from exactness.test_bits import Recording
+from exactness.test_bits import Recording, in_slots
 from models.test_engines import BUILT, rounded
 from models.test_lean import scored
 from outrider.kernels.numba.float16_products import CHAIN, half_product, narrow
@@ -82,9 +82,9 @@ def test_logits_are_bit_identical_with_and_without_guesses(tmp_path: Path) -> No
     again, trace = run(speculative, wanted.drafter("table"), wanted.requests, 6)
     assert again == texts
     assert sum(record.accepted for record in trace.records) > 0
-    for row, request in enumerate(wanted.requests):
-        for position in range(len(request.prompt), len(request.prompt) + len(texts[row])):
-            assert torch.equal(speculative.seen[row, position], plain.seen[row, position]), (row, position)
+    for slot, index, request in in_slots(wanted.requests):
+        for position in range(len(request.prompt), len(request.prompt) + len(texts[index])):
+            assert torch.equal(speculative.seen[slot, position], plain.seen[slot, position]), (index, position)
 
 
 @able

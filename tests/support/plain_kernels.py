@@ -19,9 +19,10 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[
     return total, rms_norm(total, weight, eps)
 
 
-def silu_gate(x: Tensor) -> Tensor:
+def silu_gate(x: Tensor, rows: int | None = None) -> Tensor:
     gate, up = x.chunk(2, -1)
-    return torch.nn.functional.silu(gate.float()).to(x.dtype) * up
+    found = torch.nn.functional.silu(gate.float()).to(x.dtype) * up
+    return found if rows is None else torch.nn.functional.pad(found, (0, 0, 0, rows - len(found)))
 
 
 def rotate_and_store(
@@ -41,8 +42,9 @@ def rotate_and_store(
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float, window: int | None = None
-) -> Tensor:
+    queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float, window: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     rows, width, q_heads, size = queries.shape
     key, value = (x.repeat_interleave(q_heads // keys.shape[1], 1).float() for x in (keys, values))
     place = torch.arange(keys.shape[2], device=keys.device)
@@ -50,7 +52,11 @@ def attend(
     visible = (place <= at) & (place > at - (window or keys.shape[2] + 1))
     score = queries.transpose(1, 2).float() @ key.transpose(2, 3) * scale
     share = score.masked_fill(~visible, -torch.inf).softmax(-1)
-    return (share @ value).transpose(1, 2).reshape(rows, width, q_heads * size).to(queries.dtype)
+    found = (share @ value).transpose(1, 2).reshape(rows, width, q_heads * size).to(queries.dtype)
+    if out is None:
+        return found
+    out[: rows * width] = found.flatten(0, 1)
+    return out
 
 
 PRODUCT = ("product", "join")

@@ -187,6 +187,7 @@ def everything(setting: StepSetting, report: Report, baseline: bool = True, comp
         undo()
     fused = setting.target.fuse() and setting.draft.fuse()
     report.results["fused"] = fused
+    report.results["batch_invariant"] = setting.target.find_batch_invariance() and setting.draft.find_batch_invariance()
     if fused:
         report.section("eager_fused", lambda: variant(setting, graphs=False))
         report.section("graph_fused", lambda: variant(setting, graphs=True))

@@ -82,7 +82,9 @@ def _sections(plan: GpuPlan, setting: StepSetting, report: Report) -> None:
     if "latency" in plan.sections:
         gpu.everything(setting, report)
     else:
-        setting.target.fuse(), setting.draft.fuse()
+        for model in (setting.target, setting.draft):
+            model.fuse()
+            model.find_batch_invariance()
     if "latency" in plan.sections or "decoder" in plan.sections:
         report.section("decoder", lambda: loop.exposed(setting, 16 if plan.tiny else 96))
     if "identity" in plan.sections:

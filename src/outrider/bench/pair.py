@@ -105,6 +105,7 @@ def trained_pair(name: str, draft: Path | None, device: torch.device, dtype: str
     head = HeadDrafter(head.head, head.tokens, head.name, floor=0.0)  # gamma guesses always, as the theorem has it
     large = HuggingFaceModel(inflate(loaded.transformers_model.model, EIGHT_BILLION))
     large.fuse()
+    large.find_batch_invariance()
     words = loaded.tokenizer
     chat = has_chat_template(words)
     texts = [_as_chat(words, text) if chat else text for _, text in asked]

@@ -35,11 +35,18 @@ class Context:
         return self.tokens.device
 
     def admit(self, row: int, prompt: Sequence[int]) -> None:
-        self.tokens[row].zero_()
-        self.tokens[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64, device=self.device)
-        self.lengths[row] = len(prompt)
-        self.prompt_lengths[row] = len(prompt)
-        self.active[row] = True
+        self.admit_all([row], [prompt])
+
+    def admit_all(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        """New sequences in these rows: a copy to the device for all of them, not several for each."""
+        tokens = torch.zeros((len(rows), self.capacity), dtype=torch.int64)
+        for line, prompt in zip(tokens, prompts, strict=True):
+            line[: len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
+        index = torch.tensor(rows, dtype=torch.int64).to(self.device)
+        lengths = torch.tensor([len(prompt) for prompt in prompts]).to(self.device)
+        self.tokens[index] = tokens.to(self.device)
+        self.lengths[index], self.prompt_lengths[index] = lengths, lengths
+        self.active[index] = True
 
     def release(self, row: int) -> None:
         self.active[row] = False

@@ -30,11 +30,14 @@ class ModelFacts:
     layers: int | None = None  # whose states can be read; None: the model shows none
     batch_invariant: bool = False
     """A token's bits depend neither on the width of its run nor on other rows: runs may be as narrow as they can be."""
+    capacity_invariant: bool = False
+    """Nor do they depend on the capacity of the KV cache: requests of any length may share one."""
     width_costs: Mapping[int, float] | None = None
     """Cost of a run by its tokens, in runs of one token, where runs are as narrow as they can be; None: all alike.
 
     The same in every process: with a seed, planning by them gives the same text again. Clocks start from them.
     """
+    slots: int = 8  # rows that run together where nobody says how many
     weights_read: int | None = None  # numbers in the matrices of a run, where reading them is what it costs
 
     @property

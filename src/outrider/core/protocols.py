@@ -17,6 +17,7 @@ from outrider.core.draft import Choices as Choices
 from outrider.core.draft import Draft as Draft
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.noise import Noise
+from outrider.core.records import Admission as Admission
 from outrider.core.records import Shape as Shape
 from outrider.core.records import Source as Source
 from outrider.core.records import Verdict as Verdict
@@ -90,6 +91,23 @@ class Session(Protocol):
 
     def fork(self, rows: Tensor) -> Session:
         """Another session whose row i is a copy of row rows[i]; nothing that happens there shows here."""
+
+
+@runtime_checkable
+class AdmitsTogether(Protocol):
+    """A session that prefills several prompts in one run where bits allow it."""
+
+    def admit_all(self, admissions: Sequence[Admission]) -> None:
+        """``Session.admit`` for each of them."""
+
+
+def admit_all(session: Session, admissions: Sequence[Admission]) -> None:
+    """Start sequences: together where the session can, else one by one."""
+    if isinstance(session, AdmitsTogether):
+        session.admit_all(admissions)
+        return
+    for new in admissions:
+        session.admit(new.row, new.prompt, new.source)
 
 
 @runtime_checkable

@@ -21,6 +21,15 @@ Source = Sequence[int] | Tensor
 
 
 @dataclass(frozen=True)
+class Admission:
+    """A sequence that starts in a slot."""
+
+    row: int  # the slot
+    prompt: Sequence[int]
+    source: Source | None = None
+
+
+@dataclass(frozen=True)
 class Shape:
     """The constant shapes of a session. Same shapes, same kernels, same bits."""
 

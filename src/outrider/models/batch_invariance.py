@@ -10,18 +10,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider.core.protocols import LanguageModel, Shape
+from outrider.core.protocols import Admission, LanguageModel, Shape, admit_all
 
 _WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17)
 _LONGEST = 33
 _LONGER = 1024
 """A second capacity: attention sums over all of it, and long sums may be cut into pieces."""
 
+_LONG = 300
+"""Tokens of a prompt that is prefilled in several ways."""
+
 
 @torch.no_grad()
 def bits_do_not_depend_on_width(model: LanguageModel) -> bool:
     """Logits of one text, run in blocks of many widths, from several places and beside other rows, to the bit."""
-    ids = (torch.arange(_LONGEST + 1) * 7 + 3)[None] % model.vocab_size
+    ids = _text(model, _LONGEST + 1)
     shape = Shape(256, _LONGEST, fixed=False)
     expected = _scored(model, shape, ids[:, :1], ids[:, 1:_LONGEST])  # [1, 33, V]
     for start in (1, 6):
@@ -30,6 +33,40 @@ def bits_do_not_depend_on_width(model: LanguageModel) -> bool:
             if not torch.equal(found, expected[:, start - 1 : start - 1 + width]):
                 return False
     return _same_beside_others(model, shape, ids, expected) and _same_in_a_longer_buffer(model, ids)
+
+
+@torch.no_grad()
+def bits_do_not_depend_on_capacity(model: LanguageModel) -> bool:
+    """Logits of one text in a small and in a large KV cache."""
+    ids = _text(model, 14)
+    short, long = (_scored(model, Shape(room, 9, fixed=False), ids[:, :6], ids[:, 6:]) for room in (256, _LONGER))
+    return torch.equal(short, long)
+
+
+@torch.no_grad()
+def bits_do_not_depend_on_prefill(model: LanguageModel, rows: int = 17) -> bool:
+    """Logits behind a long prompt: prefilled alone, beside prompts of other lengths, and run as if it were guessed."""
+    longest = _LONG if model.max_length is None else min(_LONG, model.max_length - 10)
+    ids = _text(model, longest + 1)
+    shape = Shape(512, 9, fixed=False)
+    expected = _scored(model, shape, ids[:, :longest], ids[:, longest:])
+    session = model.start(rows, shape)
+    lengths = [max(1, longest - 7 * row) for row in range(rows)]
+    admit_all(session, [Admission(row, ids[0, :count].tolist()) for row, count in enumerate(lengths)])
+    beside = session.score(torch.stack([ids[0, count : count + 1] for count in lengths]))
+    guessed = _scored(model, Shape(512, longest + 1, fixed=False), ids[:, :1], ids[:, 1:])[:, -2:]
+    return torch.equal(beside[:1], expected) and torch.equal(guessed, expected)
+
+
+def holds(model: LanguageModel) -> bool:
+    """All of it: a token's bits depend on the tokens of its own row and on nothing else."""
+    checks = bits_do_not_depend_on_width, bits_do_not_depend_on_capacity, bits_do_not_depend_on_prefill
+    return all(check(model) for check in checks)
+
+
+def _text(model: LanguageModel, length: int) -> Tensor:
+    """[1, length]"""
+    return (torch.arange(length, device=model.device) * 7 + 3)[None] % model.vocab_size
 
 
 def _same_beside_others(model: LanguageModel, shape: Shape, ids: Tensor, expected: Tensor) -> bool:

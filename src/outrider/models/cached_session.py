@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import ModelFacts
-from outrider.core.protocols import Shape, Source
+from outrider.core.protocols import Admission, Shape, Source
 from outrider.errors import BadOption, require
 from outrider.models.engine_protocol import Engine, Wanted
+from outrider.models.prefill import PrefillRun, neighbours, side_by_side
 from outrider.models.session import BufferedSession
 
 
@@ -46,6 +47,7 @@ class CachedSession(BufferedSession):
         if facts.hidden_size is not None:
             self.embedding, self.unembedding = model.embedding, model.unembedding
             self.hidden = torch.zeros((rows, facts.hidden_size), dtype=facts.dtype, device=facts.device)
+        self._written = 0  # tokens of the longest prompt so far; 0: nothing was ever run
         self._kept: tuple[int, ...] = ()  # layers whose output ``states`` holds
 
     def keep_states(self, layers: Sequence[int]) -> None:
@@ -61,14 +63,22 @@ class CachedSession(BufferedSession):
         shape = (self.context.rows, self.shape.capacity, len(self._kept), facts.hidden_size)
         self.states = torch.zeros(shape, dtype=facts.dtype, device=facts.device)
 
-    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
-        # As far as a row before may have written, guesses and prefill chunks included: the rest was never touched.
-        used = int(self.context.lengths[row]) + 2 * self.shape.width + self.shape.chunk
-        for buffer in (b for pair in self.cache.buffers() for b in pair):
-            buffer[row, :, :used].zero_()  # what is left here is masked, but a NaN passes through any mask
-        if self.states is not None:
-            self.states[row, :used] = 0  # a prompt of one token has nothing behind it, least of all another request's
-        super().admit(row, prompt, source)
+    def admit_all(self, admissions: Sequence[Admission]) -> None:
+        if self._written:
+            self._clear(sorted(new.row for new in admissions))
+        self._written = max(self._written, *(len(new.prompt) for new in admissions))
+        super().admit_all(admissions)
+
+    def _clear(self, rows: list[int]) -> None:
+        """Zero what rows before have left: it is masked, but a NaN passes through any mask."""
+        # As far as any row may have written, guesses and prefill chunks included: the rest was never touched.
+        end = max(int(self.context.lengths.max()) + 2 * self.shape.width, self._written) + self.shape.chunk
+        for part in neighbours(rows):
+            here = slice(part.start, part.stop)
+            for buffer in (b for pair in self.cache.buffers() for b in pair):
+                buffer[here, :, :end].zero_()
+            if self.states is not None:
+                self.states[here, :end] = 0  # a prompt of one token has nothing behind it, least of all another's
 
     def _encode(self, row: int, source: Source) -> None:
         self.engine.encode(source, self.cache, row)
@@ -89,14 +99,22 @@ class CachedSession(BufferedSession):
         assert found.logits is not None
         return found.logits, found.hidden
 
-    @torch.no_grad()
-    def _prefill(self, row: int, tokens: Tensor, positions: Tensor, last: int) -> Tensor | None:
+    def _prefill_runs(self, lengths: Mapping[int, int]) -> Iterator[PrefillRun]:
         if self.engine.trims_prefill and not self.shape.fixed:
-            tokens, positions = tokens[:, : last + 1], positions[:, : last + 1]
-        wanted = Wanted(range(last, last + 1), logits=False, states=self._kept)
-        found = self.engine.run(tokens, positions, self.cache.row(row), wanted)
-        self._keep(torch.tensor([row], device=tokens.device), positions, found.states)
-        return None if found.hidden is None else found.hidden[0, 0]
+            return side_by_side(lengths, self.engine.prefill_tokens)
+        return super()._prefill_runs(lengths)
+
+    @torch.no_grad()
+    def _prefill(self, rows: range, tokens: Tensor, positions: Tensor, last: Sequence[int]) -> Tensor | None:
+        alone = len(rows) == 1
+        wanted = Wanted(range(last[0], last[0] + 1) if alone else None, logits=False, states=self._kept)
+        found = self.engine.run(tokens, positions, self.cache.part(rows), wanted)
+        index = torch.arange(rows.start, rows.stop, device=tokens.device)
+        self._keep(index, positions, found.states)
+        if found.hidden is None or alone:
+            return None if found.hidden is None else found.hidden[:, 0]
+        place = torch.tensor(last).to(tokens.device)[:, None, None].expand(-1, 1, found.hidden.shape[2])
+        return found.hidden.gather(1, place)[:, 0]
 
     def _wanted(self, width: int) -> Wanted:
         """What a run of all rows is for."""

@@ -34,7 +34,10 @@ class Engine(Protocol):
     """Runs tokens at positions. Threads may share it: whatever a run changes is in the cache."""
 
     trims_prefill: bool
-    """Prefill runs are as long as the prompt where bits allow it; False: always a whole chunk."""
+    """Where bits allow it, prefill runs are as long as prompts and hold several rows; False: always a whole chunk."""
+
+    prefill_tokens: int
+    """Tokens of such a run that keep the device busy: more gain nothing."""
 
     @property
     def facts(self) -> ModelFacts:

@@ -28,9 +28,9 @@ class Buffers:
 
         return cls([(buffer(h, dk), buffer(h, dv)) for h, dk, dv in shapes])
 
-    def row(self, row: int) -> Self:
-        """A view of one row's buffers: what is written there is written here."""
-        return type(self)([(k[row : row + 1], v[row : row + 1]) for k, v in self.buffers()])
+    def part(self, rows: range) -> Self:
+        """A view of rows that lie side by side: what is written there is written here."""
+        return type(self)([(k[rows.start : rows.stop], v[rows.start : rows.stop]) for k, v in self.buffers()])
 
     def select(self, rows: Tensor) -> Self:
         return type(self)([(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.buffers()])

@@ -7,7 +7,7 @@ after full acceptance and constant shapes are decided here, once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from typing import Self
 
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from outrider.core.context import Context
 from outrider.core.embedding_table import EmbeddingTable
-from outrider.core.protocols import Shape, Source
+from outrider.core.protocols import Admission, Shape, Source
 from outrider.errors import BadOption
+from outrider.models.prefill import PrefillRun, row_by_row
 
 
 def no_source() -> BadOption:
@@ -53,8 +54,12 @@ class BufferedSession(ABC):
         """Run tokens [B, w] at positions [B, w], remembering them -> logits [B, w, V], hidden [B, w, size]."""
 
     @abstractmethod
-    def _prefill(self, row: int, tokens: Tensor, positions: Tensor, last: int) -> Tensor | None:
-        """Run tokens [1, chunk] of one row alone, remembering them -> hidden [size] of token ``last``."""
+    def _prefill(self, rows: range, tokens: Tensor, positions: Tensor, last: Sequence[int]) -> Tensor | None:
+        """Run tokens [n, w] of some rows, remembering them -> hidden [n, size] of token ``last[i]`` of each."""
+
+    def _prefill_runs(self, lengths: Mapping[int, int]) -> Iterator[PrefillRun]:
+        """How prompts are run, by row: one after another in chunks of constant size."""
+        return row_by_row(lengths, self.shape.chunk)
 
     def _encode(self, row: int, source: Source) -> None:
         raise no_source()
@@ -63,19 +68,31 @@ class BufferedSession(ABC):
         raise BadOption("this model shows no states of its layers; use a draft that reads none")
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
-        self.context.admit(row, prompt)
-        if source is not None:
-            self._encode(row, source)
+        self.admit_all([Admission(row, prompt, source)])
+
+    def admit_all(self, admissions: Sequence[Admission]) -> None:
+        """Start sequences; all but the last token of each is run now."""
+        rows = [new.row for new in admissions]
+        self.context.admit_all(rows, [new.prompt for new in admissions])
+        for new in admissions:
+            if new.source is not None:
+                self._encode(new.row, new.source)
+        index = torch.tensor(rows).to(self.device)
         if self.hidden is not None:
-            self.hidden[row] = 0  # a prompt of one token has no state behind it, least of all another request's
-        chunk = self.shape.chunk
-        for start in range(0, len(prompt) - 1, chunk):
-            positions = torch.arange(start, start + chunk, device=self.context.device)[None]
-            last = min(chunk, len(prompt) - 1 - start) - 1
-            hidden = self._prefill(row, self.context.tokens[row : row + 1, start : start + chunk], positions, last)
-            if self.hidden is not None and hidden is not None:
-                self.hidden[row] = hidden
-        self.cached[row] = len(prompt) - 1
+            self.hidden[index] = 0  # a prompt of one token has no state behind it, least of all another request's
+        lengths = {new.row: len(new.prompt) - 1 for new in admissions}
+        for run in self._prefill_runs(lengths):
+            self._run_prompts(run, lengths)
+        self.cached[index] = torch.tensor(list(lengths.values())).to(self.device)
+
+    def _run_prompts(self, run: PrefillRun, lengths: Mapping[int, int]) -> None:
+        start, count = run.positions.start, len(run.positions)
+        positions = torch.arange(start, run.positions.stop, device=self.device).expand(len(run.rows), -1)
+        tokens = self.context.tokens[run.rows.start : run.rows.stop, start : run.positions.stop]
+        last = [min(count, lengths[row] - start) - 1 for row in run.rows]  # of the prompt; the rest is padding
+        hidden = self._prefill(run.rows, tokens, positions, last)
+        if self.hidden is not None and hidden is not None:
+            self.hidden[run.rows.start : run.rows.stop] = hidden
 
     @property
     def device(self) -> torch.device:

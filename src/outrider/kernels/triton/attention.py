@@ -1,8 +1,10 @@
-"""Attention over a preallocated KV cache that reads only the tokens in use.
+"""Attention over a preallocated KV cache that reads only the tokens in use, with bits that are a query's own.
 
-Keys are cut into pieces of one size from position 0 on. Pieces beyond the last query are not touched; pieces a
-query may not see add exact zeros to it. So what a query gets depends on its position and the shapes of the run
-alone: neither on the buffer's capacity nor on how far its neighbours reach.
+Keys are cut into pieces of one size from position 0 on. A query's softmax is taken over every piece by itself, and the
+pieces are merged in their order. A piece that a query may not see changes nothing, to the bit. So the result depends
+on the query and the keys up to it alone: not on the number of queries of the run, the rows beside it, its place among
+them, or the capacity. A few queries of each row (decoding) are spread over the GPU piece by piece and merged by a
+second kernel; many (prefill) are spread by queries, and each program goes through the pieces.
 """
 
 from __future__ import annotations
@@ -12,15 +14,83 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PIECE = 128  # keys per program
+PIECE = 128  # keys per piece
 _TILE = 64  # keys per product
-_CHUNK = 16  # pieces joined at a time
+_BLOCK_M = 64  # queries per program: constant, because sums over keys are laid out by it
+_UNROLL = 8  # pieces whose results are loaded ahead of merging them
+_FEW = 64
+"""Queries of a row and key/value head up to which pieces are spread over the GPU."""
 
 
 @triton.jit
-def _attend(
-    q, k, v, positions, sums, stats, scale, capacity, pieces,
-    W: tl.constexpr, GROUP: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
+def _query_block(
+    q, positions, row, head, block, W,
+    GROUP: tl.constexpr, HK: tl.constexpr, D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The queries of a program: their place among those of the row and head, the values and the positions."""
+    m = block * BLOCK_M + tl.arange(0, BLOCK_M)  # a token, then a query head of the group
+    token, member = m // GROUP, m % GROUP
+    real = m < GROUP * W
+    d = tl.arange(0, BLOCK_D)
+    at = tl.load(positions + row * W + token, mask=real, other=0)
+    place = ((row * W + token) * HK * GROUP + head * GROUP + member)[:, None] * D + d[None, :]
+    inside = real[:, None] & (d < D)[None, :]
+    return m, real, at, place, inside, tl.load(q + place, mask=inside, other=0.0)
+
+
+@triton.jit
+def _attend_piece(
+    query, at, last, k, v, base, piece, scale, capacity,
+    D: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr, TILE: tl.constexpr, PIECE: tl.constexpr, BLOCK_D: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Softmax over one piece -> its highest score, the sum of its weights and the weighted sum of its values."""
+    d = tl.arange(0, BLOCK_D)
+    best = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    mass = tl.zeros([BLOCK_M], tl.float32)
+    total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for first in range(0, PIECE, TILE):
+        n = piece * PIECE + first + tl.arange(0, TILE)
+        used = (n <= last) & (n < capacity)
+        where = (base + n)[:, None] * D + d[None, :]
+        there = used[:, None] & (d < D)[None, :]
+        key = tl.load(k + where, mask=there, other=0.0)
+        if EXACT:
+            score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        else:
+            score = tl.dot(query, tl.trans(key)) * scale
+        visible = (n[None, :] <= at[:, None]) & used[None, :]
+        if WINDOW > 0:
+            visible = visible & (n[None, :] > at[:, None] - WINDOW)
+        score = tl.where(visible, score, -float("inf"))
+        higher = tl.maximum(best, tl.max(score, 1))
+        anchor = tl.where(higher == -float("inf"), 0.0, higher)
+        share = tl.exp(score - anchor[:, None])
+        fade = tl.exp(best - anchor)
+        mass = mass * fade + tl.sum(share, 1)
+        value = tl.load(v + where, mask=there, other=0.0)
+        if EXACT:
+            total = total * fade[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
+        else:
+            total = total * fade[:, None] + tl.dot(share.to(value.dtype), value)
+        best = higher
+    return best, mass, total
+
+
+@triton.jit
+def _merge(best, mass, total, peak, part, values):
+    """What was found in earlier pieces with what was found in the next one."""
+    higher = tl.maximum(best, peak)
+    anchor = tl.where(higher == -float("inf"), 0.0, higher)
+    fade, weight = tl.exp(best - anchor), tl.exp(peak - anchor)
+    return higher, mass * fade + part * weight, total * fade[:, None] + values * weight[:, None]
+
+
+@triton.jit(do_not_specialize=["capacity", "pieces", "W"])
+def _attend_split(
+    q, k, v, positions, sums, stats, scale, capacity, pieces, W,
+    GROUP: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr, PIECE: tl.constexpr, BLOCK_D: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     row_head = tl.program_id(0).to(tl.int64)
@@ -28,110 +98,115 @@ def _attend(
     row, head = row_head // HK, row_head % HK
     last = tl.load(positions + row * W + W - 1)
     if piece * PIECE <= last:
-        m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)  # a query head of the group, then a token
-        token, member = m % W, m // W
-        real = m < GROUP * W
-        d = tl.arange(0, BLOCK_D)
-        at = tl.load(positions + row * W + token, mask=real, other=0)
-        query = tl.load(
-            q + ((row * W + token) * HK * GROUP + head * GROUP + member)[:, None] * D + d[None, :],
-            mask=real[:, None] & (d < D)[None, :], other=0.0,
+        m, real, at, place, inside, query = _query_block(
+            q, positions, row, head, tl.program_id(2), W, GROUP, HK, D, BLOCK_M, BLOCK_D
+        )
+        best, mass, total = _attend_piece(
+            query, at, last, k, v, row_head * capacity, piece, scale, capacity,
+            D, WINDOW, BLOCK_M, TILE, PIECE, BLOCK_D, EXACT,
         )  # fmt: skip
-        best = tl.full([BLOCK_M], -float("inf"), tl.float32)
-        mass = tl.zeros([BLOCK_M], tl.float32)
-        total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        base = row_head * capacity
-        for first in range(0, PIECE, TILE):
-            n = piece * PIECE + first + tl.arange(0, TILE)
-            used = (n <= last) & (n < capacity)
-            where = (base + n)[:, None] * D + d[None, :]
-            there = used[:, None] & (d < D)[None, :]
-            key = tl.load(k + where, mask=there, other=0.0)
-            if EXACT:
-                score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-            else:
-                score = tl.dot(query, tl.trans(key)) * scale
-            visible = (n[None, :] <= at[:, None]) & used[None, :]
-            if WINDOW > 0:
-                visible = visible & (n[None, :] > at[:, None] - WINDOW)
-            score = tl.where(visible, score, -float("inf"))
-            higher = tl.maximum(best, tl.max(score, 1))
-            anchor = tl.where(higher == -float("inf"), 0.0, higher)
-            share = tl.exp(score - anchor[:, None])
-            fade = tl.exp(best - anchor)
-            mass = mass * fade + tl.sum(share, 1)
-            value = tl.load(v + where, mask=there, other=0.0)
-            if EXACT:
-                total = total * fade[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
-            else:
-                total = total * fade[:, None] + tl.dot(share.to(value.dtype), value)
-            best = higher
         slot = (row_head * pieces + piece) * GROUP * W + m
-        tl.store(sums + slot[:, None] * D + d[None, :], total, mask=real[:, None] & (d < D)[None, :])
+        d = tl.arange(0, BLOCK_D)
+        tl.store(sums + slot[:, None] * D + d[None, :], total, mask=inside)
         tl.store(stats + slot * 2, best, mask=real)
         tl.store(stats + slot * 2 + 1, mass, mask=real)
 
 
-@triton.jit
-def _join(
-    sums, stats, positions, out, pieces,
-    W: tl.constexpr, GROUP: tl.constexpr, HK: tl.constexpr, D: tl.constexpr,
-    PIECE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
+@triton.jit(do_not_specialize=["pieces", "W"])
+def _merge_split(
+    sums, stats, positions, out, pieces, W,
+    GROUP: tl.constexpr, HK: tl.constexpr, D: tl.constexpr,
+    PIECE: tl.constexpr, UNROLL: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row_head = tl.program_id(0).to(tl.int64)
-    m = tl.program_id(1)
+    m = tl.program_id(1) + tl.arange(0, 1)
     row, head = row_head // HK, row_head % HK
-    token, member = m % W, m // W
-    count = (tl.load(positions + row * W + W - 1) // PIECE + 1).to(tl.int32)
+    token, member = m // GROUP, m % GROUP
+    count = (tl.max(tl.load(positions + row * W + token), 0) // PIECE + 1).to(tl.int32)
     d = tl.arange(0, BLOCK_D)
     best = tl.full([1], -float("inf"), tl.float32)
     mass = tl.zeros([1], tl.float32)
-    total = tl.zeros([BLOCK_D], tl.float32)
+    total = tl.zeros([1, BLOCK_D], tl.float32)
     first = tl.zeros([], tl.int32)
     while first < count:
-        piece = first + tl.arange(0, CHUNK)
-        there = piece < count
-        slot = (row_head * pieces + piece) * GROUP * W + m
-        peak = tl.load(stats + slot * 2, mask=there, other=-float("inf"))
-        part = tl.load(stats + slot * 2 + 1, mask=there, other=0.0)
-        wide = there[:, None] & (d < D)[None, :]
-        values = tl.load(sums + slot[:, None] * D + d[None, :], mask=wide, other=0.0)
-        higher = tl.maximum(best, tl.max(peak, 0))
-        anchor = tl.where(higher == -float("inf"), 0.0, higher)
-        weight = tl.exp(peak - anchor)
-        fade = tl.exp(best - anchor)
-        mass = mass * fade + tl.sum(part * weight, 0)
-        total = total * fade + tl.sum(values * weight[:, None], 0)
-        best = higher
-        first += CHUNK
-    result = total / mass
-    target = out + ((row * W + token) * HK * GROUP + head * GROUP + member) * D + d
-    tl.store(target, result.to(out.dtype.element_ty), mask=d < D)
+        for ahead in tl.static_range(UNROLL):
+            piece = first + ahead
+            slot = (row_head * pieces + piece) * GROUP * W + m
+            there = (piece < count) & (m >= 0)
+            peak = tl.load(stats + slot * 2, mask=there, other=-float("inf"))
+            part = tl.load(stats + slot * 2 + 1, mask=there, other=0.0)
+            wide = there[:, None] & (d < D)[None, :]
+            values = tl.load(sums + slot[:, None] * D + d[None, :], mask=wide, other=0.0)
+            best, mass, total = _merge(best, mass, total, peak, part, values)
+        first += UNROLL
+    target = ((row * W + token) * HK * GROUP + head * GROUP + member)[:, None] * D + d[None, :]
+    tl.store(out + target, (total / mass[:, None]).to(out.dtype.element_ty), mask=(d < D)[None, :])
+
+
+@triton.jit(do_not_specialize=["capacity", "W"])
+def _attend_whole(
+    q, k, v, positions, out, scale, capacity, W,
+    GROUP: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr, TILE: tl.constexpr, PIECE: tl.constexpr, BLOCK_D: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    row_head = tl.program_id(0).to(tl.int64)
+    row, head = row_head // HK, row_head % HK
+    blocks = tl.num_programs(1)
+    block = blocks - 1 - tl.program_id(1)  # the longest first
+    m, real, at, place, inside, query = _query_block(q, positions, row, head, block, W, GROUP, HK, D, BLOCK_M, BLOCK_D)
+    last = tl.max(at, 0)
+    best = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    mass = tl.zeros([BLOCK_M], tl.float32)
+    total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    piece = tl.zeros([], tl.int32)
+    if WINDOW > 0:
+        piece = (tl.maximum(tl.min(tl.where(real, at, last), 0) - WINDOW + 1, 0) // PIECE).to(tl.int32)
+    while piece * PIECE <= last:
+        peak, part, values = _attend_piece(
+            query, at, last, k, v, row_head * capacity, piece, scale, capacity,
+            D, WINDOW, BLOCK_M, TILE, PIECE, BLOCK_D, EXACT,
+        )  # fmt: skip
+        best, mass, total = _merge(best, mass, total, peak, part, values)
+        piece += 1
+    mass = tl.where(real, mass, 1.0)
+    tl.store(out + place, (total / mass[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float, window: int | None = None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    scale: float,
+    window: int | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """queries [B, W, HQ, D] at positions [B, W] (consecutive) over keys, values [B, HK, C, D] -> [B, W, HQ D].
 
-    A query sees the keys up to its own position, ``window`` of them at most.
+    A query sees the keys up to its own position, ``window`` of them at most. ``out`` [at least B W, HQ D]: where the
+    result is written, in its first rows, and returned as it is.
     """
     rows, width, q_heads, size = queries.shape
     heads, capacity = keys.shape[1], keys.shape[2]
     group = q_heads // heads
+    result = torch.empty_like(queries).view(rows, width, q_heads * size) if out is None else out
+    positions = positions.contiguous()
+    common = {"GROUP": group, "HK": heads, "D": size, "PIECE": PIECE, "enable_fp_fusion": False}
+    common |= {"BLOCK_D": max(16, triton.next_power_of_2(size))}
+    tiles = {"WINDOW": window or 0, "BLOCK_M": _BLOCK_M, "TILE": _TILE, "EXACT": queries.dtype == torch.float32}
+    blocks = triton.cdiv(group * width, _BLOCK_M)
+    if group * width > _FEW:
+        _attend_whole[(rows * heads, blocks)](
+            queries, keys, values, positions, result, scale, capacity, width, num_warps=4, **tiles, **common
+        )
+        return result
     pieces = triton.cdiv(capacity, PIECE)
-    block_m = min(64, max(16, triton.next_power_of_2(group * width)))
-    block_d = max(16, triton.next_power_of_2(size))
     sums = torch.empty((rows * heads * pieces * group * width, size), dtype=torch.float32, device=queries.device)
     stats = torch.empty((sums.shape[0], 2), dtype=torch.float32, device=queries.device)
-    out = torch.empty_like(queries)
-    positions = positions.contiguous()
-    common = {"W": width, "GROUP": group, "HK": heads, "D": size, "PIECE": PIECE, "BLOCK_D": block_d}
-    _attend[(rows * heads, pieces, triton.cdiv(group * width, block_m))](
-        queries, keys, values, positions, sums, stats, scale, capacity, pieces,
-        WINDOW=window or 0, BLOCK_M=block_m, TILE=_TILE, EXACT=queries.dtype == torch.float32, num_warps=4, **common,
+    _attend_split[(rows * heads, pieces, blocks)](
+        queries, keys, values, positions, sums, stats, scale, capacity, pieces, width, num_warps=4, **tiles, **common
+    )
+    _merge_split[(rows * heads, group * width)](
+        sums, stats, positions, result, pieces, width, UNROLL=_UNROLL, num_warps=2, **common
     )  # fmt: skip
-    _join[(rows * heads, group * width)](
-        sums, stats, positions, out, pieces, CHUNK=_CHUNK, num_warps=2, **common
-    )  # fmt: skip
-    return out.view(rows, width, q_heads * size)
+    return result

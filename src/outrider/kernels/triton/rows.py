@@ -66,20 +66,21 @@ def _gate(x, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + row * SIZE + place, (active.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=inside)
 
 
-def silu_gate(x: Tensor) -> Tensor:
-    """silu(gate) * up from both side by side: [..., 2 F] -> [..., F]."""
+def silu_gate(x: Tensor, rows: int | None = None) -> Tensor:
+    """silu(gate) * up from both side by side: [..., 2 F] -> [..., F]; of [n, 2 F] with ``rows`` -> [rows, F], of which
+    the first n are written."""
     x = x.contiguous()
     size = x.shape[-1] // 2
-    out = torch.empty((*x.shape[:-1], size), dtype=x.dtype, device=x.device)
+    out = torch.empty((*x.shape[:-1], size) if rows is None else (rows, size), dtype=x.dtype, device=x.device)
     block = 1024
     _gate[(x.numel() // (2 * size), triton.cdiv(size, block))](x, out, SIZE=size, BLOCK=block, num_warps=4)
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "W"])
 def _rotate(
-    qkv, cos, sin, positions, queries, keys, values, capacity,
-    W: tl.constexpr, HQ: tl.constexpr, HK: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    qkv, cos, sin, positions, queries, keys, values, capacity, W,
+    HQ: tl.constexpr, HK: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)  # b * W + i
     head = tl.program_id(1)  # queries first, then keys, then values
@@ -124,7 +125,7 @@ def rotate_and_store(
     cos, sin = (x.expand(rows, width, size).contiguous() for x in turn)
     queries = torch.empty((rows, width, q_heads, size), dtype=qkv.dtype, device=qkv.device)
     _rotate[(rows * width, q_heads + 2 * heads)](
-        qkv.contiguous(), cos, sin, positions.contiguous(), queries, keys, values, capacity,
-        W=width, HQ=q_heads, HK=heads, HALF=size // 2, BLOCK=triton.next_power_of_2(size // 2), num_warps=1,
+        qkv.contiguous(), cos, sin, positions.contiguous(), queries, keys, values, capacity, width,
+        HQ=q_heads, HK=heads, HALF=size // 2, BLOCK=triton.next_power_of_2(size // 2), num_warps=1,
     )  # fmt: skip
     return queries

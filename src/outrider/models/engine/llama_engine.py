@@ -44,6 +44,7 @@ class LlamaEngine(ABC):
     """A model's weights as an engine reads them. A subclass runs the layers and the output matrix."""
 
     trims_prefill = True
+    prefill_tokens = 128
     name: str
     kernels: str  # what else its bits depend on
     reads_masks: bool

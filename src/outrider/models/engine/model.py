@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.errors import ModelError, require
 from outrider.models import width_costs
-from outrider.models.batch_invariance import bits_do_not_depend_on_width
+from outrider.models.batch_invariance import bits_do_not_depend_on_capacity, bits_do_not_depend_on_width
 from outrider.models.checkpoint_model import CheckpointModel
 from outrider.models.engine.llama_engine import LlamaEngine
 from outrider.models.engine.prepared import Prepared
@@ -34,7 +34,8 @@ class EngineModel(CheckpointModel):
         known = engine.prepared.known
         conditions = f"{engine.name} {engine.kernels}, {engine.threads} threads, CPU {cpu.facts().identity}"
         if known("any_width", conditions, lambda: bits_do_not_depend_on_width(self)):
-            self.facts = replace(self.facts, batch_invariant=True)
+            alike = known("any_capacity", conditions, lambda: bits_do_not_depend_on_capacity(self))
+            self.facts = replace(self.facts, batch_invariant=True, capacity_invariant=alike)
             costs = known("width_costs", conditions, lambda: width_costs.measured(self), width_costs.NOMINAL)
             self.facts = replace(self.facts, width_costs={int(width): cost for width, cost in costs.items()})
 

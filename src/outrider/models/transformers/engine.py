@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from outrider.core.model_facts import ModelFacts
 from outrider.core.protocols import Shape, Source
 from outrider.errors import ModelError, require
+from outrider.kernels import row_products
 from outrider.models import masks
 from outrider.models.engine_protocol import Result, Wanted
 from outrider.models.session import no_source
@@ -32,6 +34,7 @@ class TransformersEngine:
     """Runs a model's layers as they are: transformers' own (eager), or fused or packed ones set on its instances."""
 
     trims_prefill = False
+    prefill_tokens = 1024
 
     def __init__(self, refer: Callable[[], PreTrainedModel]) -> None:
         """``refer`` gives the model: the engine itself need not keep it alive."""
@@ -44,6 +47,7 @@ class TransformersEngine:
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
         self.windows = families.sliding_windows(self.config)
         self.fused = False  # True: attention reads positions itself and needs no mask, see fused.py
+        self.unsplit = False  # True: a row of a product does not depend on the rows beside it, see row_products.py
         watch_output_layer(model)
         encoder_decoder = bool(model.config.is_encoder_decoder)
         self._own_shapes, self._cross_shapes, hidden_size = self._probe(encoder_decoder)
@@ -92,7 +96,13 @@ class TransformersEngine:
             ends = wanted.logits and few.stop == tokens.shape[1]
             arguments["logits_to_keep"] = len(few) if ends else torch.tensor(list(few), device=tokens.device)
             few = None
-        output, hidden = forward(self.model, **arguments)
+        with row_products.unsplit() if self.unsplit else nullcontext():
+            if self.fused and not wanted.logits:  # of these families the output layer reads what the layers give
+                arguments.pop("logits_to_keep", None)
+                output = self.model.base_model(**arguments)
+                hidden, few = output.last_hidden_state, wanted.tokens
+            else:
+                output, hidden = forward(self.model, **arguments)
         part = slice(None) if few is None else slice(few.start, few.stop)
         logits = output.logits[:, part] if wanted.logits else None
         return Result(logits, None if hidden is None else hidden[:, part], self._states(output, wanted.states))

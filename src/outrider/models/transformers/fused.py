@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from outrider.kernels.attached import attach, attached, expect
 from outrider.kernels.packed_linear import Joined
+from outrider.kernels.row_products import quickest_rows
 from outrider.kernels.triton import available
 from outrider.models.settings import offers, setting
 from outrider.models.transformers.families import LLAMA_LIKE
@@ -27,6 +28,13 @@ class Window:
     """Attached to an attention layer: how many tokens it looks back at; None: all of them."""
 
     size: int | None
+
+
+@dataclass(frozen=True)
+class LeastRows:
+    """Attached to a linear layer: with fewer rows than this its product is slower than with as many."""
+
+    count: int
 
 
 def fuse(model: Any, device: torch.device) -> bool:
@@ -46,6 +54,8 @@ def fuse(model: Any, device: torch.device) -> bool:
         _join(attention, ("q_proj", "k_proj", "v_proj"))
         _join(mlp, ("gate_proj", "up_proj"))
         attach(attention, Window(_window(attention, config)))
+        for last in (attention.o_proj, mlp.down_proj):
+            attach(last, LeastRows(quickest_rows(last.weight)))
         attention.forward = MethodType(_attention, attention)
         mlp.forward = MethodType(_mlp, mlp)
         layer.forward = MethodType(_layer, layer)
@@ -100,7 +110,14 @@ def _mlp(self: Any, x: Tensor) -> Tensor:
         return type(self).forward(self, x)  # type: ignore[no-any-return]
     from outrider.kernels.triton.rows import silu_gate
 
-    return self.down_proj(silu_gate(_together(self, x)))  # type: ignore[no-any-return]
+    both = _together(self, x).flatten(0, -2)
+    gated = silu_gate(both, _room(self.down_proj, both))
+    return self.down_proj(gated)[: len(both)].view(x.shape)  # type: ignore[no-any-return]
+
+
+def _room(last: Any, rows: Tensor) -> int:
+    """The rows that a layer's product is given for these."""
+    return max(len(rows), expect(last, LeastRows).count)
 
 
 def _attention(
@@ -120,8 +137,10 @@ def _attention(
 
     layer, positions = past_key_values.layers[self.layer_idx], past_key_values.place.positions
     queries = rotate_and_store(_together(self, hidden_states), position_embeddings, positions, layer.keys, layer.values)
-    mixed = attend(queries, layer.keys, layer.values, positions, self.scaling, expect(self, Window).size)
-    return self.o_proj(mixed), None
+    flat = queries.flatten(0, 1).flatten(1)
+    out = flat.new_empty((_room(self.o_proj, flat), flat.shape[1]))
+    attend(queries, layer.keys, layer.values, positions, self.scaling, expect(self, Window).size, out)
+    return self.o_proj(out)[: len(flat)].view(hidden_states.shape), None
 
 
 def _layer(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:

@@ -115,9 +115,9 @@ class SourceCache(Buffers):
         self.lengths[row] = length
         self.names[row] = self.names.max() + 1
 
-    def row(self, row: int) -> Self:
-        part = slice(row, row + 1)
-        return type(self)(self.own.row(row), self.cross.row(row), self.lengths[part], self.names[part])
+    def part(self, rows: range) -> Self:
+        part = slice(rows.start, rows.stop)
+        return type(self)(self.own.part(rows), self.cross.part(rows), self.lengths[part], self.names[part])
 
     def select(self, rows: Tensor) -> Self:
         lengths, names = self.lengths.index_select(0, rows), self.names.index_select(0, rows)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from outrider.kernels import row_products
+from outrider.models import batch_invariance
 from outrider.models.checkpoint_model import CheckpointModel
 from outrider.models.transformers import families, selfcheck
 from outrider.models.transformers.engine import TransformersEngine
@@ -14,6 +17,9 @@ from outrider.models.transformers.watch import forward
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_SLOTS = 64
+"""Rows that run together on a GPU: steps of so many take little longer than steps of one."""
 
 
 class HuggingFaceModel(CheckpointModel):
@@ -62,6 +68,22 @@ class HuggingFaceModel(CheckpointModel):
     def fuse(self) -> bool:
         """Use fused kernels where the family and the device allow; False if they do not."""
         return self.engine.fuse()
+
+    def find_batch_invariance(self) -> bool:
+        """Use products whose rows are independent, if with them bits depend on nothing but a row's own tokens.
+
+        On a GPU with fused kernels. False: they do, and runs stay as wide as the session's shape says.
+        """
+        engine = self.engine
+        if not self.fused or not row_products.supported(self.device, self.dtype):
+            return False
+        engine.unsplit, engine.trims_prefill = True, True
+        self.facts = replace(engine.facts, batch_invariant=True, capacity_invariant=True, slots=_SLOTS)
+        if batch_invariance.holds(self):
+            engine.facts = self.facts
+            return True
+        engine.unsplit, engine.trims_prefill, self.facts = False, False, engine.facts
+        return False
 
     def forward(self, **arguments: Any) -> tuple[Any, Tensor | None]:
         """The model's own forward -> its output, and what the output layer read: the last hidden states."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.core.protocols import Shape, Source
+from outrider.core.protocols import Admission, Shape
 from outrider.models.cached_session import CachedSession, Runnable
 from outrider.models.engine_protocol import Wanted
 
@@ -25,18 +25,24 @@ class NarrowSession(CachedSession):
         self._used: set[int] = set()  # slots that have held a row before
         self._needed = 1  # last tokens of each row whose logits the run at hand is for
 
-    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
+    def admit_all(self, admissions: Sequence[Admission]) -> None:
+        for new in admissions:
+            self._admit(new)
+
+    def _admit(self, new: Admission) -> None:
+        row, prompt, source = new.row, new.prompt, new.source
         # Where tokens in front of a short prompt are run: masked as well, but a NaN would not be.
         for buffer in (b for pair in self.cache.buffers() for b in pair):
             buffer[row, :, self.shape.capacity - 1].zero_()
         begun = bool((self.cached * self.context.active).max() > 0)
         if row in self._used or begun or self.states is not None or self.model.facts.encoder_decoder:
             self._used.add(row)
-            super().admit(row, prompt, source)
+            super().admit_all([new])
             return
         if source is not None:
             self._encode(row, source)  # refuses it
         self._used.add(row)
+        self._written = max(self._written, len(prompt))
         self.context.admit(row, prompt)
         self.cached[row] = 0
         self.behind = max(self.behind, len(prompt))

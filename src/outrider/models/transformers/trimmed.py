@@ -22,11 +22,10 @@ from outrider.models.transformers.model import HuggingFaceModel
 class TrimmedEngine:
     """Maps the target's token ids to the small model's on the way in, and its logits back on the way out."""
 
-    trims_prefill = False
-
     def __init__(self, inner: TransformersEngine, tokens: Tensor, vocab_size: int) -> None:
         device = inner.facts.device
         self.inner, self.facts = inner, replace(inner.facts, vocab_size=vocab_size)
+        self.trims_prefill, self.prefill_tokens = inner.trims_prefill, inner.prefill_tokens
         self.tokens = tokens.to(device)  # [N] ids of the target
         self.index = torch.full((vocab_size,), len(tokens), dtype=torch.int64, device=device)
         self.index[self.tokens] = torch.arange(len(tokens), device=device)
@@ -88,4 +87,5 @@ def load(folder: Path, target: CheckpointModel) -> TrimmedModel:
     tokens = torch.tensor(json.loads((folder / "tokens.json").read_text(encoding="utf-8")))
     model = HuggingFaceModel(inner)
     model.fuse()  # where the device and the family allow; else it runs through its own layers
+    model.find_batch_invariance()
     return TrimmedModel(model, tokens, target.vocab_size)

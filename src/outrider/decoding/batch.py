@@ -1,0 +1,171 @@
+"""A batch: requests go into row slots, every target run moves all rows on, rows that ended make room for others."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from outrider.core.model_facts import facts_of
+from outrider.core.protocols import Admission, Drafter, LanguageModel, Verifier, admit_all
+from outrider.core.sampling import Sampling
+from outrider.decoding.fault import fault
+from outrider.decoding.request import Event, Request
+from outrider.decoding.step_result import HostStep, PendingStep
+from outrider.decoding.step_runner import Rule, StepRunner
+from outrider.decoding.stopping import Row, Stopping
+from outrider.errors import require
+from outrider.planning.policies import Fixed, JointPlanner, Policy, Pricing, Setting, declared_widths
+from outrider.planning.step_clock import Timing
+from outrider.runtime import timer
+from outrider.trace import Ending, Record, Stopwatch, Trace, add_levels, finite
+
+WIDTH = 9
+"""Default W: tokens per row in every target run, so gamma can be anything up to 8."""
+
+
+@dataclass(frozen=True)
+class BatchRules:
+    """What holds for every row of a batch."""
+
+    target: LanguageModel
+    drafter: Drafter
+    verifier: Verifier
+    sampling: Sampling
+    gamma: int | Policy  # guesses per run, or what chooses them row by row
+    width: int = WIDTH
+    slots: int | None = None  # row slots; None: as many as there are requests, up to what suits the target
+    exact: bool = True  # constant shapes, hence the same bits with and without speculation
+
+    def stopping(self, request: Request) -> Stopping:
+        """The request's rules, and the model's own: no position beyond the last it knows."""
+        limit, rules = self.target.max_length, request.stopping
+        room = rules.max_new_tokens if limit is None else limit - len(request.prompt)
+        return replace(rules, max_new_tokens=min(rules.max_new_tokens, room))
+
+
+class RunningBatch:
+    """A fixed number of row slots on one target session and one draft session."""
+
+    def __init__(self, decoder: BatchRules, runner: StepRunner, trace: Trace) -> None:
+        self.decoder, self.runner, self.trace = decoder, runner, trace
+        self.rule, self.watch = Rule(decoder.verifier, decoder.sampling), Stopwatch(trace.seconds)
+        self.target, self.drafter, self.seeds = runner.target, runner.drafter, runner.seeds
+        slots = runner.seeds.shape[0]
+        self.rows: list[tuple[int, Row] | None] = [None] * slots
+        policy = Fixed(decoder.gamma) if isinstance(decoder.gamma, int) else decoder.gamma
+        # Runs of constant width cost the same, whatever is in them.
+        self.narrow = not decoder.exact or facts_of(decoder.target).batch_invariant
+        widths = declared_widths(decoder.target, slots) if self.narrow else 1.0
+        self.splits = self.target.device.type == "cpu"  # on a GPU the clock sees work being launched, not done
+        same_text = decoder.verifier.compares and decoder.verifier.exact  # guesses with the target's own tokens
+        setting = Setting(slots, decoder.width - 1, decoder.drafter, runner.shape, widths, self.splits, same_text)
+        self.planner = policy.start(setting)
+        self.pricing = self.planner if isinstance(self.planner, Pricing) else None
+        self.joint = self.planner if isinstance(self.planner, JointPlanner) else None
+        self.asked = [0] * slots  # guesses asked for in the run at hand
+        self.began, self.drafted, self.captures = 0.0, 0.0, 0  # its beginning; seconds of drafts, captures before it
+
+    def run(self, requests: Sequence[tuple[int, Request]]) -> Generator[Event]:
+        try:
+            yield from self._run(deque(requests))
+        finally:  # also when the caller stops listening, or is interrupted
+            self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
+            self.trace.levels = add_levels(self.trace.levels, self.drafter.levels)
+
+    def _run(self, waiting: deque[tuple[int, Request]]) -> Generator[Event]:
+        begun: PendingStep | None = None  # a step that is already under way
+        while waiting or any(self.rows):
+            self._admit(waiting)
+            events = self._take(self._read(begun or self._begin(bool(waiting))))
+            # What the caller does with the events is done while the device works, if there is nobody to let in first.
+            goes_on = self.runner.ahead and any(self.rows) and not (waiting and None in self.rows)
+            begun = self._begin(bool(waiting)) if goes_on else None
+            yield from events
+            self.watch.lap("host")
+
+    def _admit(self, waiting: deque[tuple[int, Request]]) -> None:
+        """Empty slots take who waits. The longest prompts lie side by side: they are prefilled together."""
+        empty = [slot for slot, row in enumerate(self.rows) if row is None]
+        entering = [waiting.popleft() for _ in range(min(len(empty), len(waiting)))]
+        if not entering:
+            return
+        self.watch.lap("host")
+        entering.sort(key=lambda entry: -len(entry[1].prompt))
+        new = [
+            Admission(slot, request.prompt, request.source) for slot, (_, request) in zip(empty, entering, strict=False)
+        ]
+        admit_all(self.target, new)
+        slots = torch.tensor([one.row for one in new])
+        seeds = torch.tensor([request.seed for _, request in entering], dtype=torch.int64)
+        self.seeds[slots.to(self.seeds.device)] = seeds.to(self.seeds.device)
+        for one, (index, request) in zip(new, entering, strict=True):
+            self.drafter.admit(one.row, one.prompt, one.source)
+            self.planner.admit(one.row)
+            self.rows[one.row] = (index, self.decoder.stopping(request).start(request.prompt))
+        self.watch.lap("prefill")
+
+    def _begin(self, waiting: bool) -> PendingStep:
+        self.began, self.drafted, self.captures = timer.now(), self.trace.seconds["draft"], self.runner.captures
+        drafting = self.drafter.session is not None
+        if self.joint is not None:
+            self.joint.begin([max(1, row[1].left) if row else 0 for row in self.rows], waiting)
+        self.asked = [self.planner.choose(i) if row and drafting else 0 for i, row in enumerate(self.rows)]
+        wrong = [g for g in self.asked if not 0 <= g < self.decoder.width]
+        require(not wrong, f"the policy asked for {wrong} guesses; gamma must be from 0 to {self.decoder.width - 1}")
+        self.drafter.cap(self.asked)
+        self.drafter.price(None if self.pricing is None else self.pricing.prices)
+        self.trace.runs += 1
+        return self.runner.launch(self.rule, max(self.asked), self.watch)
+
+    def _read(self, begun: PendingStep) -> HostStep:
+        host = begun.read()
+        if self.target.device.type != "cpu":  # what a replay did inside cannot be told apart: all of it is 'target'
+            self.watch.lap("target")
+        self.trace.graphs |= self.runner.graphs and self.rule.capturable and self.runner.captures > 0
+        if self.runner.captures == self.captures:  # a capture takes long, once
+            self.planner.timed(self._timing(host.guesses, timer.now() - self.began))
+        return host
+
+    def _timing(self, guesses: int, seconds: float) -> Timing:
+        if not self.splits:
+            return Timing(guesses + 1, seconds)
+        width = guesses + 1 if self.narrow else 1
+        drafting = self.trace.seconds["draft"] - self.drafted
+        if max(self.asked) == 0:
+            return Timing(width, seconds - drafting)
+        spent = self.drafter.spent
+        return Timing(width, seconds - drafting, drafting, guesses if spent is None else spent)
+
+    def _take(self, host: HostStep) -> list[Event]:
+        """What a step gave goes into rows, planner and trace; rows that ended leave their slots."""
+        events = []
+        for slot, entry in enumerate(self.rows):
+            if entry is None:
+                continue
+            index, row = entry
+            emitted, drafted, overlap, healthy = host.row(slot)
+            position = len(row.prompt) + len(row.tokens)
+            taken = row.push(emitted)
+            if len(taken) > healthy:  # bad logits behind guesses that do not count are nobody's business
+                self.runner.spoiled = True
+                reason = fault(self.target, slot, position + healthy, self.rule.sampling)
+                row.fail(len(taken) - healthy, reason)
+                taken = taken[:healthy]
+            # Guesses that met bad logits were not judged, be they discarded or behind the end of the text.
+            emitted, drafted, overlap = emitted[: healthy + 1], drafted[:healthy], overlap[:healthy]
+            accepted = len(emitted) - 1
+            self.planner.learn(slot, self.asked[slot], accepted, min(accepted + 1, len(drafted)))
+            if taken:
+                self.trace.records.append(
+                    Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(finite(overlap)), len(taken))
+                )
+            events.append(Event(index, tuple(taken), min(accepted, len(taken)), row))
+            if row.finish_reason is not None:
+                self.trace.endings.append(Ending(index, row.finish_reason, row.stop_reason))
+                self.rows[slot] = None
+                self.target.release(slot)
+                self.drafter.release(slot)
+        return events
