@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 import torch
@@ -48,7 +50,7 @@ class FadingSum:
         part = hidden if wanted.tokens is None else hidden[:, wanted.tokens.start : wanted.tokens.stop]
         return Result(part @ self.table.T if wanted.logits else None, part, states)
 
-    def encode(self, source: Source, cache: Buffers, row: int) -> None:
+    def encode(self, sources: Mapping[int, Source], cache: Buffers) -> None:
         raise no_source()
 
 
@@ -96,7 +98,7 @@ def test_transformers_runs_only_what_is_wanted(family: str) -> None:
     def run(wanted: Wanted) -> Result:
         cache = engine.allocate(1, shape)
         if engine.facts.encoder_decoder:
-            engine.encode([5, 6, 7], cache, 0)
+            engine.encode({0: [5, 6, 7]}, cache)
         return engine.run(TEXT, positions, cache, wanted)
 
     whole = run(Wanted(states=(0, -1)))

@@ -64,6 +64,30 @@ def holds(model: LanguageModel) -> bool:
     return all(check(model) for check in checks)
 
 
+@torch.no_grad()
+def holds_beside_sources(model: LanguageModel, rows: int) -> bool:
+    """The same of an encoder-decoder model: one text behind one source, alone and beside up to ``rows`` others."""
+    return all(_same_beside_sources(model, rows, room) for room in (256, _LONGER))
+
+
+def _same_beside_sources(model: LanguageModel, rows: int, room: int) -> bool:
+    ids = _text(model, 32)[0]
+    shape = Shape(room, 17, fixed=False, source_capacity=64)
+    alone, beside, few = (model.start(count, shape) for count in (1, rows, 3))
+    for session in (alone, beside, few):
+        places = range(session.context.rows)
+        admit_all(
+            session, [Admission(row, ids[: 6 + row % 3].tolist(), ids[: 9 + row % 8].tolist()) for row in places]
+        )
+    expected = alone.score(ids[None, 6:22])  # [1, 17, V]
+    for session, widths in ((alone, (1, 2, 3, 4, 5, 7, 9)), (few, (1, 4)), (beside, (1, 3, 9))):
+        for width in widths:
+            tails = [ids[6 + row % 3 : 5 + row % 3 + width] for row in range(session.context.rows)]
+            if not torch.equal(session.score(torch.stack(tails))[:1], expected[:, :width]):
+                return False
+    return True
+
+
 def _text(model: LanguageModel, length: int) -> Tensor:
     """[1, length]"""
     return (torch.arange(length, device=model.device) * 7 + 3)[None] % model.vocab_size

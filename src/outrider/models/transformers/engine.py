@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 # transformers is imported where its models are run: importing it takes longer than loading a model for an engine.
 
+_GRANULE = 8
+"""Sources that are encoded together have a multiple of so many tokens, padding included."""
+
 
 class TransformersEngine:
     """Runs a model's layers as they are: transformers' own (eager), or fused or packed ones set on its instances."""
@@ -47,6 +51,7 @@ class TransformersEngine:
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
         self.windows = families.sliding_windows(self.config)
         self.fused = False  # True: attention reads positions itself and needs no mask, see fused.py
+        self.least_width = 1  # a run has at least so many tokens of a row; see HuggingFaceModel.find_batch_invariance
         self.unsplit = False  # True: a row of a product does not depend on the rows beside it, see row_products.py
         watch_output_layer(model)
         encoder_decoder = bool(model.config.is_encoder_decoder)
@@ -91,6 +96,12 @@ class TransformersEngine:
 
     @torch.no_grad()
     def run(self, tokens: Tensor, positions: Tensor, cache: RaggedCache | SourceCache, wanted: Wanted) -> Result:
+        width, more = tokens.shape[1], self.least_width - tokens.shape[1]
+        if more > 0:  # tokens of no consequence: their places are written over before anything reads them
+            behind = torch.arange(1, more + 1, device=tokens.device)
+            positions = torch.cat([positions, positions[:, -1:] + behind], 1)
+            tokens = torch.cat([tokens, tokens[:, -1:].expand(-1, more)], 1)
+            wanted = replace(wanted, tokens=range(width) if wanted.tokens is None else wanted.tokens)
         arguments, few = self._arguments(tokens, positions, cache, wanted), wanted.tokens
         if few is not None and "logits_to_keep" in self.accepts:
             ends = wanted.logits and few.stop == tokens.shape[1]
@@ -105,7 +116,10 @@ class TransformersEngine:
                 output, hidden = forward(self.model, **arguments)
         part = slice(None) if few is None else slice(few.start, few.stop)
         logits = output.logits[:, part] if wanted.logits else None
-        return Result(logits, None if hidden is None else hidden[:, part], self._states(output, wanted.states))
+        states = self._states(output, wanted.states)
+        return Result(
+            logits, None if hidden is None else hidden[:, part], None if states is None else states[:, :width]
+        )
 
     def _states(self, output: Any, layers: tuple[int, ...]) -> Tensor | None:
         if not layers:
@@ -167,23 +181,48 @@ class TransformersEngine:
             "past_key_values": cache.joint,
         }
 
-    @torch.no_grad()
-    def encode(self, source: Source, cache: SourceCache, row: int) -> None:
+    def encode(self, sources: Mapping[int, Source], cache: SourceCache) -> None:
         if not self.facts.encoder_decoder:
             raise no_source()
-        from transformers.modeling_outputs import BaseModelOutput
+        groups: dict[Hashable, dict[int, Source]] = {}
+        for row, source in sources.items():
+            apart = isinstance(source, Tensor) or not self.facts.batch_invariant
+            groups.setdefault((row,) if apart else self._padded(source), {})[row] = source
+        for group in groups.values():
+            self._encode(group, cache)
 
+    def _padded(self, source: Source) -> int:
+        """Tokens that a source is filled up to. It follows from the source alone, and so do the bits."""
+        whole = -(-len(source) // _GRANULE) * _GRANULE
+        limit = self.facts.max_length
+        return whole if limit is None else max(len(source), min(whole, limit))
+
+    @torch.no_grad()
+    def _encode(self, group: Mapping[int, Source], cache: SourceCache) -> None:
+        """Sources in one run: of one padded length, or a single one."""
         from outrider.models.transformers.kv_cache import contents, fresh_dynamic
 
-        device = self.facts.device
-        if isinstance(source, Tensor):
-            read: dict[str, Any] = {"encoder_outputs": BaseModelOutput(last_hidden_state=source[None])}
-        else:
-            read = {"input_ids": torch.tensor([list(source)], dtype=torch.int64, device=device)}
-        found = fresh_dynamic(encoder_decoder=True)
-        first = torch.zeros((1, 1), dtype=torch.int64, device=device)  # keys of a source depend on no token
-        self.model(**read, decoder_input_ids=first, past_key_values=found, use_cache=True)
-        cache.fill(row, contents(found.cross_attention_cache), len(source))
+        found, device = fresh_dynamic(encoder_decoder=True), self.facts.device
+        first = torch.zeros((len(group), 1), dtype=torch.int64, device=device)  # keys of a source depend on no token
+        self.model(**self._read(list(group.values())), decoder_input_ids=first, past_key_values=found, use_cache=True)
+        for place, (row, source) in enumerate(group.items()):
+            own = slice(place, place + 1), slice(None), slice(0, len(source))
+            cache.fill(row, [(k[own], v[own]) for k, v in contents(found.cross_attention_cache)], len(source))
+
+    def _read(self, sources: Sequence[Source]) -> dict[str, Any]:
+        """What the model's forward is given to read."""
+        from transformers.modeling_outputs import BaseModelOutput
+
+        finished = [source[None] for source in sources if isinstance(source, Tensor)]
+        if finished:
+            return {"encoder_outputs": BaseModelOutput(last_hidden_state=torch.cat(finished))}
+        longest = self._padded(sources[0]) if self.facts.batch_invariant else len(sources[0])
+        ids, mask = torch.zeros((2, len(sources), longest), dtype=torch.int64)
+        for row, source in enumerate(sources):
+            ids[row, : len(source)] = torch.tensor(list(source))
+            mask[row, : len(source)] = 1
+        read = {"input_ids": ids.to(self.facts.device)}
+        return read | ({"attention_mask": mask.to(self.facts.device)} if self.facts.batch_invariant else {})
 
     def unusable(self, reason: object) -> ModelError:
         brief = " ".join(str(reason).split())[:200]
