@@ -166,7 +166,9 @@ def main() -> None:
         torch.set_num_threads(asked.threads)
     plain = outrider.load(asked.model, draft=None)
     models = {"plain": plain, "auto": plain.with_draft("auto")}
-    peers = {f"transformers {dtype}": transformers_model(asked.model, dtype) for dtype in asked.dtypes.split(",") if dtype}
+    peers = {
+        f"transformers {dtype}": transformers_model(asked.model, dtype) for dtype in asked.dtypes.split(",") if dtype
+    }
     rows = []
     for temperature in map(float, asked.temperatures.split(",")):
         for batch in map(int, asked.batches.split(",")):
@@ -176,7 +178,9 @@ def main() -> None:
                 sys.stdout.flush()
     if asked.json:
         engine = plain.target.model.facts.engine
-        sys.stdout.write(json.dumps({"threads": torch.get_num_threads(), "engine": engine, "rows": rows}, indent=1) + "\n")
+        sys.stdout.write(
+            json.dumps({"threads": torch.get_num_threads(), "engine": engine, "rows": rows}, indent=1) + "\n"
+        )
 
 
 def transformers_model(name: str, dtype: str) -> Any:

@@ -101,7 +101,7 @@ class AdmitsTogether(Protocol):
         """``Session.admit`` for each of them."""
 
 
-def admit_all(session: Session, admissions: Sequence[Admission]) -> None:
+def admit_all(session: Session | DraftSession, admissions: Sequence[Admission]) -> None:
     """Start sequences: together where the session can, else one by one."""
     if isinstance(session, AdmitsTogether):
         session.admit_all(admissions)

@@ -98,11 +98,11 @@ class RunningBatch:
             Admission(slot, request.prompt, request.source) for slot, (_, request) in zip(empty, entering, strict=False)
         ]
         admit_all(self.target, new)
+        self.drafter.admit_all(new)
         slots = torch.tensor([one.row for one in new])
         seeds = torch.tensor([request.seed for _, request in entering], dtype=torch.int64)
         self.seeds[slots.to(self.seeds.device)] = seeds.to(self.seeds.device)
         for one, (index, request) in zip(new, entering, strict=True):
-            self.drafter.admit(one.row, one.prompt, one.source)
             self.planner.admit(one.row)
             self.rows[one.row] = (index, self.decoder.stopping(request).start(request.prompt))
         self.watch.lap("prefill")

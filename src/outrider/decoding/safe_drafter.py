@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.core.abilities import Abilities
 from outrider.core.noise import Noise
 from outrider.core.prices import Prices
-from outrider.core.protocols import Draft, DraftSession, Session, Source
+from outrider.core.protocols import Admission, Draft, DraftSession, Session, Source, admit_all
 from outrider.core.sampling import Sampling
 from outrider.errors import BadOption, OutriderError, ProcessorError
 from outrider.trace import Level
@@ -52,6 +52,10 @@ class SafeDrafter:
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self._tell()
         self._call(lambda session: session.admit(row, prompt, source))
+
+    def admit_all(self, admissions: Sequence[Admission]) -> None:
+        self._tell()
+        self._call(lambda session: admit_all(session, admissions))
 
     def release(self, row: int) -> None:
         self._tell()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider.core.protocols import Admission, LanguageModel, Shape, admit_all
+from outrider.core.protocols import Admission, LanguageModel, Session, Shape, admit_all
 
 _WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17)
 _LONGEST = 33
@@ -66,24 +66,22 @@ def holds(model: LanguageModel) -> bool:
 
 @torch.no_grad()
 def holds_beside_sources(model: LanguageModel, rows: int) -> bool:
-    """The same of an encoder-decoder model: one text behind one source, alone and beside up to ``rows`` others."""
-    return all(_same_beside_sources(model, rows, room) for room in (256, _LONGER))
+    """The same of an encoder-decoder model: one text behind one source, alone, in a larger KV cache and beside others,
+    some of them longer."""
+    ids = _text(model, 160)[0]
 
+    def started(count: int, room: int) -> Session:
+        session = model.start(count, Shape(room, 17, fixed=False, source_capacity=64))
+        texts = [(ids[: 6 + 31 * (row % 5)].tolist(), ids[: 9 + row % 8].tolist()) for row in range(count)]
+        admit_all(session, [Admission(row, text, source) for row, (text, source) in enumerate(texts)])
+        return session
 
-def _same_beside_sources(model: LanguageModel, rows: int, room: int) -> bool:
-    ids = _text(model, 32)[0]
-    shape = Shape(room, 17, fixed=False, source_capacity=64)
-    alone, beside, few = (model.start(count, shape) for count in (1, rows, 3))
-    for session in (alone, beside, few):
-        places = range(session.context.rows)
-        admit_all(
-            session, [Admission(row, ids[: 6 + row % 3].tolist(), ids[: 9 + row % 8].tolist()) for row in places]
-        )
-    expected = alone.score(ids[None, 6:22])  # [1, 17, V]
-    for session, widths in ((alone, (1, 2, 3, 4, 5, 7, 9)), (few, (1, 4)), (beside, (1, 3, 9))):
+    expected = started(1, 256).score(ids[None, 6:22])  # [1, 17, V]
+    for count, room, widths in ((1, 256, (1, 2, 3, 5, 9)), (3, 1024, (1, 4)), (rows, 256, (1, 9))):
+        session = started(count, room)
         for width in widths:
-            tails = [ids[6 + row % 3 : 5 + row % 3 + width] for row in range(session.context.rows)]
-            if not torch.equal(session.score(torch.stack(tails))[:1], expected[:, :width]):
+            found = session.score(ids[None, 6 : 5 + width].expand(count, -1))
+            if not torch.equal(found[:1], expected[:, :width]):
                 return False
     return True
 

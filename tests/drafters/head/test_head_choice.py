@@ -97,9 +97,7 @@ def session(rows: int) -> HeadSession:
 
 
 @pytest.mark.parametrize(("facts", "rows", "name"), [(cpus.A72, 1, "numpy"), (cpus.A72, 2, "torch")])
-def test_a_session_runs_what_was_chosen(
-    facts: CpuFacts, rows: int, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_runs_what_was_chosen(facts: CpuFacts, rows: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a session that decides by itself; only a backend that never syncs with the host may be captured."""
     with cpu.using(facts):
         made = session(rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,7 +50,7 @@ class TransformersEngine:
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
         self.windows = families.sliding_windows(self.config)
         self.fused = False  # True: attention reads positions itself and needs no mask, see fused.py
-        self.least_width = 1  # a run has at least so many tokens of a row; see HuggingFaceModel.find_batch_invariance
+        self.capacity_granule: int | None = None  # attention reads multiples of so many positions; None: all there are
         self.unsplit = False  # True: a row of a product does not depend on the rows beside it, see row_products.py
         watch_output_layer(model)
         encoder_decoder = bool(model.config.is_encoder_decoder)
@@ -85,6 +84,11 @@ class TransformersEngine:
         self.fused = self.fused or fused.fuse(self.model, self.facts.device)
         return self.fused
 
+    @property
+    def bytes_of_row(self) -> int:
+        """Of the KV cache, for a text of 256 tokens."""
+        return 256 * self.facts.dtype.itemsize * sum(heads * (k + v) for heads, k, v in self._own_shapes)
+
     def allocate(self, rows: int, shape: Shape) -> RaggedCache | SourceCache:
         from outrider.models.transformers.kv_cache import RaggedCache, SourceCache
 
@@ -96,12 +100,6 @@ class TransformersEngine:
 
     @torch.no_grad()
     def run(self, tokens: Tensor, positions: Tensor, cache: RaggedCache | SourceCache, wanted: Wanted) -> Result:
-        width, more = tokens.shape[1], self.least_width - tokens.shape[1]
-        if more > 0:  # tokens of no consequence: their places are written over before anything reads them
-            behind = torch.arange(1, more + 1, device=tokens.device)
-            positions = torch.cat([positions, positions[:, -1:] + behind], 1)
-            tokens = torch.cat([tokens, tokens[:, -1:].expand(-1, more)], 1)
-            wanted = replace(wanted, tokens=range(width) if wanted.tokens is None else wanted.tokens)
         arguments, few = self._arguments(tokens, positions, cache, wanted), wanted.tokens
         if few is not None and "logits_to_keep" in self.accepts:
             ends = wanted.logits and few.stop == tokens.shape[1]
@@ -116,10 +114,7 @@ class TransformersEngine:
                 output, hidden = forward(self.model, **arguments)
         part = slice(None) if few is None else slice(few.start, few.stop)
         logits = output.logits[:, part] if wanted.logits else None
-        states = self._states(output, wanted.states)
-        return Result(
-            logits, None if hidden is None else hidden[:, part], None if states is None else states[:, :width]
-        )
+        return Result(logits, None if hidden is None else hidden[:, part], self._states(output, wanted.states))
 
     def _states(self, output: Any, layers: tuple[int, ...]) -> Tensor | None:
         if not layers:
@@ -134,7 +129,7 @@ class TransformersEngine:
         from outrider.models.transformers.kv_cache import SourceCache
 
         own: RaggedCache = cache.own if isinstance(cache, SourceCache) else cache
-        filled, unmasked = self._filled(positions) if wanted.filled_only else (None, False)
+        filled, unmasked = self._filled(positions) if wanted.filled_only else (self._in_use(positions, own), False)
         prefix = "decoder_" if self.facts.encoder_decoder else ""
         arguments = {
             # A draft may be shown tokens of the target it has no row for; its guess after them is as good as any.
@@ -150,6 +145,13 @@ class TransformersEngine:
             limit = self.facts.max_length
             arguments["position_ids"] = positions if limit is None else positions.clamp(max=limit - 1)
         return arguments | self._cross_arguments(cache) if isinstance(cache, SourceCache) else arguments
+
+    def _in_use(self, positions: Tensor, own: RaggedCache) -> int | None:
+        """Positions of the cache that attention reads where the rest was found to change no bit; None: all."""
+        if self.capacity_granule is None:
+            return None
+        whole = -(-(int(positions[:, -1].max()) + 1) // self.capacity_granule) * self.capacity_granule
+        return min(whole, len(own.slots))
 
     def _filled(self, positions: Tensor) -> tuple[int | None, bool]:
         """How many positions of the cache a run looks at, None for all; and whether the model can do without a mask.

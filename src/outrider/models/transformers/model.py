@@ -12,7 +12,7 @@ from outrider.kernels import row_products
 from outrider.kernels.packed_linear import packed_layers
 from outrider.models import batch_invariance
 from outrider.models.checkpoint_model import CheckpointModel
-from outrider.models.transformers import families, selfcheck
+from outrider.models.transformers import families, selfcheck, two_queries
 from outrider.models.transformers.engine import TransformersEngine
 from outrider.models.transformers.watch import forward
 from outrider.models.width_costs import NOMINAL
@@ -20,8 +20,8 @@ from outrider.models.width_costs import NOMINAL
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_SLOTS_ON_CPU = 32
-"""The same of an encoder-decoder model on a CPU."""
+_SLOTS_ON_CPU, _CACHE_ON_CPU = 128, 2**30
+"""The same of an encoder-decoder model on a CPU, as far as so many bytes hold their KV caches."""
 
 _SLOTS = 64
 """Rows that run together on a GPU: steps of so many take little longer than steps of one."""
@@ -94,16 +94,18 @@ class HuggingFaceModel(CheckpointModel):
         return False
 
     def _find_on_cpu(self) -> bool:
-        """Attention of a single query meets another kernel than that of several, so there are at least two."""
         engine, found = self.engine, self.engine.facts
         packed, linear = packed_layers(self.model)
-        if packed < linear:
+        if packed < linear or not two_queries.use(self.model, True):
             return False
-        engine.least_width = 2
-        engine.facts = self.facts = replace(found, batch_invariant=True, width_costs=NOMINAL, slots=_SLOTS_ON_CPU)
-        if batch_invariance.holds_beside_sources(self, _SLOTS_ON_CPU):
-            return True
-        engine.least_width, engine.facts, self.facts = 1, found, found
+        slots = max(8, min(_SLOTS_ON_CPU, _CACHE_ON_CPU // engine.bytes_of_row))
+        engine.facts = self.facts = replace(found, batch_invariant=True, width_costs=NOMINAL, slots=slots)
+        for granule in (64, None):
+            engine.capacity_granule = granule
+            if batch_invariance.holds_beside_sources(self, rows=16):
+                return True
+        engine.facts = self.facts = found
+        two_queries.use(self.model, False)
         return False
 
     def forward(self, **arguments: Any) -> tuple[Any, Tensor | None]:
