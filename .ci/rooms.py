@@ -41,6 +41,7 @@ JOBS = {
     "trace": "records and statistics",
     "theory": "the papers' formulas",
     "runtime": "facts about the CPU, threads, cache directory",
+    "checks": "arguments that several doors check alike",
     "errors": "every error",
 }
 """What each room is for."""

@@ -26,6 +26,7 @@ import transformers as tf
 
 import outrider
 from outrider.bench import prompts
+from outrider.models.hub import pairs
 from outrider.models.hub.names import resolve
 
 Tokens = list[list[int]]
@@ -184,7 +185,8 @@ def main() -> None:
 
 
 def transformers_model(name: str, dtype: str) -> Any:
-    folder = resolve(name)
+    pair = pairs.find(name)
+    folder = resolve(name) if pair is None else pair / "target"
     config = tf.AutoConfig.from_pretrained(folder)
     kind = tf.AutoModelForSeq2SeqLM if config.is_encoder_decoder else tf.AutoModelForCausalLM
     return kind.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from expected_skips import expected
+from outrider.runtime.cache_dir import cache_dir
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
@@ -21,6 +25,38 @@ else:
     # A loaded machine is not a failure; examples are new in every run, and a failing one prints how to repeat it.
     settings.register_profile("outrider", deadline=None, database=None, print_blob=True)
     settings.load_profile("outrider")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of this session's own, so that models of tests leave nothing in the user's.
+
+    It links to what the user's has of real models, downloaded and prepared, and to compiled code, which takes long.
+    """
+    users, base = cache_dir(), tmp_path_factory.getbasetemp()
+    own = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "session-cache"  # one for all workers
+    own.mkdir(exist_ok=True)
+    with contextlib.suppress(ImportError):
+        from outrider.kernels.numba.code_cache import code_folder_in
+
+        code_folder_in(users)  # made there, where the next session finds it
+    for entry in users.glob("[!.]*"):
+        real = (entry / "outrider.json").is_file() or _prepared_from(entry, users)
+        if real or entry.name.startswith("compiled-"):
+            with contextlib.suppress(FileExistsError):  # another worker was first
+                (own / entry.name).symlink_to(entry)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTRIDER_CACHE", str(own))
+        yield own
+
+
+def _prepared_from(entry: Path, users: Path) -> bool:
+    """Whether a directory of the cache holds an engine's weights of a model that is in the cache itself."""
+    try:
+        record = json.loads((entry / "prepared.json").read_text(encoding="utf-8"))
+        return users.resolve() in Path(record["source"]).parents
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ from torch import Tensor
 
 import library
 import outrider
+from outrider.checks import LOADING
+from outrider.errors import BadOption
+from outrider.options import Options
+from outrider.planning.policies import chosen
 
 
 @pytest.mark.parametrize(
@@ -22,15 +27,59 @@ import outrider
         ({"width": True}, "width must be a whole number of at least 1, got True"),
         ({"slots": "a"}, "slots must be None or a whole number of at least 1, got 'a'"),
         ({"exact": "no"}, "exact must be True or False, got 'no'"),
+        ({"width": 2.5}, "width must be a whole number of at least 1, got 2.5; leave it out"),
+        ({"graphs": 1}, 'graphs must be True, False or "auto", got 1; leave it out'),
+        ({"draft": ""}, "draft must be a name or have `name` and `start`, got ''; leave it out for 'auto'"),
+        ({"draft": outrider.Copying}, "got the class Copying; give an instance, as Copying()"),
+        ({"trust_remote_code": "False"}, "trust_remote_code must be True or False, got 'False'"),
+        ({"foo": 1}, "unknown option 'foo'; known options: target, draft, device"),
+        ({"widht": 5}, "unknown option 'widht'; did you mean 'width'?"),
+        ({"temperature": 0.5}, "unknown option 'temperature'; it is an option of generate"),
     ],
 )
 def test_bad_arguments_are_refused_before_a_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], said: str
 ) -> None:
-    """They were refused after it, by a TypeError, or not at all: exact="no" was exact."""
+    """They were refused after it, by a TypeError, or not at all: exact="no" was exact, draft="" was a model's name."""
     monkeypatch.setattr("outrider.models.hub.loading.load", lambda *_: pytest.fail("loaded"))
     with pytest.raises(outrider.OutriderError, match=re.escape(said)):
         outrider.load(**{"target": "some-model", **asked})
+
+
+def test_load_is_documented_by_its_own_signature() -> None:
+    """Options of generate that belong to load are told so by a list, which must be load's own; typing still sees it."""
+    assert list(inspect.signature(outrider.load).parameters) == list(LOADING)
+    with pytest.raises(BadOption, match="unknown option 'slots'; it is an option of outrider.load"):
+        Options.parse({"slots": 4})
+
+
+@pytest.mark.parametrize("gamma", [outrider.Auto, outrider.Fixed, int, True, 2.5, -1, "atuo", object()])
+def test_a_gamma_that_is_none(gamma: Any) -> None:
+    """A policy's class has the methods of one: outrider.Auto was accepted, and failed in the first step."""
+    rule = "gamma must be a whole number of at least 0, 'auto', 'gradient' or a policy, got "
+    for check in (lambda: Options(gamma=gamma), lambda: chosen(gamma, outrider.Auto())):
+        with pytest.raises(BadOption, match=re.escape(rule)) as caught:
+            check()
+        remedy = f"give outrider.{gamma.__name__}()" if gamma in (outrider.Auto, outrider.Fixed) else "leave it out"
+        assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize("bias", [{7.9: 1.0}, {True: 1.0}, {"7.9": 1.0}, {7: "much"}, {7: float("inf")}], ids=str)
+def test_biases_of_no_token(bias: dict[Any, Any]) -> None:
+    """A bias of token 7.9 was added to token 7, and one of True to token 1."""
+    with pytest.raises(BadOption, match=f"logit_bias must map token ids, which are whole numbers, .*, got {bias}"):
+        Options(logit_bias=bias)
+
+
+def test_runs_that_a_model_cannot_have(tmp_path: Path) -> None:
+    """A width beyond the model's positions was accepted, and beams beyond the vocabulary were an error of torch's."""
+    library.save_llama(tmp_path)
+    with pytest.raises(BadOption, match="width must be at most the model's 128 positions, got 129; load it with"):
+        outrider.load(str(tmp_path), width=129)
+    llm = outrider.load(str(tmp_path), width=128)
+    size = llm.target.model.vocab_size
+    with pytest.raises(BadOption, match=f"beams must be at most the {size} tokens of the vocabulary, got {size + 1}"):
+        llm.generate([1, 2], beams=size + 1, max_new_tokens=3)
 
 
 def test_end_tokens_and_prompts_are_tokens(tmp_path: Path) -> None:
@@ -44,8 +93,9 @@ def test_end_tokens_and_prompts_are_tokens(tmp_path: Path) -> None:
         llm.generate([True])
 
 
-def test_a_processor_that_returns_nan_is_named(tmp_path: Path) -> None:
-    """It was said to forbid all tokens."""
+@pytest.mark.parametrize("beams", [1, 2])
+def test_a_processor_that_returns_nan_is_named(beams: int, tmp_path: Path) -> None:
+    """It was said to forbid all tokens, and with beams nothing was said, or the model was blamed."""
     library.save_llama(tmp_path)
     llm = outrider.load(str(tmp_path))
 
@@ -53,4 +103,15 @@ def test_a_processor_that_returns_nan_is_named(tmp_path: Path) -> None:
         return scores * float("nan") if ids.shape[1] > 3 else scores
 
     with pytest.raises(outrider.OutriderError, match="logits_processor broken returned NaN or plus infinity after 4"):
-        llm.generate([1, 2], logits_processor=[broken])
+        llm.generate([1, 2], logits_processor=[broken], beams=beams, max_new_tokens=8)
+
+
+def test_a_criterion_that_fails_in_beam_search_is_named(tmp_path: Path) -> None:
+    """Catches a hypothesis that counts as finished because the criterion behind it failed."""
+    library.save_llama(tmp_path)
+
+    def impatient(ids: Tensor, scores: Any) -> bool:
+        raise KeyError("mine")
+
+    with pytest.raises(outrider.OutriderError, match="stopping_criteria impatient failed on .* KeyError: 'mine'"):
+        outrider.load(str(tmp_path)).generate([1, 2], stopping_criteria=[impatient], beams=2, max_new_tokens=8)

@@ -279,7 +279,7 @@ CALLS: dict[str, tuple[Callable[[outrider.LLM], Any], str]] = {
     "ids too large": (lambda m: m.generate([1, 5000]), "outside the vocabulary"),
     "negative ids": (lambda m: m.generate([1, -4]), "outside the vocabulary"),
     "gamma": (lambda m: m.generate("a", gamma=-1), "gamma must be"),
-    "gamma by name": (lambda m: m.generate("a", gamma="often"), "auto or gradient"),
+    "gamma by name": (lambda m: m.generate("a", gamma="often"), "'auto', 'gradient' or a policy"),
     "gamma too large": (lambda m: m.generate("a", gamma=9), "needs a width of 10"),
     "temperature": (lambda m: m.generate("a", temperature=-1), "temperature must be at least 0"),
     "top_p": (lambda m: m.generate("a", top_p=1.5), "top_p must be above 0 and at most 1"),

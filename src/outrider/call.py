@@ -7,12 +7,47 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.decoding.loop import Decoder, Event, Request
+import torch
+
+from outrider.core.model_facts import facts_of
+from outrider.core.protocols import Drafter, LanguageModel
+from outrider.core.sampling import Sampling
+from outrider.core.verification.choose import choose
+from outrider.decoding.loop import WIDTH, Decoder, Event, Request
+from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.stopping import Stopping
-from outrider.errors import NumericalError, require
+from outrider.errors import CriterionError, NumericalError, require
 from outrider.models.hub.generation_config import Defaults
 from outrider.options import Options
+from outrider.planning.policies import Auto, chosen
 from outrider.trace import Trace
+
+
+@dataclass(frozen=True)
+class DecoderBuilder:
+    """Makes the decoder of a call, for ``LLM`` and for the transformers door alike. Its fields outlive a call."""
+
+    target: LanguageModel
+    auto: Auto  # knows what steps cost, from the steps of earlier calls
+    pool: SessionPool
+    width: int = WIDTH
+    slots: int | None = None
+    exact: bool = True
+
+    def decoder(
+        self, drafter: Drafter, sampling: Sampling, coupling: str, gamma: Any, lenience: float = 1.0, *,
+        repeatable: bool,
+    ) -> Decoder:  # fmt: skip
+        """gamma: as the option says it. repeatable: the same call must give the same text again."""
+        verifier = choose(coupling, sampling.temperature == 0, lenience)
+        clock = not repeatable or (verifier.shares_noise and self._width_leaves_bits())
+        policy = chosen(gamma, self.auto if clock else Auto(clock=False))
+        return Decoder(self.target, drafter, verifier, sampling, policy, self.width, self.slots, self.exact, self.pool)
+
+    def _width_leaves_bits(self) -> bool:
+        """Whether the text is the same for every gamma, as far as the widths of runs go: gamma is the width of a run
+        where that is not constant, and then decides the last bits of logits, which in half precision are many ties."""
+        return self.exact or facts_of(self.target).dtype in (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -71,7 +106,7 @@ class Call:
         for length, members in groups.items():
             try:
                 yield from self.behind(length).stream([requests[i] for i in members], trace, members)
-            except NumericalError:  # every row of this group
+            except (NumericalError, CriterionError):  # every row of this group
                 failed += 1
                 if failed == len(groups):
                     raise

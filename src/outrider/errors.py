@@ -3,12 +3,13 @@
     OutriderError
     ├── BadOption            an option has a value it cannot have, or cannot be honoured
     │   ├── PromptError      the prompt itself: empty, too long, not text
-    │   └── ProcessorError   a logits processor that raises, or returns no scores of the shape it was given
+    │   ├── ProcessorError   a logits processor that raises, or returns no scores of the shape it was given
+    │   └── CriterionError   a stopping criterion that raises, or does not return whether the text ends
     ├── ModelError           a model cannot be found, read or fetched
     │   ├── ModelNotFound
     │   ├── ModelCorrupt
     │   └── PullFailed
-    ├── DeviceError          a GPU that is missing, full, or does not answer
+    ├── DeviceError          a GPU that is missing or does not answer, or memory that is full
     ├── TokenizerMismatch    target and draft do not speak the same tokens
     └── NumericalError       a model returned logits that are not numbers
 
@@ -32,6 +33,10 @@ class ProcessorError(BadOption):
     """A logits processor that does not take one row of scores and return one."""
 
 
+class CriterionError(BadOption):
+    """A stopping criterion that does not say whether a text ends."""
+
+
 class ModelError(OutriderError):
     """A model that cannot be used."""
 
@@ -52,7 +57,7 @@ class PullFailed(ModelError):
 
 
 class DeviceError(OutriderError, RuntimeError):
-    """A GPU that is missing, out of memory, or does not answer."""
+    """A GPU that is missing or does not answer, or memory, the GPU's or the host's, that is full."""
 
 
 class TokenizerMismatch(OutriderError):

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from typing import Any
 
 from outrider.beam.search import beam_search
-from outrider.call import Call
+from outrider.call import Call, DecoderBuilder
+from outrider.checks import check_running, check_trust, check_width, only_known_options
 from outrider.core.model_facts import dtype_name
 from outrider.core.protocols import Drafter
-from outrider.core.verification.choose import choose
 from outrider.decoding.loop import WIDTH, Decoder, Request
 from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.stopping import Row
 from outrider.drafters import Standardised
-from outrider.drafters.by_name import Beside, drafter_named
+from outrider.drafters.by_name import Beside, check_draft, drafter_named
 from outrider.errors import BadOption, require
 from outrider.models.engine.choice import Kernels
 from outrider.models.hub import generation_config, loading
 from outrider.models.settings import has_chat_template
 from outrider.options import Options
 from outrider.output import Chunk, Output
-from outrider.planning.policies import Auto, chosen
+from outrider.planning.adaptive import CAPTURED
+from outrider.planning.policies import Auto
 from outrider.prompts import named, render, several, token_ids
 from outrider.runtime.gc_pause import gc_paused
 from outrider.trace import Trace
@@ -32,6 +33,7 @@ from outrider.trace import Trace
 Prompt = str | Sequence[int]
 
 
+@only_known_options({"generate": Options.__dataclass_fields__})
 @gc_paused()
 def load(
     target: str,
@@ -64,28 +66,16 @@ def load(
     weights: "full", as ``dtype`` says, or "int8": matrices in eight bits, by onnxruntime on a CPU, torchao on a GPU.
     """
     require(isinstance(target, str) and target != "", f"target must be a model's name, got {target!r}")
-    require(
-        draft is None or isinstance(draft, (str, Drafter)),
-        f"draft must be a name or have `name` and `start`, got {draft!r}",
-    )
-    _check(width, slots, exact)
+    check_draft(draft)
+    check_running(width, slots, exact, graphs)
+    check_trust(trust_remote_code)
     kernels = Kernels(engine, weights, rows=width, release=True)
     loaded = loading.load(target, device, dtype, trust_remote_code, kernels)
     drafter = drafter_named(draft, Beside(loaded, dtype, trust_remote_code))
     return LLM(loaded, drafter, width=width, slots=slots, exact=exact, graphs=graphs)
 
 
-def _check(width: Any, slots: Any, exact: Any) -> None:
-    def whole(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-    require(whole(width), f"width must be a whole number of at least 1, got {width!r}")
-    require(slots is None or whole(slots), f"slots must be None or a whole number of at least 1, got {slots!r}")
-    require(isinstance(exact, bool), f"exact must be True or False, got {exact!r}")
-
-
 def _graphs(asked: bool | str, device: str) -> bool:
-    require(asked in (True, False, "auto"), f'graphs must be True, False or "auto", got {asked!r}')
     require(
         asked is not True or device == "cuda",
         f'graphs=True needs a CUDA device, the model is on {device!r}; use graphs="auto" or device="cuda"',
@@ -106,7 +96,8 @@ class LLM:
         exact: bool = True,
         graphs: bool | str = "auto",
     ) -> None:
-        _check(width, slots, exact)
+        check_running(width, slots, exact, graphs)
+        check_width(width, target.model.max_length)
         self.target, self.drafter = target, drafter
         self.tokenizer = target.tokenizer
         self.width, self.slots, self.exact = width, slots, exact
@@ -115,6 +106,7 @@ class LLM:
 
     def with_draft(self, draft: str | Drafter | None, trust_remote_code: bool = False) -> LLM:
         """The same target, loaded once, with another drafter: what ``draft`` of ``load`` may be."""
+        check_trust(trust_remote_code)
         dtype = dtype_name(self.target.model.dtype)
         drafter = drafter_named(draft, Beside(self.target, dtype, trust_remote_code))
         return LLM(self.target, drafter, width=self.width, slots=self.slots, exact=self.exact, graphs=self.graphs)
@@ -131,6 +123,18 @@ class LLM:
             rows = {event.index: event.row for event in call.events(requests, trace)}
             outputs = [self._output(rows[i], trace.for_row(i), len(prompt)) for i, prompt in enumerate(prompts)]
         return outputs[0] if single else outputs
+
+    def warm_up(self, rows: int = 1, told: Callable[[str], None] = lambda text: None, **options: Any) -> None:
+        """Make ready for calls of ``rows`` prompts with these options, so that none of them waits for it.
+
+        On a GPU every number of guesses that "auto" may choose is captured as a CUDA graph; on a CPU what is compiled
+        at its first use is compiled. ``told`` is given a line for each.
+        """
+        most = self.width - 1 if self.drafter.name != "none" else 0
+        numbers = sorted({0, most, *(number for number in CAPTURED if number < most)}) if self.graphs else [0, most]
+        for gamma in dict.fromkeys(numbers):
+            told(f"steps of {rows} rows with {gamma} guesses")
+            self.generate([[0, 1, 2, 3]] * rows, **options, gamma=gamma, max_new_tokens=gamma + 2)
 
     def _search(self, call: Call, requests: list[Request], prompts: list[list[int]]) -> Iterator[Output]:
         """Beam search, one prompt after another."""
@@ -183,20 +187,11 @@ class LLM:
 
     def call(self, options: Options) -> Call:
         """What a call with these options needs, worked out once."""
-        verifier = choose(options.coupling, options.temperature == 0, options.lenience)
-        # Where the text depends on gamma and a seed asks for the same text again, no clock may decide.
-        clockless = not verifier.shares_noise and options.seed is not None
-        decoder = Decoder(
-            self.target.model,
-            self._drafter(options),
-            verifier,
-            options.sampling(),
-            chosen(options.gamma, Auto(clock=False) if clockless else self._auto),
-            self.width,
-            self.slots,
-            self.exact,
-            self.pool,
-        )
+        builder = DecoderBuilder(self.target.model, self._auto, self.pool, self.width, self.slots, self.exact)
+        decoder = builder.decoder(
+            self._drafter(options), options.sampling(), options.coupling, options.gamma, options.lenience,
+            repeatable=options.seed is not None,
+        )  # fmt: skip
         model, tokenizer = self.target.model, self.tokenizer
         special: dict[str, int] = {}
         if options.stop_strings or self._defaults.stop:
@@ -206,7 +201,7 @@ class LLM:
 
     @cached_property
     def _auto(self) -> Auto:
-        """Kept from call to call, because it is told what steps cost by the steps themselves."""
+        """Kept from call to call: it learns from the steps what they cost."""
         return Auto()
 
     @property

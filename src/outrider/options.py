@@ -1,28 +1,19 @@
-"""Everything ``generate`` can be asked for, by the names transformers users know, checked in one place."""
+"""Everything ``generate`` can be asked for, by the names transformers users know, checked as it is made."""
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
+from outrider.checks import LOADING, biases, check_64_bits, check_gamma, check_whole, is_list, unknown
 from outrider.core.noise import row_seeds
 from outrider.core.sampling import Sampling
 from outrider.errors import BadOption, require, require_unicode
 
 COUPLINGS = ("maximal", "gumbel", "block")
-GAMMAS = ("auto", "gradient")
 SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "coupling", "lenience", "seed")
 BEAMS_ONLY = ("length_penalty", "early_stopping", "num_return", "draft_beams")
-
-
-@runtime_checkable
-class GammaPolicy(Protocol):
-    """What ``gamma`` takes beside numbers and names: a policy, as in ``outrider.planning.policies``."""
-
-    def start(self, setting: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -61,25 +52,14 @@ class Options:
         known = [f.name for f in fields(Options)]
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known)}"
-                raise BadOption(f"unknown option {name!r}; {hint}")
+                raise unknown(name, known, {"outrider.load": LOADING})
         several = {k: tuple(v) for k, v in options.items() if isinstance(v, Iterator)}  # read once, checked and used
         return Options(**{**options, **several})
 
     def __post_init__(self) -> None:
-        def whole(name: str, least: int) -> None:
-            value = getattr(self, name)
-            good = isinstance(value, int) and not isinstance(value, bool) and value >= least
-            require(good, f"{name} must be a whole number of at least {least}, got {value!r}")
-
         self._check_kinds()
-        whole("max_new_tokens", 1)
-        if isinstance(self.gamma, (str, GammaPolicy)):
-            known = not isinstance(self.gamma, str) or self.gamma in GAMMAS
-            require(known, f"gamma must be a whole number, {' or '.join(GAMMAS)}, or a policy, got {self.gamma!r}")
-        elif self.gamma is not None:
-            whole("gamma", 0)
+        check_whole("max_new_tokens", self.max_new_tokens, 1)
+        check_gamma(self.gamma)
         require(
             self.coupling in COUPLINGS,
             f"coupling must be one of {', '.join(COUPLINGS)}, got {self.coupling!r}",
@@ -91,10 +71,10 @@ class Options:
         for text in stops:
             require_unicode("stop", text)
         self.sampling()  # checks the rest
-        for name in ("beams", "num_return"):
-            whole(name, 1)
+        check_whole("beams", self.beams, 1)
+        check_whole("num_return", self.num_return, 1)
         if self.draft_beams is not None:
-            whole("draft_beams", self.beams)
+            check_whole("draft_beams", self.draft_beams, self.beams)
         self._check_beams()
 
     def _check_beams(self) -> None:
@@ -155,31 +135,14 @@ class Options:
 
     def _check_kinds(self) -> None:
         """Values of the wrong kind would fail deep inside or, worse, have no effect."""
-
-        def several(value: Any) -> bool:
-            return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
-
-        def whole(value: Any) -> bool:
-            return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
-
-        for name in ("seed", "eos"):
-            value = getattr(self, name)
-            good = value is None or whole(value) or (several(value) and all(whole(v) for v in value))
-            require(good, f"{name} must be a whole number of 64 bits or several, got {value!r}")
-        require(
-            isinstance(self.stop, str) or several(self.stop), f"stop must be a string or several, got {self.stop!r}"
-        )
-        for name in ("logits_processor", "stopping_criteria"):
-            value = getattr(self, name)
-            good = several(value) and all(callable(v) for v in value)
+        check_64_bits("seed", self.seed, several=True)
+        check_64_bits("eos", self.eos, several=True)
+        good = isinstance(self.stop, str) or is_list(self.stop)
+        require(good, f"stop must be a string or several, got {self.stop!r}")
+        for name, value in (("logits_processor", self.logits_processor), ("stopping_criteria", self.stopping_criteria)):
+            good = is_list(value) and all(callable(v) for v in value)
             require(good, f"{name} must be a list of callables, got {value!r}")
-        try:
-            bias = {int(k): float(v) for k, v in self.logit_bias.items()}
-        except (AttributeError, TypeError, ValueError):
-            raise BadOption(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}") from None
-        # Minus infinity forbids a token; NaN and plus infinity leave no distribution.
-        good = all(v < math.inf for v in bias.values())
-        require(good, f"logit_bias must be numbers or minus infinity, got {self.logit_bias!r}")
+        biases(self.logit_bias)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -200,7 +163,7 @@ class Options:
             repetition_penalty=default_penalty if self.repetition_penalty is None else self.repetition_penalty,
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
-            logit_bias={int(k): float(v) for k, v in self.logit_bias.items()},
+            logit_bias=biases(self.logit_bias),
             processors=(*constraints, *self.logits_processor),
         )
 

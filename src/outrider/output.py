@@ -81,7 +81,7 @@ class Chunk:
 
 @dataclass
 class Collected:
-    """The chunks of one prompt so far, complete or not: who leaves a stream early loses nothing."""
+    """The chunks of one prompt so far, complete or not: what a stream had yielded when it was left early."""
 
     index: int = 0  # of the prompt
     text: str = ""

@@ -19,6 +19,8 @@ WRONG: dict[str, tuple[list[str], str, str]] = {
     "an option's value": (["theory", "--alpha", "3"], "BadOption", "alpha must be between 0 and 1"),
     "no such option": (["generate", "x", "--temprature", "1"], "UsageError", "--temperature"),
     "no number": (["generate", "x", "--top-k", "many"], "UsageError", "'--top-k'"),
+    "the value is shown": (["generate", "x", "--top-k", "many"], "UsageError", "'many'"),
+    "a number out of range": (["generate", "--prompts", "p", "--slots", "-3"], "UsageError", "-3"),
     "an argument is missing": (["verify"], "UsageError", "Missing argument"),
     "no such command": (["generat", "x"], "UsageError", "Did you mean 'generate'"),
     "no such model": (["models", "path", "nothing-here"], "ModelNotFound", "known: smollm2-135m"),
@@ -142,3 +144,12 @@ def test_help_and_version(outrider: Command) -> None:
     """Catches a command without arguments that says nothing, and options nobody can find."""
     assert "Usage: outrider" in outrider().out and "generate" in outrider("--help").out
     assert outrider("--version").out.strip().count(".") == 2
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "2>&-"])
+def test_streams_that_the_shell_has_closed(closed: str) -> None:
+    """They are None in Python: `outrider generate ... >&-` was an AttributeError after the model was loaded."""
+    command = f'exec "{sys.executable}" -c "from outrider.cli.main import main; main()"'
+    words = "generate The -t gpt-small -n 2" if ">" in closed else "generate -t gpt-small"
+    done = subprocess.run(f"{command} {words} {closed}", shell=True, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr and done.returncode == (0 if ">" in closed else 2), done.stderr

@@ -166,7 +166,7 @@ def test_wrong_drafters_are_caught(wrong: type, says: str) -> None:
 
 
 def test_a_drafter_that_raises_is_not_hidden_by_the_guard() -> None:
-    """Catches a check that runs behind the guard and so passes a drafter that never drafts."""
+    """Catches a check that runs behind SafeDrafter and so passes a drafter that never drafts."""
     with pytest.raises((AssertionError, RuntimeError), match="no room"):
         check_drafter(drafter(RaisesOnCommit))
 

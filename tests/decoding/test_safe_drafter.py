@@ -131,7 +131,7 @@ def test_malformed_drafts_are_a_failure_of_the_drafter(kind: str) -> None:
 
 
 def test_interrupts_are_not_swallowed() -> None:
-    """Catches a guard so wide that Ctrl-C only stops the drafting."""
+    """Catches an except so wide that Ctrl-C only stops the drafting."""
 
     class Interrupted(Failing):
         def start(self, rows: int, shape: Shape, target: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -14,7 +15,7 @@ from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, Nothing
-from outrider.errors import BadOption
+from outrider.errors import BadOption, CriterionError
 from outrider.models.toy import ToyModel
 from outrider.trace import Trace, summarise
 
@@ -120,9 +121,30 @@ def test_criteria_that_do_not_say_whether_to_end(found: object, shown: str) -> N
     def undecided(ids: torch.Tensor, scores: object) -> object:
         return found
 
-    row = Stopping(30, criteria=(undecided,)).start(PROMPT)
     with pytest.raises(BadOption, match=f"stopping_criteria undecided returned {shown}; it must return"):
-        row.push(PLAIN)
+        generate(Stopping(30, criteria=(undecided,)))
+
+
+def test_a_criterion_that_fails_is_named_and_ends_its_own_text_only() -> None:
+    """A KeyError from inside a criterion was all that was left of a call: no name, no text, and no other row."""
+
+    def impatient(ids: torch.Tensor, scores: object) -> bool:
+        if ids.shape[1] == 8:
+            raise KeyError("mine")
+        return False
+
+    says = r"stopping_criteria impatient failed on input_ids \[1, 8\] and scores None: KeyError: 'mine'; it must take"
+    decoder = Decoder(TARGET, SELF, gumbel_coupling, Sampling(1.0), 5)
+    bad, good = (Request(PROMPT, rules, seed=9) for rules in (Stopping(30, criteria=(impatient,)), Stopping(30)))
+    rows = {event.index: event.row for event in decoder.stream([bad, good], Trace())}
+    assert rows[0].finish_reason == "error" and re.search(says, str(rows[0].error))
+    assert rows[0].tokens == PLAIN[: 8 - len(PROMPT)] and rows[1].tokens == PLAIN
+    events = decoder.stream([bad], Trace())
+    heard: list[int] = []
+    with pytest.raises(CriterionError, match=says):
+        for event in events:
+            heard += event.tokens
+    assert heard == PLAIN[: 8 - len(PROMPT)], "who reads a stream has the text so far"
 
 
 def test_reasons() -> None:

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,6 +20,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
+from outrider.drafters import BUILT_IN
+from outrider.models.engine.backends import BACKENDS
+from outrider.models.transformers.families import FAMILIES
 
 REAL_MODELS = ("smollm2-135m", "t5-ende", "gpt-small", "HuggingFaceTB/SmolLM2-135M-Instruct")
 WITH_EXAMPLES = [d for d in DOCUMENTS if any(b.language == "python" and b.kind != "quote" for b in blocks(d))]
@@ -60,20 +64,22 @@ def test_every_block_is_of_a_known_kind() -> None:
 
 
 @pytest.mark.parametrize("document", WITH_EXAMPLES, ids=name_of)
-def test_examples_run(document: Path, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_run(document: Path, tiny: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a scratch folder, with a cache of its own; what a page adds to a table is taken out again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before, namespace = set(sys.modules), {"__name__": "example"}
-    for block in blocks(document):
-        if block.language != "python" or block.kind == "quote":
-            continue
-        text = block.text
-        for name in REAL_MODELS:
-            text = text.replace(f'"{name}"', repr(tiny))
-        if block.kind == "file":
-            (tmp_path / block.name).write_text(text, encoding="utf-8")
-        else:  # as many lines before it as there are in the document, so that a traceback names the right one
-            exec(compile("\n" * (block.line - 1) + text, place_of(block), "exec"), namespace)
+    with patch.dict(BACKENDS), patch.dict(BUILT_IN), patch.dict(FAMILIES):
+        for block in blocks(document):
+            if block.language != "python" or block.kind == "quote":
+                continue
+            text = block.text
+            for name in REAL_MODELS:
+                text = text.replace(f'"{name}"', repr(tiny))
+            if block.kind == "file":
+                (tmp_path / block.name).write_text(text, encoding="utf-8")
+            else:  # as many lines before it as there are in the document, so that a traceback names the right one
+                exec(compile("\n" * (block.line - 1) + text, place_of(block), "exec"), namespace)
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]

@@ -9,6 +9,7 @@ from dataclasses import fields
 from functools import cache
 from inspect import signature
 
+import pytest
 from pages import DOCS, DOCUMENTS, ROOT, name_of, text_of
 
 import outrider
@@ -52,6 +53,23 @@ def test_every_public_name_is_in_the_reference() -> None:
             home = f"{thing.__module__}.{thing.__qualname__}"
             assert home in listed, f"docs/reference.md does not have {home}"
     assert "outrider.errors" in listed
+
+
+QUESTIONS = {
+    "Where is acceptance decided?": "core/verification/maximal.py",
+    "Where does rollback happen?": "models/session.py",
+    "How is gamma chosen?": "planning/policies.py",
+    "How is a drafter added?": "adding-a-drafter.md",
+    "Which kernel runs a layer on this CPU?": "models/engine/choice.py",
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_what_a_newcomer_asks_first_is_answered(question: str) -> None:
+    """In one paragraph of the architecture page, with a link to the very place."""
+    answers = [line for line in text_of(DOCS / "architecture.md").splitlines() if f"**{question}**" in line]
+    assert len(answers) == 1
+    assert QUESTIONS[question] in answers[0]
 
 
 def test_readme_is_short() -> None:

@@ -1,4 +1,4 @@
-"""Every ability of a drafting session against every session made of others, and the guard."""
+"""Every ability of a drafting session against every session made of others, and SafeDrafter."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ SECOND = Able("second", (False, False), 7, 4)
 CASCADE = Cascade(FIRST, ModelDrafter(MODEL.near(0.5)))
 
 
-def guarded(drafter: Drafter, target: Session) -> SafeDrafter:
+def safe(drafter: Drafter, target: Session) -> SafeDrafter:
     return SafeDrafter(lambda: drafter.start(2, SHAPE, target), 2, target)
 
 
@@ -80,7 +80,7 @@ SESSIONS: dict[str, Callable[[Session], Any]] = {
     "mixture": lambda target: Mixture(FIRST, SECOND, cost=0.01).start(2, SHAPE, target),
     "cascade": lambda target: CASCADE.start(2, SHAPE, target),
     "standardised": lambda target: Standardised(SECOND, 0.5).start(2, SHAPE, target),
-    "guard": lambda target: guarded(SECOND, target),
+    "safe": lambda target: safe(SECOND, target),
 }
 
 
@@ -98,7 +98,7 @@ class Wrapped:
             self.target.admit(row, [1, 2, 3])
             self.session.admit(row, [1, 2, 3])
         self.able: Any = self.session.abilities if isinstance(self.session, SafeDrafter) else Abilities(self.session)
-        self.inside = [self.session.session] if self.name == "guard" else list(self.session.children())
+        self.inside = [self.session.session] if self.name == "safe" else list(self.session.children())
 
     def ask(self) -> None:
         self.session.propose(4, Sampling(), Noise(torch.arange(2)), self.target.context.positions(5))
@@ -106,14 +106,14 @@ class Wrapped:
     def expect(self, found: object, **by_wrapper: object) -> None:
         """``one`` is of those that hold one session for the same target."""
         one = by_wrapper.pop("one")
-        expected = {"standardised": one, "guard": one} | by_wrapper
+        expected = {"standardised": one, "safe": one} | by_wrapper
         assert found == expected[self.name], f"{self.name}: {found}"
 
 
 def capped(made: Wrapped) -> None:
     """The second drafter of two is told 0 for the rows that it is not needed for."""
     caps = torch.tensor([3, 2])
-    (made.session.cap if made.name == "guard" else made.able.cap)(caps.tolist() if made.name == "guard" else caps)
+    (made.session.cap if made.name == "safe" else made.able.cap)(caps.tolist() if made.name == "safe" else caps)
     made.ask()
     told = [None if inner.caps is None else inner.caps.tolist() for inner in made.inside]
     made.expect(told, one=[[3, 2]], fallback=[[3, 2], [0, 2]], mixture=[[3, 2], [0, 2]], cascade=[None])
@@ -121,7 +121,7 @@ def capped(made: Wrapped) -> None:
 
 def priced(made: Wrapped) -> None:
     prices = Prices(Ladder((1.0,) * 5, (0.0, 0.01, 0.02, 0.03, 0.04)), [1.0, 1.0], [0.5, 0.5])
-    (made.session if made.name == "guard" else made.able).price(prices)
+    (made.session if made.name == "safe" else made.able).price(prices)
     made.ask()
     told = [inner.prices is not None and inner.prices.ladder is prices.ladder for inner in made.inside]
     made.expect(told, one=[True], fallback=[True, True], mixture=[False, True], cascade=[False])
@@ -136,9 +136,7 @@ def only_drafter(made: Wrapped) -> None:
 def spending(made: Wrapped) -> None:
     """A mixture's copies take no time."""
     made.ask()
-    made.expect(
-        (made.session if made.name == "guard" else made.able).spent, one=7, fallback=12, mixture=7, cascade=None
-    )
+    made.expect((made.session if made.name == "safe" else made.able).spent, one=7, fallback=12, mixture=7, cascade=None)
 
 
 def matching(made: Wrapped) -> None:
@@ -150,7 +148,7 @@ def matching(made: Wrapped) -> None:
 
 
 def levelled(made: Wrapped) -> None:
-    names = [level.model for level in (made.session if made.name == "guard" else made.able).levels]
+    names = [level.model for level in (made.session if made.name == "safe" else made.able).levels]
     both = ["first", "second"]
     made.expect(names, one=["second"], fallback=both, mixture=both, cascade=["model", "first"])
 
@@ -187,7 +185,7 @@ def forking(made: Wrapped) -> None:
         with pytest.raises(BadOption, match="no fork"):
             forkable(made.session)
         return
-    fork: Any = made.session.attempt(lambda inner: forkable(inner).fork(rows)) if made.name == "guard" else None
+    fork: Any = made.session.attempt(lambda inner: forkable(inner).fork(rows)) if made.name == "safe" else None
     inside = [fork] if fork is not None else forkable(made.session).fork(rows).children()  # type: ignore[attr-defined]
     assert len(inside) == len(made.inside)
     assert all(one.forked and one.context.rows == 1 and one is not other for one in inside for other in made.inside)
@@ -233,7 +231,7 @@ def test_a_fork_of_a_fallback_is_a_fallback() -> None:
 
 def test_abilities_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look takes 30 us and more on Python 3.11, and was taken several times a step."""
-    made = Wrapped("guard")
+    made = Wrapped("safe")
     prices = Prices(Ladder((1.0,) * 5, (0.0,) * 5), [1.0, 1.0], [0.5, 0.5])
 
     def step() -> None:
@@ -252,7 +250,7 @@ def test_abilities_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failed_drafter_has_no_abilities_left() -> None:
-    made = Wrapped("guard")
+    made = Wrapped("safe")
     made.inside[0].propose = None
     with pytest.warns(UserWarning, match="left out"):
         made.ask()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +9,6 @@ from torch import Tensor
 import tiny
 from helpers import case, run
 from outrider.core.protocols import Shape
-from outrider.decoding.loop import Request
 from outrider.drafters import Nothing
 from outrider.models.session import BufferedSession
 from outrider.models.transformers.model import HuggingFaceModel
@@ -45,12 +42,6 @@ class Recording:
         return session
 
 
-def in_slots(requests: Sequence[Request]) -> Iterator[tuple[int, int, Request]]:
-    """(slot, index, request): the longest prompts are in the first slots."""
-    order = sorted(range(len(requests)), key=lambda index: -len(requests[index].prompt))
-    return ((slot, index, requests[index]) for slot, index in enumerate(order))
-
-
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -64,9 +55,9 @@ def same_logits(family: str, dtype: torch.dtype, device: str) -> None:
     again, trace = run(speculative, wanted.drafter("table"), requests, 6)
     assert again == texts
     assert sum(r.accepted for r in trace.records) > 0, "nothing was accepted, nothing was tested"
-    for slot, index, request in in_slots(requests):
-        for position in range(len(request.prompt), len(request.prompt) + len(texts[index])):
-            assert torch.equal(speculative.seen[slot, position], plain.seen[slot, position]), (index, position)
+    for row, request in enumerate(requests):
+        for position in range(len(request.prompt), len(request.prompt) + len(texts[row])):
+            assert torch.equal(speculative.seen[row, position], plain.seen[row, position]), (row, position)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -243,5 +243,5 @@ def test_an_argmax_with_a_soft_q(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gamma_that_depends_on_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows share a run of the drafter: without a cap each gets as many guesses as the one that asked for most."""
-    monkeypatch.setattr(SafeDrafter, "cap", lambda guard, guesses: None)
+    monkeypatch.setattr(SafeDrafter, "cap", lambda self, guesses: None)
     found(check_neighbours, beside(), "alone it is")

@@ -127,3 +127,22 @@ def test_every_field_of_the_generation_config_is_in_a_table() -> None:
     for title, table in zip(("Honoured", "Without effect", "Refused"), tables, strict=True):
         missing = [name for name in sorted(table) if f"`{name}`" not in documented[title] and not name.startswith("_")]
         assert not missing, f"docs/transformers.md does not name {missing} under {title!r}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"seed": "a"}, "seed must be None or a whole number of 64 bits, got 'a'"),
+        ({"seed": True}, "seed must be None or a whole number of 64 bits, got True"),
+        ({"exact": "yes"}, "exact must be True or False, got 'yes'"),
+        ({"width": 2.5}, "width must be a whole number of at least 1, got 2.5"),
+        ({"width": 257}, "width must be at most the model's 256 positions, got 257"),
+        ({"graphs": "yes"}, "graphs must be True, False or \"auto\", got 'yes'"),
+        ({"gamma": outrider.Auto}, r"got the class Auto; give outrider.Auto\(\)"),
+        ({"gamma": True}, "gamma must be a whole number of at least 0, .* got True"),
+    ],
+)
+def test_options_of_our_own(asked: dict[str, Any], says: str) -> None:
+    """exact="yes" was exact, and a width of 2.5 a TypeError from inside."""
+    with pytest.raises(BadOption, match=says):
+        call(tiny.build("llama"), {"input_ids": IDS}, max_new_tokens=3, **asked)

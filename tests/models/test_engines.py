@@ -15,6 +15,7 @@ import torch
 import transformers as tf
 from torch import Tensor
 
+import library
 import tiny
 from helpers import case, run
 from outrider.core.protocols import Shape
@@ -25,13 +26,12 @@ from outrider.testing import check_session
 
 pytest.importorskip("numba")
 
-from exactness.test_bits import Recording, in_slots
+from exactness.test_bits import Recording
 from models.test_lean import TEXT, scored
 from outrider.models.batch_invariance import bits_do_not_depend_on_width
 from outrider.models.cached_session import CachedSession
-from outrider.models.engine import numba_engine
+from outrider.models.engine.backends import BACKENDS
 from outrider.models.engine.model import EngineModel
-from outrider.models.engine.prepared import prepare
 
 pytestmark = [pytest.mark.cpu_paths, pytest.mark.usefixtures("cache")]
 
@@ -44,6 +44,7 @@ FORMS = [
     pytest.param("numba", False, marks=with_fma),
     *(pytest.param("onnxruntime", int8, marks=with_onnxruntime) for int8 in (False, True)),
 ]
+FORMATS = {("numba", False): "bfloat16", ("onnxruntime", False): "float32", ("onnxruntime", True): "int8"}
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -94,11 +95,10 @@ def run_by(engine: str, model: Any, folder: Path, int8: bool = False) -> EngineM
     """The model, saved in bfloat16 and loaded for an engine."""
     deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     config = tf.AutoConfig.from_pretrained(folder)
-    kind: Any = numba_engine.NumbaEngine
-    if engine == "onnxruntime":
-        from outrider.models.engine.onnx_engine import OnnxEngine as kind
-    prepared = prepare(folder, config, engine, int8)
-    return EngineModel(kind(prepared, config), config, tf.GenerationConfig.from_model_config(config))
+    # numba in float32 arithmetic: test_half.py has it in float16
+    prepared = library.prepared(folder, config, engine, FORMATS[engine, int8])
+    opened = BACKENDS[engine].open(prepared, config)
+    return EngineModel(opened, config, tf.GenerationConfig.from_model_config(config))
 
 
 ROUNDING = 2e-5
@@ -205,9 +205,9 @@ def test_logits_are_bit_identical_with_and_without_guesses(engine: str, int8: bo
     again, trace = run(speculative, wanted.drafter("table"), wanted.requests, 6)
     assert again == texts
     assert int8 or sum(record.accepted for record in trace.records) > 0
-    for slot, index, request in in_slots(wanted.requests):
-        for position in range(len(request.prompt), len(request.prompt) + len(texts[index])):
-            assert torch.equal(speculative.seen[slot, position], plain.seen[slot, position]), (index, position)
+    for row, request in enumerate(wanted.requests):
+        for position in range(len(request.prompt), len(request.prompt) + len(texts[row])):
+            assert torch.equal(speculative.seen[row, position], plain.seen[row, position]), (row, position)
 
 
 @with_onnxruntime

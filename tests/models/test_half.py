@@ -19,20 +19,20 @@ import tiny
 from helpers import case, run
 from outrider.drafters import Nothing
 from outrider.errors import BadOption, ModelCorrupt
-from outrider.models.engine.choice import Kernels, chosen_engine, numba_computes_in_half
+from outrider.models.engine.backends import numba_computes_in_half
+from outrider.models.engine.choice import Kernels, chosen_engine
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.runtime import cpu
 
 pytest.importorskip("numba")
 
-from exactness.test_bits import Recording, in_slots
+from exactness.test_bits import Recording
 from models.test_engines import BUILT, rounded
 from models.test_lean import scored
 from outrider.kernels.numba.float16_products import CHAIN, half_product, narrow
 from outrider.models.engine.model import EngineModel
 from outrider.models.engine.numba_engine import NumbaEngine
 from outrider.models.engine.numba_weights import half_panels, in_half
-from outrider.models.engine.prepared import prepare
 from outrider.models.transformers.fingerprint import fingerprint
 
 pytestmark = [pytest.mark.cpu_paths, pytest.mark.usefixtures("cache")]
@@ -43,7 +43,7 @@ able = pytest.mark.skipif(not cpu.facts().computes_in_half, reason="this CPU doe
 def in_float16(model: Any, folder: Path) -> EngineModel:
     deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     config = tf.AutoConfig.from_pretrained(folder)
-    engine = NumbaEngine(prepare(folder, config, "numba", half=True), config)
+    engine = NumbaEngine(library.prepared(folder, config, "numba", "float16"), config)
     return EngineModel(engine, config, tf.GenerationConfig.from_model_config(config))
 
 
@@ -82,9 +82,9 @@ def test_logits_are_bit_identical_with_and_without_guesses(tmp_path: Path) -> No
     again, trace = run(speculative, wanted.drafter("table"), wanted.requests, 6)
     assert again == texts
     assert sum(record.accepted for record in trace.records) > 0
-    for slot, index, request in in_slots(wanted.requests):
-        for position in range(len(request.prompt), len(request.prompt) + len(texts[index])):
-            assert torch.equal(speculative.seen[slot, position], plain.seen[slot, position]), (index, position)
+    for row, request in enumerate(wanted.requests):
+        for position in range(len(request.prompt), len(request.prompt) + len(texts[row])):
+            assert torch.equal(speculative.seen[row, position], plain.seen[row, position]), (row, position)
 
 
 @able

@@ -18,7 +18,7 @@ from outrider.kernels import packed_linear
 from outrider.kernels.packed_linear import pack, worth_packing
 from outrider.models.engine.choice import Kernels
 from outrider.models.hub import loading
-from outrider.models.transformers.families import LLAMA_LIKE
+from outrider.models.transformers.families import FAMILIES
 from outrider.models.transformers.lean import make_lean
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.runtime import cpu
@@ -37,7 +37,7 @@ def scored(model: HuggingFaceModel) -> torch.Tensor:
     return session.score(torch.tensor([[1, 2, 3, 4], [0, 0, 0, 0], [4, 3, 2, 1]]))[[0, 2]]
 
 
-@pytest.mark.parametrize("family", list(LLAMA_LIKE))
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.llama_layers])
 def test_lean_layers_are_the_same_function(family: str) -> None:
     """Catches heads grouped in the wrong order, a rotation the wrong way round, a mask of another row, a lost bias."""
     ordinary, lean = (HuggingFaceModel(tiny.build(family)) for _ in range(2))

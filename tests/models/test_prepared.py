@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,12 @@ pytest.importorskip("numba")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
-from outrider.models.engine.prepared import RECORD, prepare
+from outrider.models.engine.prepared import RECORD
 from outrider.models.engine.weight_files import WEIGHTS
 
 pytestmark = pytest.mark.usefixtures("cache")
+
+in_float32 = partial(library.prepared, engine="onnxruntime", weights="float32")
 
 
 @pytest.fixture
@@ -66,25 +69,25 @@ def test_one_text_with_every_draft(narrow: Path, tmp_path: Path, draft: str, eng
 
 def test_written_once(folder: Path, cache: Path) -> None:
     config = tf.AutoConfig.from_pretrained(folder)
-    first = prepare(folder, config, "onnxruntime")
+    first = in_float32(folder, config)
     written = (first.folder / WEIGHTS).stat().st_mtime_ns
-    again = prepare(folder, config, "onnxruntime")
+    again = in_float32(folder, config)
     assert again.folder == first.folder
     assert (again.folder / WEIGHTS).stat().st_mtime_ns == written
     assert first.known("any", "here", lambda: True)
-    assert prepare(folder, config, "onnxruntime").known("any", "here", lambda: False), "a fact is found out once"
-    assert not prepare(folder, config, "onnxruntime").known("any", "elsewhere", lambda: False)
+    assert in_float32(folder, config).known("any", "here", lambda: False), "a fact is found out once"
+    assert not in_float32(folder, config).known("any", "elsewhere", lambda: False)
 
 
 def test_written_again_for_another_checkpoint(folder: Path, cache: Path) -> None:
     """Catches old weights run under a new model's name, and old files that nobody ever removes."""
     config = tf.AutoConfig.from_pretrained(folder)
-    old = prepare(folder, config, "onnxruntime")
-    kept = prepare(folder, config, "onnxruntime", int8=True)
+    old = in_float32(folder, config)
+    kept = library.prepared(folder, config, "onnxruntime", "int8")
     tensors = load_file(folder / "model.safetensors")
     tensors["model.embed_tokens.weight"] += 1
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    new = prepare(folder, config, "onnxruntime")
+    new = in_float32(folder, config)
     assert torch.equal(new.tensor("embedding"), tensors["model.embed_tokens.weight"])
     assert not old.folder.exists()
     assert kept.folder.exists()
@@ -131,16 +134,22 @@ def test_auto_goes_on_to_torch(narrow: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_facts_are_found_out_once_and_not_lost(folder: Path) -> None:
     """Catches a process that writes over what another has found out."""
     config = tf.AutoConfig.from_pretrained(folder)
-    one, other = (prepare(folder, config, "onnxruntime") for _ in range(2))
+    one, other = (in_float32(folder, config) for _ in range(2))
     assert one.known("width_costs", "two threads", lambda: {"2": 1.5}) == {"2": 1.5}
     assert other.known("width_costs", "three threads", lambda: {"2": 1.2}) == {"2": 1.2}
     assert other.known("width_costs", "two threads", lambda: {"2": 9.9}) == {"2": 1.5}
-    assert prepare(folder, config, "onnxruntime").known("width_costs", "two threads", lambda: None) == {"2": 1.5}
+    assert in_float32(folder, config).known("width_costs", "two threads", lambda: None) == {"2": 1.5}
+
+
+def test_what_is_checked_once_is_said_in_plain_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It said "Finding out any width for this CPU", which was a riddle."""
+    in_float32(folder, tf.AutoConfig.from_pretrained(folder)).known("any_width", "here", lambda: True)
+    assert "Checking batch invariance on this CPU (once)" in capsys.readouterr().err
 
 
 def test_facts_that_cannot_be_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches costs that are measured anew in every process, and with them texts that differ for one seed."""
-    prepared = prepare(folder, tf.AutoConfig.from_pretrained(folder), "onnxruntime")
+    prepared = in_float32(folder, tf.AutoConfig.from_pretrained(folder))
 
     def refused(*_: object) -> None:
         raise PermissionError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,14 @@ pytest.importorskip("numba")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
-from outrider.models.engine.prepared import RECORD, prepare
+from outrider.models.engine.prepared import RECORD
 from outrider.models.engine.weight_files import WEIGHTS
 from outrider.models.hub.making import Space
 from outrider.models.hub.safetensors_files import INDEX
 
 pytestmark = pytest.mark.usefixtures("cache")
+
+in_float32 = partial(library.prepared, engine="onnxruntime", weights="float32")
 
 
 def _cut(file: Path) -> None:
@@ -48,11 +51,11 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
 def test_what_is_damaged_is_written_again(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A damaged prepared.json once blamed the model's own directory; beyond the end of weights there is no error."""
     config = tf.AutoConfig.from_pretrained(folder)
-    first = prepare(folder, config, "onnxruntime")
+    first = in_float32(folder, config)
     whole = (first.folder / WEIGHTS).read_bytes()
     file, damage = DAMAGE[name]
     damage(first.folder / file)
-    again = prepare(folder, config, "onnxruntime")
+    again = in_float32(folder, config)
     assert again.folder == first.folder and again.record == first.record
     assert (again.folder / WEIGHTS).read_bytes() == whole
     assert f"{first.folder} is damaged and is written again" in capsys.readouterr().err
@@ -61,9 +64,9 @@ def test_what_is_damaged_is_written_again(folder: Path, name: str, capsys: pytes
 def test_another_model_is_not_blocked(folder: Path, tmp_path: Path) -> None:
     """One damaged prepared.json in the cache once kept every other model from being prepared."""
     config = tf.AutoConfig.from_pretrained(folder)
-    (prepare(folder, config, "onnxruntime").folder / RECORD).write_text("{")
+    (in_float32(folder, config).folder / RECORD).write_text("{")
     other = library.save_llama(tmp_path / "other", seed=1)
-    assert prepare(other, config, "onnxruntime").folder.is_dir()
+    assert in_float32(other, config).folder.is_dir()
 
 
 def test_the_index_says_which_files_are_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,20 +76,20 @@ def test_the_index_says_which_files_are_the_model(folder: Path, monkeypatch: pyt
     model.save_pretrained(folder, max_shard_size="20KB")
     assert (folder / INDEX).is_file() and len(list(folder.glob("model-*.safetensors"))) > 1
     save_file({"layers.0.attention.wq.weight": torch.ones(8)}, folder / "consolidated.safetensors")
-    prepared = prepare(folder, model.config, "onnxruntime")
+    prepared = in_float32(folder, model.config)
     assert torch.equal(prepared.tensor("embedding"), model.model.embed_tokens.weight)
     (folder / "consolidated.safetensors").write_bytes(b"cut short")  # none of ours
-    assert prepare(folder, model.config, "onnxruntime").folder == prepared.folder
+    assert in_float32(folder, model.config).folder == prepared.folder
     llm = outrider.load(str(folder), "none", device="cpu", engine="onnxruntime", dtype="float32")
     assert "onnxruntime" in llm.target.model.facts.engine
 
 
 @pytest.mark.parametrize(
-    ("engine", "options"),
-    [("onnxruntime", {}), ("onnxruntime", {"int8": True}), ("numba", {}), ("numba", {"half": True})],
+    ("engine", "weights"),
+    [("onnxruntime", "float32"), ("onnxruntime", "int8"), ("numba", "bfloat16"), ("numba", "float16")],
 )
 def test_space_is_asked_for_as_it_is_used(
-    tmp_path: Path, engine: str, options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, engine: str, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three times a checkpoint's size was asked for, where numba writes it once and onnxruntime at most twice."""
     config = tf.LlamaConfig(
@@ -97,7 +100,7 @@ def test_space_is_asked_for_as_it_is_used(
     asked: list[int] = []
     require = Space.require
     monkeypatch.setattr(Space, "require", lambda self, needed: (asked.append(needed), require(self, needed))[1])
-    written = prepare(tmp_path / "model", config, engine, **options).bytes
+    written = library.prepared(tmp_path / "model", config, engine, weights).bytes
     assert written <= asked[-1] <= 1.2 * written + 1_500_000
 
 
@@ -139,9 +142,9 @@ def _interrupted(*_: object, **__: object) -> None:
 def test_what_was_prepared_from_a_directory_that_is_gone_is_removed(folder: Path, tmp_path: Path) -> None:
     """Files of models that nobody has any more once stayed for ever."""
     config = tf.AutoConfig.from_pretrained(folder)
-    gone = prepare(library.save_llama(tmp_path / "gone"), config, "onnxruntime", int8=True)
+    gone = library.prepared(library.save_llama(tmp_path / "gone"), config, "onnxruntime", "int8")
     shutil.rmtree(tmp_path / "gone")
-    prepare(folder, config, "onnxruntime")
+    in_float32(folder, config)
     assert not gone.folder.exists()
 
 

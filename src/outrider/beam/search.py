@@ -16,7 +16,9 @@ from outrider.beam.rules import Hypothesis, Rules, Scored, Search, Tokens, repla
 from outrider.beam.tree import Growth, Path, Root, grow, lay_out
 from outrider.core.protocols import Shape
 from outrider.core.sampling import log_standardise
+from outrider.decoding.fault import fault
 from outrider.decoding.loop import Decoder, Request
+from outrider.decoding.memory import memory_for
 from outrider.decoding.safe_drafter import SafeDrafter
 from outrider.decoding.stopping import Row, Stopping
 from outrider.drafters import Nothing
@@ -40,6 +42,8 @@ class BeamDecoder:
 
     def __post_init__(self) -> None:
         require(self.rows >= self.beams, f"draft_beams must be at least beams, {self.beams}; got {self.rows}")
+        size = self.decoder.target.vocab_size
+        require(self.beams <= size, f"beams must be at most the {size} tokens of the vocabulary, got {self.beams}")
         require(self.decoder.sampling.greedy, "beams: beam search has no temperature; leave it at 0")
 
     @staticmethod
@@ -59,7 +63,9 @@ class BeamDecoder:
 
     def search(self, request: Request, trace: Trace, index: int = 0) -> tuple[Hypothesis, ...]:
         """The finished hypotheses of a request, best first: w of them, or fewer if the target allows no more."""
-        return _Search(self, request, trace, index).run()
+        remedy = "use fewer beams, fewer draft_beams, a smaller max_new_tokens, or a shorter prompt"
+        with memory_for(f"{self.rows} rows of a beam search with {self.beams} beams", remedy):
+            return _Search(self, request, trace, index).run()
 
 
 @dataclass(frozen=True)
@@ -178,6 +184,7 @@ class _Search:
         logits = self.target.score(tails)  # [u, G+1, V]
         place = self._healthy(place, logits)
         scores = log_standardise(logits, self.sampling, self.target.context, tails)
+        self._check_processed(place, scores)
         best = scores.flatten(0, 1).topk(min(self.rules.kept, scores.shape[-1]), -1)
         scored = Scored(place, best.values.cpu(), best.indices.tolist())
         return scored, {node: index // (guesses + 1) for node, index in place.items()}
@@ -192,6 +199,18 @@ class _Search:
                 "try dtype='float32', or check the model's weights"
             )
         return shown
+
+    def _check_processed(self, place: dict[Tokens, int], scores: Tensor) -> None:
+        """Refuse processors that make NaN or plus infinity of a running hypothesis' scores; -inf forbids a token."""
+        if not self.sampling.processors:
+            return
+        good = (scores.amax(-1) < torch.inf).flatten().tolist()  # NaN is not
+        columns = scores.shape[1]
+        for hypothesis in self.state.running:
+            row, depth = divmod(place[hypothesis.tokens], columns)
+            if not good[row * columns + depth]:
+                length = int(self.target.context.lengths[row])
+                raise NumericalError(fault(self.target, row, length, self.sampling))
 
     def _settle(self, where: dict[Tokens, int], steps: int, came_from: list[int]) -> None:
         """Every surviving hypothesis gets a row that holds all of it but its last token; the first one stays."""
@@ -243,6 +262,8 @@ def _rules(plan: BeamDecoder, stopping: Stopping, request: Request) -> Rules:
     def ends(tokens: Tokens) -> str | None:
         row = Row(stopping, list(request.prompt), list(tokens[:-1]))
         row.push(tokens[-1:])
+        if row.error is not None:
+            raise row.exception
         return row.finish_reason
 
     return Rules(

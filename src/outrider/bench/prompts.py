@@ -79,7 +79,7 @@ def read(
 
 
 def _from_file(path: Path) -> dict[str, tuple[str, ...]]:
-    require(path.is_file(), f"prompts file {path} does not exist", ModelNotFound)
+    require(path.exists() and not path.is_dir(), f"prompts file {path} does not exist", ModelNotFound)  # pipes may be
     tasks: dict[str, list[str]] = {}
     for number, line in enumerate(decode_utf8(f"prompts file {path}", path.read_bytes()).splitlines(), 1):
         if not line.strip():

@@ -24,9 +24,6 @@ from outrider.models.hub import names
 
 STAGES = ("python", "torch", "imports", "loaded", "first token", "end")
 
-LIBRARIES = {"numba": "outrider.models.engine.numba_engine", "onnxruntime": "outrider.models.engine.onnx_engine"}
-"""What an engine imports when a model is loaded: named beforehand, it counts as a library and not as the model's."""
-
 CHILD = """
 import json, sys, time
 
@@ -73,7 +70,8 @@ for chunk in chunks:
     pass
 stage("end")
 facts = model.facts
-print(json.dumps({"engine": facts.engine, "weights": facts.weights_in}), flush=True)
+module = type(model.engine).__module__
+print(json.dumps({"engine": facts.engine, "weights": facts.weights_in, "module": module}), flush=True)
 """
 
 
@@ -93,7 +91,8 @@ def start(
     names.resolve(target)  # fetched and converted, if need be, before any clock runs
     progress("warming up", 0.0)
     warm = start_once(target, draft, dtype, tokens, "")
-    engine = LIBRARIES.get(warm["engine"].split()[0], "")
+    # What an engine imports when a model is loaded: named beforehand, it counts as a library and not as the model's.
+    engine = warm["module"]
     runs: list[dict[str, Any]] = []
     try:
         for number in range(1, repeats + 1):

@@ -19,10 +19,14 @@ def generate(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help='A file of prompts ("-": standard input), plain text or JSON lines with "prompt" or "messages" and '
-            'perhaps "id": gives one JSON line for each line.'
+            help="A file of prompts, one per line; '-': standard input. A .jsonl, .ndjson or .json file has a JSON "
+            'object with "prompt" or "messages", and perhaps "id", in each line; so has a pipe whose first line is '
+            "one. Any other is plain text. Gives one JSON line for each line."
         ),
     ] = None,
+    prompts_format: Annotated[
+        str, typer.Option(help="With --prompts: text, jsonl, or auto, as --prompts says.")
+    ] = "auto",
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="With --prompts: write here, and resume where a run was interrupted."),
@@ -81,7 +85,10 @@ def generate(
         for value in given:
             common.check_utf8(name, value)
     text = _checked_prompt(
-        prompt, prompts, {"--out": out, "--slots": slots}, {"--trace": trace, "--show-trace": show_trace}
+        prompt,
+        prompts,
+        {"--out": out, "--slots": slots, "--prompts-format": prompts_format},
+        {"--trace": trace, "--show-trace": show_trace},
     )
     options = common.generation_options(context)
     require(beams == 1 or not show_trace, "--show-trace shows one text as it grows; leave it out with --beams")
@@ -98,7 +105,7 @@ def generate(
     if prompts is not None:
         from outrider.cli import batch, prompt_file
 
-        lines = prompt_file.read_lines(prompts, system, chat or system is not None)
+        lines = prompt_file.read_lines(prompts, system, chat or system is not None, prompts_format)
         settings = {"target": target, "dtype": dtype, "weights": weights, "exact": exact}
         batch.run(batch.PromptBatch(lines, options, settings, out, slots), target, load)
         return
@@ -126,7 +133,9 @@ def _checked_prompt(
     prompt: str | None, prompts: Path | None, batch: dict[str, Any], single: dict[str, Any]
 ) -> str | None:
     """The prompt to use, or None for a file of them. Options of the other kind would have no effect: refused."""
-    unused = [name for name, value in (batch if prompts is None else single).items() if value not in (None, False)]
+    unused = [
+        name for name, value in (batch if prompts is None else single).items() if value not in (None, False, "auto")
+    ]
     if prompts is None:
         require(not unused, f"{', '.join(unused)} means something with --prompts FILE only; leave it out")
         return common.check_prompt(common.read_prompt(prompt))

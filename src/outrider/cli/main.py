@@ -9,7 +9,8 @@ import os
 import re
 import sys
 import warnings
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import typer
 from typer.core import TyperGroup
@@ -25,6 +26,7 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut long option names at 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Speculative decoding that does not change what a model says.",
     epilog="Models and compiled code are kept in ~/.cache/outrider; OUTRIDER_CACHE names another place.",
@@ -58,6 +60,7 @@ def main() -> None:
     """Run the command. Errors of ours are one line and exit code 2; with --json also one JSON object on stdout."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows '?' for what it does not have
     with warnings.catch_warnings():
@@ -73,6 +76,14 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _open_closed_streams() -> None:
+    """Standard streams that a shell has closed (``>&-``) are None in Python: nothing is read from them, and what is
+    written to them is lost, as with /dev/null. Otherwise the next file that is opened would be standard output."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
 def _failed(error: Exception) -> int:
     """Print an error -> the exit code. A bug of Outrider keeps its traceback."""
     if isinstance(error, BrokenPipeError):
@@ -81,7 +92,8 @@ def _failed(error: Exception) -> int:
     if isinstance(error, typer.Abort):
         notes.print("interrupted")
         return 130
-    if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed; typer exports no name for this
+    if type(error).__name__ == "NoArgsIsHelpError" and isinstance(error, UsageError):  # typer exports no name for this
+        typer.echo(error.ctx.get_help())
         return 2
     expected = isinstance(error, (OutriderError, OSError, UsageError, UnicodeDecodeError))
     message = _message(error)
@@ -98,7 +110,7 @@ def _message(error: Exception) -> str:
     """One line: what an error says, and where to read on after a wrong option."""
     if isinstance(error, UsageError):
         command = error.ctx.command_path if error.ctx is not None else "outrider"
-        text = f"{error.format_message()} (see `{command} --help`)"
+        text = f"{error.format_message()}{_received(error)} (see `{command} --help`)"
     elif isinstance(error, OSError) and not isinstance(error, OutriderError):
         place = f"{error.filename}: " if error.filename else ""
         text = f"{place}{error.strerror or error}"
@@ -107,6 +119,19 @@ def _message(error: Exception) -> str:
     else:
         text = as_flags(str(error))
     return " ".join(text.split())
+
+
+@runtime_checkable
+class _Rejection(Protocol):
+    """pydantic's error, which typer raises its own from: its message does not name the value."""
+
+    def errors(self) -> Sequence[Mapping[str, Any]]: ...
+
+
+def _received(error: Exception) -> str:
+    """The value that typer has refused, where typer does not say it."""
+    cause: Any = error.__cause__
+    return f", got {cause.errors()[0].get('input')!r}" if isinstance(cause, _Rejection) and cause.errors() else ""
 
 
 def as_flags(message: str) -> str:

@@ -38,4 +38,4 @@ def watched(chunks: Iterable[Any], tokens: int, shown: bool) -> Iterator[Any]:
 
 def on_terminal() -> bool:
     """Whether what is written to stdout is seen as it is written."""
-    return sys.stdout.isatty()
+    return sys.stdout is not None and sys.stdout.isatty()

@@ -8,7 +8,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from outrider.errors import BadOption, OutriderError, PromptError, decode_utf8, require
+from outrider.errors import OutriderError, PromptError, decode_utf8, require
+
+FORMATS = ("auto", "text", "jsonl")
+JSONL = (".jsonl", ".ndjson", ".json")
+"""Names of files of JSON lines."""
 
 
 @dataclass(frozen=True)
@@ -22,20 +26,56 @@ class PromptLine:
     error: str | None = None
 
 
-def read_lines(path: Path, system: str | None = None, chat: bool = False) -> list[PromptLine]:
+def read_lines(
+    path: Path, system: str | None = None, chat: bool = False, prompts_format: str = "auto"
+) -> list[PromptLine]:
     """The prompts of a file, or of standard input for '-'. A line that cannot be used says why.
 
     chat: prompts are asked as a user's message. system: the system message of conversations without one.
+    prompts_format: "text", "jsonl", or "auto": see ``is_jsonl``.
     """
-    if str(path) != "-" and not path.is_file():
-        raise BadOption(f"--prompts {path}: there is no such file; '-' reads standard input")
-    data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-    rows = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    rows = read_bytes(path).removeprefix(b"\xef\xbb\xbf").split(b"\n")
     rows = rows[:-1] if rows[-1] == b"" else rows
     first = next((row.strip() for row in rows if row.strip()), b"")
     require(first != b"", f"--prompts {path} is empty; give it a prompt in each line")
-    as_json = path.suffix in (".json", ".jsonl", ".ndjson") or first.startswith(b"{")
+    as_json = is_jsonl(path, first, prompts_format)
     return [_line(index, row, as_json, system, chat) for index, row in enumerate(rows)]
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file, a pipe such as a shell's ``<(...)``, or standard input for '-'."""
+    if str(path) == "-":
+        return sys.stdin.buffer.read()
+    require(path.exists(), f"--prompts {path}: there is no such file; '-' reads standard input")
+    require(not path.is_dir(), f"--prompts {path}: this is a directory; name a file in it")
+    return path.read_bytes()
+
+
+def is_jsonl(path: Path, first: bytes, prompts_format: str) -> bool:
+    """Whether prompts are JSON lines. "auto": a file's name decides, and for a pipe, which has none, the first line.
+
+    A file of another name that begins with a JSON object may be meant either way: it is refused, not guessed.
+    """
+    good = prompts_format in FORMATS
+    require(good, f"prompts_format must be one of {', '.join(FORMATS)}, got {prompts_format!r}")
+    if prompts_format != "auto":
+        return prompts_format == "jsonl"
+    if str(path) == "-" or not path.is_file():
+        return _is_object(first)
+    named = path.suffix.lower() in JSONL
+    require(
+        named or not _is_object(first),
+        f"--prompts {path} begins with a JSON object and is not named {', '.join(JSONL)}; pass --prompts-format jsonl "
+        "to read JSON lines, or --prompts-format text",
+    )
+    return named
+
+
+def _is_object(first: bytes) -> bool:
+    try:
+        return isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _line(index: int, row: bytes, as_json: bool, system: str | None, chat: bool) -> PromptLine:

@@ -12,16 +12,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from outrider.cli import common
 from outrider.cli.certificate import show_certificate
 from outrider.cli.common import answers, notes
-from outrider.errors import BadOption, ModelNotFound, decode_utf8, require
+from outrider.cli.prompt_file import is_jsonl, read_bytes
+from outrider.errors import BadOption, decode_utf8, require
 from outrider.trace import strict_json
 
 
 def verify(
     target: common.TargetArgument,
     draft: common.Draft = "auto",
-    prompts: Annotated[
-        Path | None, typer.Option(help="A file of prompts: one per line, or .jsonl with a prompt field.")
-    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A file of prompts, as for generate --prompts.")] = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option("--max-new-tokens", "-n", help="Tokens per prompt, drafter and gamma; 16 if not given."),
@@ -123,10 +122,9 @@ def _gammas(text: str, width: int) -> tuple[int, ...]:
 
 
 def _read_prompts(path: Path) -> list[str]:
-    require(path.is_file(), f"prompts file {path} does not exist", ModelNotFound)
-    lines = [line for line in decode_utf8(f"prompts file {path}", path.read_bytes()).splitlines() if line.strip()]
+    lines = [line for line in decode_utf8(f"prompts file {path}", read_bytes(path)).splitlines() if line.strip()]
     require(len(lines) > 0, f"prompts file {path} is empty; give it a prompt per line")
-    if path.suffix != ".jsonl":
+    if not is_jsonl(path, lines[0].encode(), "auto"):
         return lines
     try:
         return [str(json.loads(line)["prompt"]) for line in lines]

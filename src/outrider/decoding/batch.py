@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from outrider.core.model_facts import facts_of
+from outrider.core.processors import ByRow
 from outrider.core.protocols import Admission, Drafter, LanguageModel, Verifier, admit_all
 from outrider.core.sampling import Sampling
 from outrider.decoding.fault import fault
@@ -87,13 +88,15 @@ class RunningBatch:
             self.watch.lap("host")
 
     def _admit(self, waiting: deque[tuple[int, Request]]) -> None:
-        """Empty slots take who waits. The longest prompts lie side by side: they are prefilled together."""
+        """Empty slots take who waits, and prompts of like length side by side where they are prefilled together."""
         empty = [slot for slot, row in enumerate(self.rows) if row is None]
         entering = [waiting.popleft() for _ in range(min(len(empty), len(waiting)))]
         if not entering:
             return
         self.watch.lap("host")
-        entering.sort(key=lambda entry: -len(entry[1].prompt))
+        by_slot = any(isinstance(one, ByRow) for one in self.decoder.sampling.processors)
+        if facts_of(self.decoder.target).batch_invariant and not by_slot:
+            entering.sort(key=lambda entry: -len(entry[1].prompt))
         new = [
             Admission(slot, request.prompt, request.source) for slot, (_, request) in zip(empty, entering, strict=False)
         ]

@@ -15,7 +15,8 @@ from outrider.decoding.batch import BatchRules, RunningBatch
 from outrider.decoding.request import Event as Event
 from outrider.decoding.request import Request as Request
 from outrider.decoding.session_pool import SessionPool
-from outrider.errors import NumericalError, PromptError, require
+from outrider.decoding.stopping import Row
+from outrider.errors import PromptError, require
 from outrider.planning.policies import Policy
 from outrider.trace import Trace
 
@@ -45,8 +46,8 @@ class Decoder(BatchRules):
     def stream(self, requests: Sequence[Request], trace: Trace, names: Sequence[int] | None = None) -> Generator[Event]:
         """Events in the order they happen. A row depends on its own request and the shapes, never on others.
 
-        A row whose logits are not numbers ends there with ``row.error``, and the others go on; NumericalError if
-        that leaves none.
+        A row whose logits are not numbers, or whose stopping criterion fails, ends there with ``row.error``, and the
+        others go on; NumericalError or CriterionError if that leaves none.
         ``names`` are the numbers the requests go by in events and trace; 0, 1, 2... if not given.
         """
         names = range(len(requests)) if names is None else names
@@ -55,7 +56,7 @@ class Decoder(BatchRules):
             groups.setdefault(shape, []).append(index)
         slots = self.slots or min(len(requests), facts_of(self.target).slots)
         decoder = self.ending(requests)
-        failed: dict[int, str] = {}
+        failed: dict[int, Row] = {}
         for shape, members in groups.items():
             with self.pool.lend((self.target, self.drafter), slots, shape) as runner:
                 batch = RunningBatch(decoder, runner, trace).run([(names[i], requests[i]) for i in members])
@@ -63,9 +64,9 @@ class Decoder(BatchRules):
                     for event in batch:
                         yield event
                         if event.row.error is not None:
-                            failed[event.index] = event.row.error
+                            failed[event.index] = event.row
         if failed and len(failed) == len(requests):  # nothing is left to go on with
-            raise NumericalError(next(iter(failed.values())))
+            raise next(iter(failed.values())).exception
 
     def shapes(self, requests: Sequence[Request], names: Sequence[int] | None = None) -> list[Shape]:
         """The shape of each request; PromptError names the first one that cannot be continued."""
@@ -112,7 +113,10 @@ class Decoder(BatchRules):
 
     def _capacity(self, tokens: int) -> int:
         """Room for a text of so many tokens and for guesses behind it; never twice the limit to hold the limit."""
-        room, limit = bucket(tokens + 2 * self.width), self.target.max_length
+        limit, facts = self.target.max_length, facts_of(self.target)
+        # Every shape has CUDA graphs of its own: where bits allow it, short texts share one.
+        least = 1024 if facts.capacity_invariant and facts.device.type == "cuda" else 256
+        room = bucket(tokens + 2 * self.width, least)
         if limit is None:
             return room
         chunk = Shape.chunk  # prefill writes whole ones

@@ -25,7 +25,7 @@ T = TypeVar("T")
 class SafeDrafter:
     """A draft session that answers with no guesses once the real one has raised; ``error`` says why.
 
-    While it is asked for nothing it is told nothing either: it hears of up to ``most`` tokens at once.
+    While no guesses are asked for, committed tokens are collected and passed on up to ``most`` at once.
     """
 
     def __init__(self, start: Callable[[], DraftSession], rows: int, target: Session, most: int = 1) -> None:

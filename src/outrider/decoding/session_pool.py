@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from outrider.core.protocols import Drafter, LanguageModel, Shape
+from outrider.decoding.memory import exhausted, memory_for
 from outrider.decoding.step_runner import StepRunner
 from outrider.errors import DeviceError
 
@@ -61,7 +62,7 @@ class SessionPool:
             self._keep(batch, runner)
             raise
         except Exception as error:
-            if (reason := _failure_of_the_gpu(error, batch)) is None:
+            if (reason := _failure_of_the_device(error, batch)) is None:
                 raise
             self.clear()
             raise DeviceError(reason) from error
@@ -94,12 +95,12 @@ class SessionPool:
         models = (batch.target, batch.drafter)
         try:
             return StepRunner(models, batch.slots, batch.shape, graphs, self.note)
-        except torch.cuda.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
+            if exhausted(error) is None:
+                raise
             self.clear()
-        try:
+        with memory_for(*_wanted(batch)):
             return StepRunner(models, batch.slots, batch.shape, graphs, self.note)
-        except torch.cuda.OutOfMemoryError as error:
-            raise DeviceError(_no_memory(batch)) from error
 
     def clear(self) -> None:
         """Drop every idle runner, its buffers and its graphs."""
@@ -109,17 +110,17 @@ class SessionPool:
                 torch.cuda.empty_cache()
 
 
-def _no_memory(batch: _Batch) -> str:
-    return (
-        f"no GPU memory for {batch.slots} slots of {batch.shape.capacity} tokens; use fewer slots, a smaller "
-        "max_new_tokens, or a shorter prompt"
-    )
+def _wanted(batch: _Batch) -> tuple[str, str]:
+    """What memory is needed for, and how to need less."""
+    what = f"{batch.slots} slots of {batch.shape.capacity} tokens"
+    return what, "use fewer slots, a smaller max_new_tokens, a shorter prompt, or a smaller width"
 
 
-def _failure_of_the_gpu(error: Exception, batch: _Batch) -> str | None:
-    """What to tell the user where the GPU itself is the reason; None where it is not."""
-    if isinstance(error, torch.cuda.OutOfMemoryError):
-        return _no_memory(batch)
+def _failure_of_the_device(error: Exception, batch: _Batch) -> str | None:
+    """What to tell the user where the device itself is the reason; None where it is not."""
+    if (memory := exhausted(error)) is not None:
+        what, remedy = _wanted(batch)
+        return f"no {memory} for {what}; {remedy}"
     if isinstance(error, RuntimeError) and "CUDA error" in str(error):
         return (
             f"the GPU has failed ({' '.join(str(error).split())[:120]}); nothing more can run on it from this process: "

@@ -34,7 +34,7 @@ def table(step: Step) -> Tensor:
 
 @dataclass(frozen=True)
 class HostStep:
-    """A step on the host."""
+    """The result of a step, copied to the host: a list of numbers for each row."""
 
     rows: list[list[float]]
 

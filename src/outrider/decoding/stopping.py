@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.decoding.text import UNFINISHED, Decode, GrowingText
-from outrider.errors import BadOption
+from outrider.errors import CriterionError, NumericalError, OutriderError
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,18 @@ class Row:
     stop_reason: str | int | None = None  # the stop string that matched, or the end token
     cut: int | None = None  # characters of the text before the stop string
     error: str | None = None  # why the row could not go on
+    failure: type[OutriderError] = NumericalError  # what to raise with ``error`` where no other row goes on
     _growing: GrowingText | None = field(default=None, repr=False, compare=False)
 
     @property
     def left(self) -> int:
         """Tokens it may still give."""
         return self.rules.max_new_tokens - len(self.tokens)
+
+    @property
+    def exception(self) -> OutriderError:
+        """The error to raise of a row that could not go on."""
+        return self.failure(str(self.error))
 
     def push(self, tokens: Sequence[int]) -> list[int]:
         """Take tokens one by one until a rule ends the row -> those that count."""
@@ -53,13 +59,17 @@ class Row:
                 break
             taken.append(token)
             self.tokens.append(token)
-            self.finish_reason = self._reason(token)
+            try:
+                self.finish_reason = self._reason(token)
+            except CriterionError as error:  # the text so far is as good as ever, and so are other rows
+                self.finish_reason, self.error, self.failure = "error", str(error), CriterionError
         return taken
 
     def fail(self, surplus: int, error: str) -> None:
         """End the row here: its last ``surplus`` tokens rest on nothing."""
         del self.tokens[len(self.tokens) - surplus :]
         self.finish_reason, self.stop_reason, self.cut, self.error = "error", None, None, error
+        self.failure = NumericalError
 
     def _reason(self, token: int) -> str | None:
         rules = self.rules
@@ -112,13 +122,25 @@ def _overlap(text: str, stop: str) -> int:
     return next((k for k in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:k])), 0)
 
 
+def criterion_name(criterion: Callable[..., Any]) -> str:
+    """For errors: the name of a function, or the class of an object."""
+    return getattr(criterion, "__name__", type(criterion).__name__)  # a user's callable: it may have no name
+
+
 def _ends(criterion: Callable[..., Any], ids: Tensor) -> bool:
     """Whether a criterion ends the text ids [1, T]: a bool, or a tensor of one. Anything else is refused by name."""
-    found = criterion(ids, None)
+    name = f"stopping_criteria {criterion_name(criterion)}"
+    try:
+        found = criterion(ids, None)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CriterionError(
+            f"{name} failed on input_ids [1, {ids.shape[1]}] and scores None: {reason}; it must take one row of tokens "
+            "and no scores"
+        ) from error
     if isinstance(found, bool):
         return found
     if isinstance(found, Tensor) and found.dtype == torch.bool and found.numel() == 1:
         return bool(found)
-    name = getattr(criterion, "__name__", type(criterion).__name__)  # a user's callable: it may have no name
     what = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else repr(found)
-    raise BadOption(f"stopping_criteria {name} returned {what}; it must return True, False or a bool tensor of one row")
+    raise CriterionError(f"{name} returned {what}; it must return True, False or a bool tensor of one row")

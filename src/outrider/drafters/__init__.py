@@ -1,5 +1,7 @@
 """Drafters: everything that can guess ahead. A new one is one file and one class; see docs/adding-a-drafter.md."""
 
+from collections.abc import Callable
+
 from outrider.core.protocols import Drafter
 from outrider.drafters.cascade import Cascade
 from outrider.drafters.copying import Copying
@@ -12,6 +14,7 @@ from outrider.drafters.standardised import Standardised
 from outrider.drafters.uniform import Uniform
 
 __all__ = [
+    "BUILT_IN",
     "Cascade",
     "Copying",
     "Fallback",
@@ -26,12 +29,16 @@ __all__ = [
 ]
 
 
+BUILT_IN: dict[str, Callable[[], Drafter]] = {
+    "copy": Copying,
+    "ngram": Ngram,
+    "uniform": Uniform,
+    "none": Nothing,
+    "auto": lambda: Mixture(Copying(), Ngram()),
+}
+"""What makes the drafters that need no model, by the names ``draft=`` takes. A new one is a new entry."""
+
+
 def built_in() -> dict[str, Drafter]:
-    """The drafters that need no model, by the names ``draft=`` takes."""
-    return {
-        "copy": Copying(),
-        "ngram": Ngram(),
-        "uniform": Uniform(),
-        "none": Nothing(),
-        "auto": Mixture(Copying(), Ngram()),
-    }
+    """The drafters that need no model, by name, each made anew."""
+    return {name: make() for name, make in BUILT_IN.items()}

@@ -1,4 +1,4 @@
-"""From what ``draft=`` says to a drafter: built-in names, classes of one's own, trained directories, models, chains."""
+"""Turns ``draft=`` into a drafter: built-in names, the user's classes, trained directories, models, chains."""
 
 from __future__ import annotations
 
@@ -30,10 +30,19 @@ class Beside:
     trust: bool
 
 
+def check_draft(draft: object) -> None:
+    """Refuse what names no drafter and is none."""
+    rule = "draft must be a name or have `name` and `start`"
+    require(draft is None or isinstance(draft, (str, Drafter)), f"{rule}, got {draft!r}")
+    require(draft != "", f"{rule}, got ''; leave it out for 'auto', or give 'none'")
+    if isinstance(draft, type):
+        raise BadOption(f"{rule}, got the class {draft.__name__}; give an instance, as {draft.__name__}()")
+
+
 def drafter_named(draft: str | Drafter | None, beside: Beside) -> Drafter:
     """A drafter for this target. ``a>b`` is b drafting for the target with a drafting for b; ``a>>b`` asks a once."""
+    check_draft(draft)
     if not isinstance(draft, str) and draft is not None:
-        require(isinstance(draft, Drafter), f"draft must be a name or have `name` and `start`, got {draft!r}")
         return draft
     if draft is not None and ">" in draft:
         return _chain(draft, beside)
@@ -84,7 +93,8 @@ def _chain(draft: str, beside: Beside) -> Drafter:
 def _model(name: str, beside: Beside) -> tuple[ModelDrafter, loading.Loaded]:
     partner = pairs.draft_of(name)  # as a draft, the name of a pair means the draft in it
     found, shown = (name, name) if partner is None else (str(partner), f"{Path(name).name} draft")
-    # A guess is a run of one row; with an encoder, prompts of many rows are run together. An engine that was asked for is the target's: it may not be one for the draft.
+    # A guess is a run of one row; with an encoder, sources of many rows are run together.
+    # An engine that was asked for is the target's: it may not be one for the draft.
     engine = "torch" if beside.target.kernels.engine == "torch" else "auto"
     kernels = Kernels(engine, rows=2 if beside.target.model.encoder_decoder else 1, release=True)
     loaded = loading.load(found, str(beside.target.model.device), beside.dtype, beside.trust, kernels)

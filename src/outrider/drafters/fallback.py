@@ -61,7 +61,7 @@ class _FallbackSession(CompositeSession):
         self.used_first = use_first[:, 0]
         if self.asks and not self._wanted(~self.used_first):
             return first
-        # A row that the first drafts for is not the second's: what a neighbour makes it draft is nobody's guess.
+        # The second drafter must not draft for rows that the first drafts for: those guesses would not be used.
         caps = torch.full_like(at[:, 0], gamma) if self.caps is None else self.caps
         self.abilities[1].cap(caps.masked_fill(self.used_first, 0))
         return joined(first, self._ask(1, gamma, sampling, noise, at), use_first, self.vocab_size)

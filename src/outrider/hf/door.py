@@ -13,11 +13,12 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
+from outrider.call import DecoderBuilder
+from outrider.checks import check_64_bits, check_gamma, check_running, check_width
 from outrider.core.protocols import Drafter, Shape
-from outrider.core.verification.choose import choose
 from outrider.decoding.loop import WIDTH, Decoder, Event, Request
 from outrider.decoding.session_pool import SessionPool
-from outrider.errors import BadOption, NumericalError, require
+from outrider.errors import BadOption, require
 from outrider.hf.advice import advise_loading
 from outrider.hf.keywords import hand_on
 from outrider.hf.lent import LentModel, lent
@@ -25,7 +26,6 @@ from outrider.hf.processors import sampling_of
 from outrider.hf.refusals import check_config, check_inputs
 from outrider.hf.rows import Batch, joined, requests
 from outrider.options import COUPLINGS
-from outrider.planning.policies import Auto, chosen
 from outrider.trace import Trace
 
 
@@ -61,27 +61,23 @@ def transformers_generate(
         if streamer is not None:  # whoever reads from it must not wait for ever, whatever happens here
             stack.callback(streamer.end)
         _check_call(synced_gpus, assistant_tokenizer, coupling)
-        require(graphs in (True, False, "auto"), f'graphs must be True, False or "auto", got {graphs!r}')
+        check_running(width, None, exact, graphs)
+        check_64_bits("seed", seed)
+        check_gamma(gamma)
         check_config(config)
         check_inputs(model, input_ids, model_kwargs)
         require(streamer is None or len(input_ids) == 1, f"a streamer takes one prompt at a time, got {len(input_ids)}")
         advise_loading(model)
         target = stack.enter_context(lent(model))
+        check_width(width, target.max_length)
         drafter = _drafter(_draft(draft, assistant_model), target, stack)
         batch = _batch(input_ids, model_kwargs, inputs_tensor)
         sampled = bool(config.do_sample)
         rows = [batch.given(row) for row in range(len(input_ids))]
-        decoder = Decoder(
-            target,
-            drafter,
-            choose(coupling, greedy=not sampled),
-            sampling_of(logits_processor or (), sampled, input_ids, rows, target.vocab_size),
-            chosen(gamma, target.auto if _may_time(target, exact, sampled, coupling) else Auto(clock=False)),
-            width,
-            slots=len(input_ids),
-            exact=exact,
-            pool=target.pool if graphs else SessionPool(),
-        )
+        sampling = sampling_of(logits_processor or (), sampled, input_ids, rows, target.vocab_size)
+        pool = target.pool if graphs else SessionPool()
+        builder = DecoderBuilder(target, target.auto, pool, width, len(input_ids), exact)
+        decoder = builder.decoder(drafter, sampling, coupling, gamma, repeatable=True)
         # Without a seed of its own, a script's torch.manual_seed decides, as it does for transformers.
         first_seed = int(torch.randint(2**62, (1,))) if seed is None else seed
         made = requests(batch, stopping_criteria or (), first_seed)
@@ -115,16 +111,6 @@ def _check_call(synced_gpus: bool | None, assistant_tokenizer: Any, coupling: st
             "synced_gpus=: they have no effect",
             stacklevel=4,
         )
-
-
-def _may_time(target: LentModel, exact: bool, sampled: bool, coupling: str) -> bool:
-    """Whether a clock may choose gamma: not where the text depends on it, so that a call gives the same text again.
-
-    A coupling other than Gumbel's draws other tokens for another gamma. And gamma is the width of a run: where that is
-    not constant it decides the last bits of logits, which in half precision are many ties.
-    """
-    same_bits = exact or target.dtype in (torch.float32, torch.float64)
-    return same_bits and (not sampled or coupling == "gumbel")
 
 
 def _batch(ids: Tensor, given: dict[str, Any], inputs: Tensor | None) -> Batch:
@@ -171,6 +157,7 @@ def _texts(events: Iterator[Event], size: int, streamer: Any) -> list[list[int]]
         if streamer is not None:
             for token in event.tokens:
                 streamer.put(torch.tensor([token]))
-    failed = [row.error for row in rows.values() if row.error is not None]
-    require(not failed, "".join(failed[:1]), NumericalError)  # a tensor has no place to say it row by row
+    for row in rows.values():
+        if row.error is not None:  # a tensor has no place to say it row by row
+            raise row.exception
     return [rows[index].tokens for index in range(size)]

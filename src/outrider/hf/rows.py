@@ -13,8 +13,8 @@ from transformers.generation import stopping_criteria as known
 
 from outrider.core.noise import row_seeds
 from outrider.decoding.loop import Request
-from outrider.decoding.stopping import Stopping
-from outrider.errors import require
+from outrider.decoding.stopping import Stopping, criterion_name
+from outrider.errors import CriterionError, require
 from outrider.hf.processors import RowInputs, trial_copy
 
 
@@ -90,6 +90,7 @@ def _shown_padding(criterion: Any, padding: Tensor) -> Callable[..., Any]:
     def judge(ids: Tensor, scores: Any) -> Any:
         return criterion(torch.cat([padding[None], ids.to(padding.device)], 1), scores)
 
+    judge.__name__ = criterion_name(criterion)  # errors name the caller's own
     return judge
 
 
@@ -97,16 +98,20 @@ def _check(criterion: Any, ids: Tensor) -> None:
     """In a batch rows are judged one by one: refuse a criterion of the caller's that then answers differently."""
     if len(ids) == 1 or type(criterion).__module__ == known.__name__:
         return
-    trial = trial_copy(criterion)
+    trial, name = trial_copy(criterion), f"stopping_criteria {criterion_name(criterion)}"
 
     def shown(rows: slice) -> Tensor:
         return torch.as_tensor(trial(ids[rows].clone(), None)).expand(len(ids[rows]))
 
-    whole = shown(slice(None))
-    alone = torch.cat([shown(slice(row, row + 1)) for row in range(len(ids))])
+    try:
+        whole, again = shown(slice(None)), shown(slice(None))
+        alone = torch.cat([shown(slice(row, row + 1)) for row in range(len(ids))])
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CriterionError(f"{name} failed on the prompts: {reason}") from error
     require(
-        torch.equal(whole, alone) and torch.equal(whole, shown(slice(None))),
-        f"stopping_criteria {type(criterion).__name__} answers differently for a row alone, in the batch, or asked "
+        torch.equal(whole, alone) and torch.equal(whole, again),
+        f"{name} answers differently for a row alone, in the batch, or asked "
         "again: it keeps a state or depends on other rows; make it a function of one row's tokens, or pass prompts "
         "one by one",
     )

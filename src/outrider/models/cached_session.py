@@ -35,7 +35,7 @@ class Runnable(Protocol):
 
 
 class CachedSession(BufferedSession):
-    """Runs are of constant width, unless bits do not depend on it: then they are as narrow as they can be."""
+    """Rows of a model with a KV cache. Runs have constant width; on batch-invariant models only what they need."""
 
     def __init__(self, model: Runnable, rows: int, shape: Shape) -> None:
         facts = model.facts

@@ -16,7 +16,7 @@ from outrider.models.engine_protocol import Engine
 
 
 class CheckpointModel(ABC):
-    """Immutable but for what is found out about it while it is loaded; shared by sessions."""
+    """A loaded model of any engine, shared by sessions. It does not change once it is loaded."""
 
     facts: ModelFacts
     engine: Engine

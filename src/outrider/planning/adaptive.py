@@ -18,15 +18,20 @@ _DOUBT = (1.5, 2.0)
 be that sure, and of several rows the least lucky counts."""
 
 
+CAPTURED = (1, 2, 3, 4, 6)
+"""Where steps are CUDA graphs, numbers of guesses that are worth a graph each, beside none and as many as may be."""
+
+
 class Adaptive:
-    """With ``experience`` for all rows of the batch together, else for each by itself."""
+    """Plans by acceptance and cost: with ``experience`` for all rows of the batch together, else row by row."""
 
     def __init__(self, setting: Setting, costs: Costs | Clock, experience: Experience | None = None) -> None:
         self.setting, self.clock = setting, costs if isinstance(costs, Clock) else None
         self.experience = experience
         self.plans, self.declines = setting.plans, setting.declines
-        # Asked for all or none where what it does not draft takes its time all the same.
-        self.choices = (0, setting.limit) if self.plans and not setting.splits else range(setting.limit + 1)
+        # What is asked for and not drafted takes its time all the same where steps are replayed.
+        few = sorted({0, setting.limit, *(number for number in CAPTURED if number < setting.limit)})
+        self.choices: Sequence[int] = range(setting.limit + 1) if setting.splits else few
         self.ladder = costs.ladder() if isinstance(costs, Clock) else Ladder.of(costs, setting.limit)
         self.rows = [self._new_row() for _ in range(setting.rows)]
         self.asking = [Asking() if experience is None else experience.asking for _ in range(setting.rows)]
@@ -72,7 +77,8 @@ class Adaptive:
             return self._decide([row])
         if self.together is None:
             self.together = self._decide([row for row, tokens in enumerate(self.left) if tokens])
-        return min(self.together, self.left[row] - 1)  # the last token of a text is the target's own
+        most = self.left[row] - 1  # the last token of a text is the target's own
+        return min(self.together, most) if self.setting.splits or most == 0 else self.together
 
     def _decide(self, rows: Sequence[int]) -> int:
         """For rows that decide together, or for one."""
@@ -95,7 +101,7 @@ class Adaptive:
             if self.experience is not None:
                 return best  # what was found out in other rows is worth no long tries
         # One that ends its drafts itself, at these prices, does better than any number that could be chosen for it.
-        return self.setting.limit if best and self.plans else best
+        return self.setting.limit if best and self.plans and self.setting.splits else best
 
     def _price(self, rows: Sequence[int], rate: float) -> None:
         """What time is worth to these rows."""

@@ -15,12 +15,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from outrider.checks import check_gamma
 from outrider.core.model_facts import facts_of
 from outrider.core.prices import Ladder, Prices
 from outrider.core.protocols import LanguageModel
 from outrider.core.traits import declared_cost
 from outrider.errors import require
-from outrider.options import GAMMAS
 from outrider.planning.acceptance import PRIOR, Experience
 from outrider.planning.adaptive import Adaptive
 from outrider.planning.setting import ASKING as ASKING
@@ -191,9 +191,8 @@ def improvement_slope(alpha: float, gamma: float, c: float) -> float:
 
 def chosen(gamma: Any, auto: Auto) -> int | Policy:
     """What the option ``gamma`` says: a whole number, a policy, "gradient", or ("auto", None) the given one."""
-    known = isinstance(gamma, (int, Policy)) or gamma in (None, *GAMMAS)
-    require(known, f"gamma must be a whole number, {' or '.join(GAMMAS)}, or a policy, got {gamma!r}")
-    if gamma in (None, "auto"):
+    check_gamma(gamma)
+    if gamma is None or gamma == "auto":
         return auto
     decided: int | Policy = Gradient() if gamma == "gradient" else gamma
     return decided

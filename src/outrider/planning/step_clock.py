@@ -27,11 +27,11 @@ class Timing:
 
 @dataclass
 class Clock:
-    """The costs of steps as they were timed, from what is declared to what is seen.
+    """Measured costs of steps. It starts from the declared ones, and measurements replace them.
 
-    Runs are told apart by width and drafts by the guesses made, because drafters stop where they like. A step during
-    which the machine was busy elsewhere is an outlier to a median; where there are too few for one, it counts for
-    three times what was expected at most, and is forgotten in time: who avoids a width for it would see no other.
+    Runs are kept apart by width and drafts by the guesses made, because a drafter may stop early. A step that was slow
+    because the machine was busy is an outlier to the median; with too few steps for one it counts for at most three
+    times the expected cost, and is dropped after a while: the width would otherwise be avoided and never timed again.
     """
 
     declared: Costs

@@ -168,6 +168,8 @@ def test_missing_draft(folders: Path) -> None:
     [
         ({"dtype": "float8"}, "dtype must be auto, float32"),
         ({"device": "warp"}, "device 'warp' is not usable here"),
+        ({"device": "gpu"}, "device 'gpu' is not usable here .* a GPU is device='cuda'"),
+        ({"device": 2.5}, "device 2.5 is not usable here"),
         ({"draft": 5}, "draft must be a name or have `name` and `start`"),
         ({"width": 0}, "width must be a whole number of at least 1"),
     ],

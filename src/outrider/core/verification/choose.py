@@ -1,4 +1,4 @@
-"""Which rule a call asks for."""
+"""Chooses the rule of acceptance for a call."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from outrider.kernels.numba.float16_products import wide
 from outrider.kernels.numba.tiles import PANEL, compiled, float_of_bits, pointer_to
 
 ROWS, PANELS, HALF_PANELS = range(3)
-"""Float32 one row behind the other; bfloat16 as ``tiles.py`` reads it; float16 as ``half.py`` does."""
+"""Float32 one row behind the other; bfloat16 as ``tiles.py`` reads it; float16 as ``float16_products.py`` does."""
 
 
 class Table(NamedTuple):

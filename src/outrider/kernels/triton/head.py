@@ -11,10 +11,10 @@ _TILE = 128
 Buffers = tuple[Tensor, Tensor]  # keys and values [B, Hk, C, D], by position
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_step", "capacity", "T"])
 def _turn(
-    qkv, speed, positions, rows, queries, keys, values, row_step, capacity,
-    T: tl.constexpr, HQ: tl.constexpr, HK: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr,
+    qkv, speed, positions, rows, queries, keys, values, row_step, capacity, T,
+    HQ: tl.constexpr, HK: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)  # r * T + t
     head = tl.program_id(1)  # queries first, then keys, then values
@@ -56,14 +56,14 @@ def turn_and_store(qkv: Tensor, speed: Tensor, positions: Tensor, buffers: Buffe
     positions = positions.contiguous()
     _turn[(count * width, q_heads + 2 * k_heads)](
         qkv.contiguous(), speed, positions, positions if rows is None else rows, queries, *buffers,
-        width if positions.shape[0] > 1 else 0, capacity,
-        T=width, HQ=q_heads, HK=k_heads, HALF=half, BLOCK=triton.next_power_of_2(half), CHOSEN=rows is not None,
+        width if positions.shape[0] > 1 else 0, capacity, width,
+        HQ=q_heads, HK=k_heads, HALF=half, BLOCK=triton.next_power_of_2(half), CHOSEN=rows is not None,
         num_warps=1,
     )  # fmt: skip
     return queries
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "window", "own"])
 def _look(
     q, k, v, positions, out, scale, capacity, window, own,
     GROUP: tl.constexpr, HK: tl.constexpr, D: tl.constexpr,

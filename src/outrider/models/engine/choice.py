@@ -1,25 +1,22 @@
-"""What runs a model: torch, or on a CPU numba or onnxruntime, where installed and the family is known."""
+"""Chooses the engine of a model: torch, or on a CPU the first of ``BACKENDS`` that is installed and can run it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from outrider.errors import BadOption, require
-from outrider.models.engine.sizes import Sizes
+from outrider.models.engine.backends import BACKENDS, Asked
 from outrider.models.settings import setting
-from outrider.models.transformers.families import LLAMA_LIKE
-from outrider.runtime import cpu
+from outrider.models.transformers.families import llama_classes
 
-ENGINES = ("auto", "numba", "onnxruntime", "torch")
 WEIGHTS = ("full", "int8")
 
 WORTH_FILES = 32e6
-"""Bytes of weights from which on "auto" prepares files in the cache: a smaller model takes no time to speak of."""
+"""Bytes of weights from which on "auto" prepares files in the cache: smaller models start faster without."""
 
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose angles depend on nothing but the position."""
@@ -27,7 +24,7 @@ _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class Kernels:
-    """What a model is loaded for: these settings change speed, memory and the last bits, not the function."""
+    """How a loaded model is run: settings that change speed, memory and the last bits of logits, nothing else."""
 
     engine: str = "torch"
     weights: str = "full"  # full: as dtype says; int8: matrices in eight bits
@@ -35,13 +32,9 @@ class Kernels:
     release: bool = False  # for running only: weights are kept in the layout that is run, and in no other
 
     def __post_init__(self) -> None:
-        require(self.engine in ENGINES, f"engine must be one of {', '.join(ENGINES)}, got {self.engine!r}")
+        engines = ("auto", *BACKENDS, "torch")
+        require(self.engine in engines, f"engine must be one of {', '.join(engines)}, got {self.engine!r}")
         require(self.weights in WEIGHTS, f"weights must be one of {', '.join(WEIGHTS)}, got {self.weights!r}")
-
-
-def numba_computes_in_half(dtype: torch.dtype, settled: bool) -> bool:
-    """Whether numba's products are to be in float16: where it was asked for, and by itself where the CPU can."""
-    return dtype == torch.float16 if settled else cpu.facts().computes_in_half
 
 
 def chosen_engine(
@@ -53,37 +46,47 @@ def chosen_engine(
     settled: bool = True,
     tried: bool = True,
 ) -> str:
-    """numba, onnxruntime or torch, for a model of ``size`` bytes; an error where what was asked for cannot be had.
+    """The name of an entry of ``BACKENDS``, or torch, for a model of ``size`` bytes; an error where it cannot be had.
 
     ``settled``: whether the user asked for this dtype, or it is only what torch would use. An engine that was asked
     for by name then computes in what it can.
-    ``tried``: whether numba is imported to see that it works here, which takes a while; else it is enough that it is
-    installed.
+    ``tried``: whether an engine is imported to see that it works here, which takes a while; else it is enough that its
+    packages are installed.
     """
     if device.type == "cuda" and kernels.engine in ("auto", "torch"):
-        return "torch"  # eight bits, too: see eight_bits.py
-    narrow = kernels.weights == "int8"
+        return "torch"  # eight bits, too: see int8_gpu.py
+    int8 = kernels.weights == "int8"
+    able = [name for name, backend in BACKENDS.items() if backend.int8 or not int8]
     require(
-        not narrow or kernels.engine in ("auto", "onnxruntime"),
-        f"weights {kernels.weights!r} on a CPU are run by onnxruntime; leave the engine {kernels.engine!r} out",
+        not int8 or kernels.engine in ("auto", *able),
+        f"weights {kernels.weights!r} on a CPU are run by {' or '.join(able)}; leave the engine {kernels.engine!r} out",
     )
-    by_itself = kernels.engine == "auto" and not narrow
+    by_itself = kernels.engine == "auto" and not int8
     if kernels.engine == "torch" or (by_itself and size < WORTH_FILES):
         return "torch"
-    for_numba = dtype if settled else torch.float32
-    # By itself onnxruntime, which reads four bytes of each weight, leaves bfloat16 to torch.
-    for_onnx = dtype if by_itself or (settled and not narrow) else torch.float32
-    obstacles = {
-        "numba": _general_obstacle(config, device) or _numba_obstacle(config, for_numba, tried),
-        "onnxruntime": _general_obstacle(config, device) or _onnx_obstacle(for_onnx),
-    }
+    asked = Asked(config, dtype, settled, int8, by_name=not by_itself)
+    tried_in_turn = able if kernels.engine == "auto" else [kernels.engine]
+    obstacles: list[str] = []
+    for engine in tried_in_turn:
+        obstacle = _obstacle(engine, asked, device, tried)
+        if obstacle is None:
+            return engine
+        obstacles.append(obstacle)
     if by_itself:
-        return next((engine for engine, obstacle in obstacles.items() if obstacle is None), "torch")
-    engine = "onnxruntime" if narrow else kernels.engine
-    if obstacles[engine] is None:
-        return engine
-    asked = "weights 'int8'" if kernels.engine == "auto" else f"engine {engine!r}"
-    raise BadOption(f"{asked} cannot be used: {obstacles[engine]}")
+        return "torch"
+    option = "weights 'int8'" if kernels.engine == "auto" else f"engine {kernels.engine!r}"
+    raise BadOption(f"{option} cannot be used: {obstacles[0]}")
+
+
+def _obstacle(engine: str, asked: Asked, device: torch.device, tried: bool) -> str | None:
+    """None, or why this engine cannot do what is asked, with what to do about it."""
+    backend = BACKENDS[engine]
+    return (
+        _general_obstacle(asked.config, device)
+        or backend.obstacle(asked)
+        or _missing(*backend.packages)
+        or (backend.broken() if tried else None)
+    )
 
 
 def _general_obstacle(config: Any, device: torch.device) -> str | None:
@@ -92,64 +95,12 @@ def _general_obstacle(config: Any, device: torch.device) -> str | None:
         return f"it runs models on a CPU, and the device is {device}; leave it out or choose the device cpu"
     if setting(config, "quantization_config") is not None:
         return "its weights are quantised; leave it out"
-    if config.model_type not in LLAMA_LIKE or setting(config, "hidden_act") != "silu":
+    if llama_classes(config) is None:
         return f"models of type {config.model_type!r} have no layers here; leave it out"
     rotation = (setting(config, "rope_parameters") or {}).get("rope_type", "default")
     if rotation not in _FIXED_ROTATIONS:
         return f"rotary positions of type {rotation!r} have no layers here; leave it out"
     return None
-
-
-def _onnx_obstacle(dtype: torch.dtype) -> str | None:
-    return _not_float32(dtype) or _missing("onnxruntime", "onnx")
-
-
-def _numba_obstacle(config: Any, dtype: torch.dtype, tried: bool) -> str | None:
-    sizes = Sizes.of(config)
-    if saved := _not_bfloat16(config):
-        return saved
-    if sizes.hidden % 16 or sizes.inner % 16 or sizes.heads * sizes.depth % 4 or sizes.depth % 2:
-        return f"it runs layers of a multiple of 16, not of {sizes.hidden} and {sizes.inner}; leave it out"
-    return _missing("numba") or _beyond_numba(dtype) or (_numba_unusable() if tried else None)
-
-
-def _beyond_numba(dtype: torch.dtype) -> str | None:
-    if dtype != torch.float16:
-        return _not_float32(dtype)
-    if cpu.facts().computes_in_half:
-        return None
-    return "this CPU does not compute in float16; choose the dtype float32, or leave the dtype out"
-
-
-def _numba_unusable() -> str | None:
-    if error := import_error():
-        return f"numba cannot be imported ({error}); install versions of numba and numpy that fit, or leave it out"
-    if not cpu.facts().fuses_multiplication:
-        return "this CPU has no fused multiplication and addition; leave it out"
-    return None
-
-
-@cache
-def import_error() -> str | None:
-    try:
-        from numba import njit  # noqa: F401  it looks at the numpy it finds, and may refuse it
-    except ImportError as error:
-        return str(error)
-    return None
-
-
-def _not_bfloat16(config: Any) -> str | None:
-    saved = str(setting(config, "dtype")).removeprefix("torch.")
-    if saved == "bfloat16":
-        return None
-    return f"it reads weights that were saved in bfloat16, and these are in {saved}; leave it out"
-
-
-def _not_float32(dtype: torch.dtype) -> str | None:
-    if dtype == torch.float32:
-        return None
-    name = str(dtype).removeprefix("torch.")
-    return f"it computes in float32, not {name}; choose the dtype float32, or leave the dtype out"
 
 
 def _missing(*packages: str) -> str | None:

@@ -93,7 +93,7 @@ class LlamaEngine(ABC):
     def run(self, tokens: Tensor, positions: Tensor, cache: Buffers, wanted: Wanted) -> Result:
         width = tokens.shape[1]
         if width * self.sizes.groups == 1 and self.reads_masks:
-            # A single row of attention weights meets other kernels than several: a second one, of no consequence.
+            # One row of attention weights would run another kernel than several rows: add a second one and drop it.
             tokens, positions = tokens.expand(-1, 2), torch.cat([positions, positions + 1], 1)
         x = self.embedding[tokens.flatten().clamp(max=self.vocabulary - 1)]
         cos, sin = (table.index_select(0, positions.flatten()) for table in self._turns)

@@ -19,9 +19,9 @@ from outrider.runtime import cpu
 
 
 class EngineModel(CheckpointModel):
-    """Where a row's bits were found not to depend on how many rows run beside it, it is batch-invariant.
+    """A model run by one of ``BACKENDS``. Whether it is batch-invariant is tried out once and kept with its files.
 
-    Then runs are as narrow as they can be, and plain and speculative decoding still agree to the bit.
+    Where it is, runs have only the tokens they need, and plain and speculative decoding still agree to the bit.
     """
 
     engine: LlamaEngine

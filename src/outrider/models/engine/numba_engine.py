@@ -17,19 +17,19 @@ from outrider.kernels.numba.code_cache import DIGEST, compiling
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine.llama_engine import Found, LlamaEngine, Run
-from outrider.models.engine.numba_weights import PARTS
 from outrider.models.engine.panel_rows import PanelRows
 from outrider.models.engine.prepared import Prepared
 from outrider.models.engine.sizes import Sizes
 from outrider.models.engine.weight_files import WEIGHTS
 from outrider.models.kv_buffers import Buffers
+from outrider.models.llama_layer import PRODUCTS, layer_name
 
 Addresses = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
 """Addresses of every layer's keys, of its values, and the capacity of both."""
 
 
 class NumbaEngine(LlamaEngine):
-    """A model's weights, mapped. Threads may share it."""
+    """Runs a model by code that numba compiles, on memory-mapped weights. Threads may share it."""
 
     reads_masks = False
     name = f"numba {numba.__version__}"
@@ -74,7 +74,7 @@ class NumbaEngine(LlamaEngine):
         return PanelRows(bits, self.vocabulary, hidden, int(self._powers(0)[-1][1]) if narrow else None)
 
     def _model(self, sizes: Sizes, config: Any) -> llama.LlamaWeights:
-        names = [[f"model.layers.{layer}.{part}" for part in PARTS] for layer in range(sizes.layers)]
+        names = [[f"{layer_name(layer)}.{product}" for product in PRODUCTS] for layer in range(sizes.layers)]
         place, shape = self._places["norms"]
         windows = self.windows
         by_layer = (

@@ -19,6 +19,7 @@ from outrider.kernels.numba.float16_products import CHAIN
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine.sizes import Sizes
 from outrider.models.engine.weight_files import REMEDY, WEIGHTS, Tensors, WeightFile
+from outrider.models.llama_layer import EMBEDDING, LAST_NORM, NORMS, OUTPUT, PRODUCTS, layer_name
 
 FORMAT = 5
 """Raised whenever the layout changes: what was prepared before is then prepared again."""
@@ -31,14 +32,6 @@ _MOST = 4
 
 _ROOM = 60000.0
 """What a sum in float16 stays below; the range ends at 65,504, and rounding goes up as well as down."""
-
-PARTS = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "o": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
-"""The products of a layer, and what the checkpoint calls their parts."""
 
 
 class _Products:
@@ -64,25 +57,20 @@ def write(folder: Path, source: Path, config: Any, half: bool = False) -> dict[s
     try:
         tensors, sizes = Tensors(source), Sizes.of(config)
         for layer in range(sizes.layers):
-            for name, parts in PARTS.items():
-                _write_product(products, tensors, f"model.layers.{layer}", name, parts, sizes)
-        norms = [
-            f"model.layers.{n}.{name}_layernorm" for n in range(sizes.layers) for name in ("input", "post_attention")
-        ]
-        file.write(
-            "norms", torch.stack([tensors.joined([f"{name}.weight"]) for name in [*norms, "model.norm"]]).numpy()
-        )
-        tied = config.tie_word_embeddings or "lm_head.weight" not in tensors
-        output = "model.embed_tokens.weight" if tied else "lm_head.weight"
+            for name, parts in PRODUCTS.items():
+                _write_product(products, tensors, layer_name(layer), name, parts, sizes)
+        norms = [f"{layer_name(layer)}.{name}" for layer in range(sizes.layers) for name in NORMS]
+        file.write("norms", torch.stack([tensors.joined([f"{name}.weight"]) for name in [*norms, LAST_NORM]]).numpy())
+        tied = config.tie_word_embeddings or OUTPUT not in tensors
+        output = EMBEDDING if tied else OUTPUT
         products.write("output", _exact(tensors, output, (config.vocab_size, sizes.hidden)))
         if half:
             file.write("powers", np.array(products.powers))
             # As they were saved, down to the smallest: heads know their target by them.
             file.write("sample", tensors.joined([output])[:SAMPLE].numpy())
         if not tied:
-            name = "model.embed_tokens.weight"
-            file.write("embedding", panels(_exact(tensors, name, (config.vocab_size, sizes.hidden))))
-        tensors.require_all_used(except_for={"lm_head.weight"} if tied else set())
+            file.write("embedding", panels(_exact(tensors, EMBEDDING, (config.vocab_size, sizes.hidden))))
+        tensors.require_all_used(except_for={OUTPUT} if tied else set())
     finally:
         file.close()
     return {"embedding": file.places["output"]} | file.places  # tied: tokens are looked up in the output layer

@@ -21,7 +21,7 @@ _KINDS = {torch.float32: np.float32, torch.int64: np.int64}
 
 
 class OnnxEngine(LlamaEngine):
-    """A model's graphs, open. Threads may share it; each run belongs to one cache."""
+    """Runs a model's two graphs by onnxruntime. Threads may share it; each run belongs to one cache."""
 
     reads_masks = True
     name = f"onnxruntime {onnxruntime.__version__}"

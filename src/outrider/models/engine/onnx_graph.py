@@ -1,4 +1,4 @@
-"""What ONNX graphs are written with: weights in a file beside them, nodes in the order they run."""
+"""Writes ONNX graphs, with their weights in a file beside them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MICROSOFT = "com.microsoft"
 
 
 class Graph:
-    """Nodes in the order they run; every method returns the name of what it gives. Graphs may share a file."""
+    """Builds an ONNX graph node by node. Methods return the name of their result. Graphs may share a weight file."""
 
     def __init__(self, file: WeightFile, int8: bool) -> None:
         self.file, self.int8 = file, int8

@@ -16,6 +16,8 @@ from onnx import TensorProto
 from outrider.models.engine.onnx_graph import MICROSOFT, Graph
 from outrider.models.engine.sizes import Sizes
 from outrider.models.engine.weight_files import WEIGHTS, Tensors, WeightFile
+from outrider.models.llama_layer import EMBEDDING, LAST_NORM, NORMS, PRODUCTS, layer_name
+from outrider.models.llama_layer import OUTPUT as OUTPUT_MATRIX
 from outrider.models.transformers.families import sliding_windows
 
 FORMAT = 2
@@ -37,8 +39,8 @@ def write(folder: Path, source: Path, config: Any, int8: bool) -> dict[str, tupl
     file, tensors = WeightFile(folder / WEIGHTS), Tensors(source)
     try:
         _layers(Graph(file, int8), tensors, config).save(folder / LAYERS)
-        tied = config.tie_word_embeddings or "lm_head.weight" not in tensors
-        output = tensors.joined(["model.embed_tokens.weight" if tied else "lm_head.weight"])
+        tied = config.tie_word_embeddings or OUTPUT_MATRIX not in tensors
+        output = tensors.joined([EMBEDDING if tied else OUTPUT_MATRIX])
         graph = Graph(file, int8)
         graph.input("hidden", TensorProto.FLOAT, ["N", output.shape[1]])
         graph.run("Identity", [graph.linear("hidden", "unembedding", output)], ["logits"])
@@ -47,8 +49,8 @@ def write(folder: Path, source: Path, config: Any, int8: bool) -> dict[str, tupl
         if int8:
             file.write("unembedding", output.numpy())
         if not tied:
-            file.write("embedding", tensors.joined(["model.embed_tokens.weight"]).numpy())
-        tensors.require_all_used(except_for={"lm_head.weight"} if tied else set())
+            file.write("embedding", tensors.joined([EMBEDDING]).numpy())
+        tensors.require_all_used(except_for={OUTPUT_MATRIX} if tied else set())
         places = file.places
     finally:
         file.close()
@@ -73,12 +75,13 @@ def _layers(graph: Graph, tensors: Tensors, config: Any) -> Graph:
         graph.output(f"state_{layer + 1}", ["N", sizes.hidden])
     graph.output("hidden", ["N", sizes.hidden])
     build = _Layers(graph, tensors, sizes)
-    normed, x = build.first_norm("model.layers.0.input_layernorm"), "x"
+    before, between = NORMS
+    normed, x = build.first_norm(f"{layer_name(0)}.{before}"), "x"
     for layer in range(sizes.layers):
-        prefix, last = f"model.layers.{layer}", layer + 1 == sizes.layers
+        prefix, last = layer_name(layer), layer + 1 == sizes.layers
         mixed = build.attention(layer, normed, masks[layer])
-        normed, x = build.norm(x, mixed, f"{prefix}.post_attention_layernorm", f"between_{layer}")
-        after = "model.norm" if last else f"model.layers.{layer + 1}.input_layernorm"
+        normed, x = build.norm(x, mixed, f"{prefix}.{between}", f"between_{layer}")
+        after = LAST_NORM if last else f"{layer_name(layer + 1)}.{before}"
         normed, x = build.norm(x, build.gated(prefix, normed), after, f"state_{layer + 1}")
     graph.run("Identity", [normed], ["hidden"])
     return graph
@@ -106,25 +109,25 @@ class _Layers:
         self.graph.run("SkipSimplifiedLayerNormalization", [x, more, scale], names, **options)
         return names[0], total
 
-    def linear(self, x: str, prefix: str, names: tuple[str, ...]) -> str:
+    def linear(self, x: str, prefix: str, product: str) -> str:
         """Layers that read the same input, as one."""
-        parts = [f"{prefix}.{name}" for name in names]
+        parts = [f"{prefix}.{name}" for name in PRODUCTS[product]]
         biased = f"{parts[0]}.bias" in self.tensors
         weight = self.tensors.joined([f"{part}.weight" for part in parts])
         bias = self.tensors.joined([f"{part}.bias" for part in parts]) if biased else None
-        return self.graph.linear(x, f"{prefix}.{'+'.join(names)}", weight, bias)
+        return self.graph.linear(x, f"{prefix}.{product}", weight, bias)
 
     def gated(self, prefix: str, x: str) -> str:
-        both = self.linear(x, f"{prefix}.mlp", ("gate_proj", "up_proj"))
+        both = self.linear(x, prefix, "gate_up")
         gate, up = self.graph.run("Split", [both], 2, axis=-1, num_outputs=2)
         gate = self.graph.run("QuickGelu", [gate], domain=MICROSOFT, alpha=1.0)  # with alpha 1 it is silu
-        return self.linear(self.graph.run("Mul", [gate, up]), f"{prefix}.mlp", ("down_proj",))
+        return self.linear(self.graph.run("Mul", [gate, up]), prefix, "down")
 
     def attention(self, layer: int, x: str, mask: str) -> str:
         graph, sizes = self.graph, self.sizes
-        prefix = f"model.layers.{layer}.self_attn"
+        prefix = layer_name(layer)
         own, shared = sizes.heads * sizes.depth, sizes.shared * sizes.depth
-        joined = self.linear(x, prefix, ("q_proj", "k_proj", "v_proj"))
+        joined = self.linear(x, prefix, "qkv")
         turned, value = graph.run("Split", [joined, graph.shape(own + shared, shared)], 2, axis=-1)
         turned = graph.run("Reshape", [turned, self.flat])  # [B, W, ...]
         turned = graph.run(
@@ -141,7 +144,7 @@ class _Layers:
         found = graph.run("MatMul", [weights, values])
         found = graph.run("Reshape", [found, graph.shape(0, sizes.shared, sizes.groups, -1, sizes.depth)])
         found = graph.run("Transpose", [found], perm=[0, 3, 1, 2, 4])
-        return self.linear(graph.run("Reshape", [found, graph.shape(-1, own)]), prefix, ("o_proj",))
+        return self.linear(graph.run("Reshape", [found, graph.shape(-1, own)]), prefix, "o")
 
     def _kept(self, layer: int, kind: str, new: str) -> str:
         """The buffer with new keys or values at each row's place."""

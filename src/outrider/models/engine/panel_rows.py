@@ -12,7 +12,7 @@ from outrider.kernels.numba.rows import HALF_PANELS, PANELS, Table
 
 
 class PanelRows:
-    """A matrix [V, size] in panels (``jit_files.py``): indexed by tokens it gives float32 rows.
+    """A matrix [V, size] in panels (``numba_weights.py``): indexed by tokens it gives float32 rows.
 
     An ``EmbeddingTable`` that takes no memory of its own.
     """

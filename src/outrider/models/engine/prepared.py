@@ -1,4 +1,4 @@
-"""What an engine runs a model from, written once into the cache and read from there by every process."""
+"""Files that an engine runs a model from: written once into the cache, and read from there by every process."""
 
 from __future__ import annotations
 
@@ -24,8 +24,29 @@ from outrider.runtime.files import locked, note, replace_whole, write_whole
 
 RECORD = PREPARED
 
+_DOING = {"any_width": "Checking batch invariance", "width_costs": "Measuring what runs cost by their width"}
+"""What a process does that finds out a fact of this name, for messages."""
+
 Places = dict[str, tuple[int, list[int]]]
 """Offset in bytes and shape of a tensor in the file of weights, by name."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an engine reads weights: what writes them so, and what they take."""
+
+    engine: str
+    weights: str  # their format: float32, bfloat16, ...
+    version: int  # raised whenever the files change: what was written before is then written again
+    write: Callable[[Path, Path, Any], Places]  # into a folder, from a checkpoint's directory and its config
+    bytes_each: int  # of a weight
+    tables: bool = False  # whether embeddings lie beside them in float32
+
+    def bytes_needed(self, source: Path, config: Any) -> int:
+        """Of disk space, a little more than will be written: every tensor begins on a page of its own."""
+        numbers = sizes(source)
+        tables = 4 * self.tables * (1 if config.tie_word_embeddings else 2) * config.vocab_size * config.hidden_size
+        return int(1.05 * (self.bytes_each * sum(numbers) + tables)) + PAGE * len(numbers) + MB
 
 
 @dataclass(frozen=True)
@@ -57,15 +78,15 @@ class Prepared:
         Found out once, whoever asks at the same time. Where it cannot be kept, it is ``otherwise``, if that is given:
         what is found out anew in every process may differ from one to the next.
         """
-        found, shown = self.record.get(what, {}).get(conditions), what.replace("_", " ")
+        found, doing = self.record.get(what, {}).get(conditions), _DOING.get(what, f"Measuring {what}")
         if found is not None:
             return found
         try:
-            with locked(self.folder / ".lock", f"Waiting for another process that finds out {shown}"):
+            with locked(self.folder / ".lock", f"Waiting for another process: {doing.lower()}"):
                 record = _read_record(self.folder)
                 facts = record.setdefault(what, {})  # another process may have found it out by now
                 if conditions not in facts:
-                    note(f"Finding out {shown} for this CPU (once)")
+                    note(f"{doing} on this CPU (once)")
                     facts[conditions] = found = json.loads(json.dumps(find_out()))
                     write_record(self.folder, record)
                 self.record.update(record)
@@ -76,19 +97,18 @@ class Prepared:
             return find_out() if found is None else found
 
 
-def prepare(source: Path, config: Any, engine: str, int8: bool = False, half: bool = False) -> Prepared:
+def prepare(source: Path, config: Any, layout: Layout) -> Prepared:
     """The files of an engine for a model's directory, written first if they are not there or no longer fit it."""
-    form = _form(engine, int8, half)
-    final = cache_dir() / f"{engine}-{_key(source, form)}"
+    final = cache_dir() / f"{layout.engine}-{_key(source, layout)}"
     found = _whole(final)
     if found is None:
         with making(str(source), final, 0) as (stage, space):
             found = _whole(final)  # another process may have been faster
             if found is None:
-                _remove_stale(source, form, final)
-                space.require(form.bytes_needed(source, config))
-                with Console(stderr=True).status(f"Writing {form.weights} weights for {engine} (once)"):
-                    made = make_files(stage / "model", source, config, form)
+                _remove_stale(source, layout, final)
+                space.require(layout.bytes_needed(source, config))
+                with Console(stderr=True).status(f"Writing {layout.weights} weights for {layout.engine} (once)"):
+                    made = make_files(stage / "model", source, config, layout)
                 if final.exists():
                     note(f"{final} is damaged and is written again")
                     final.rename(stage / "damaged")
@@ -115,70 +135,36 @@ def _read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-@dataclass(frozen=True)
-class _Form:
-    """How an engine wants its weights."""
-
-    engine: str
-    weights: str
-    format: int
-    write: Callable[[Path, Path, Any], Places]
-    bytes_each: int  # of a weight
-    tables: bool = False  # whether embeddings lie beside them in float32
-
-    def bytes_needed(self, source: Path, config: Any) -> int:
-        """Of disk space, a little more than will be written: every tensor begins on a page of its own."""
-        numbers = sizes(source)
-        tables = 4 * self.tables * (1 if config.tie_word_embeddings else 2) * config.vocab_size * config.hidden_size
-        return int(1.05 * (self.bytes_each * sum(numbers) + tables)) + PAGE * len(numbers) + MB
-
-
-def _form(engine: str, int8: bool, half: bool) -> _Form:
-    # Imported when needed: each needs what only its engine does.
-    if engine == "numba":
-        from outrider.models.engine import numba_weights
-
-        return _Form(
-            engine, "float16" if half else "bfloat16", numba_weights.FORMAT,
-            lambda to, source, config: numba_weights.write(to, source, config, half), bytes_each=2,
-        )  # fmt: skip
-    from outrider.models.engine import onnx_llama
-
-    return _Form(
-        engine, "int8" if int8 else "float32", onnx_llama.FORMAT,
-        lambda to, source, config: onnx_llama.write(to, source, config, int8),
-        bytes_each=1 if int8 else 4, tables=int8,
-    )  # fmt: skip
-
-
-def make_files(folder: Path, source: Path, config: Any, form: _Form) -> Path:
+def make_files(folder: Path, source: Path, config: Any, layout: Layout) -> Path:
     folder.mkdir()
-    places = form.write(folder, source, config)
+    places = layout.write(folder, source, config)
     size = (folder / WEIGHTS).stat().st_size
-    record = {"source": str(source.resolve()), "weights": form.weights, "size": size, "places": places}
+    record = {"source": str(source.resolve()), "weights": layout.weights, "size": size, "places": places}
     write_record(folder, record)
     return folder
 
 
-def _remove_stale(source: Path, form: _Form, final: Path) -> None:
+def _remove_stale(source: Path, layout: Layout, final: Path) -> None:
     """Remove what was prepared from this checkpoint as it was before, or from one that is gone."""
-    engines = (form.engine, "onnx")  # the second: as onnxruntime's were called at first
+    engines = (layout.engine, "onnx")  # the second: as onnxruntime's were called at first
     for folder in (path.parent for path in cache_dir().glob(f"[!.]*/{RECORD}")):
         try:
             known = _read_record(folder)
         except (OSError, ValueError):  # damaged: whoever loads its model writes it again
             continue
-        same = known["source"] == str(source.resolve()) and known["weights"] == form.weights
+        same = known["source"] == str(source.resolve()) and known["weights"] == layout.weights
         replaced = same and folder.name.rpartition("-")[0] in engines
         if folder != final and (replaced or not Path(known["source"]).exists()):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _key(source: Path, form: _Form) -> str:
+def _key(source: Path, layout: Layout) -> str:
     """By what the files are made from: another checkpoint, another setting or another layout is another key."""
     files = sorted([*weight_files(source), *source.glob("*.json")])
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(repr((form.format, form.weights, str(source.resolve()), facts)).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr((layout.version, layout.weights, str(source.resolve()), facts)).encode()).hexdigest()[
+        :32
+    ]
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:

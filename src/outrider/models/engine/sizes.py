@@ -1,4 +1,4 @@
-"""The numbers a Llama-like model is made of."""
+"""The sizes of a Llama-like model's layers, read from its config."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.models.settings import setting
 
 @dataclass(frozen=True)
 class Sizes:
-    """Read from a config once, by whoever builds the model anew."""
+    """Layer count, widths and heads of a Llama-like model, as its config has them."""
 
     layers: int
     hidden: int

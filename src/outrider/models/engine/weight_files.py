@@ -1,4 +1,4 @@
-"""Weights on their way from a checkpoint into one file that an engine maps: written once, read by every process."""
+"""Reads the tensors of a checkpoint and writes them into one file, which engines map into memory."""
 
 from __future__ import annotations
 

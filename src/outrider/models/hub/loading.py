@@ -1,4 +1,4 @@
-"""From a name to a model and its tokenizer: short names, directories, .gguf files, hub ids."""
+"""Loads a model and its tokenizer by short name, directory, .gguf file or hub id."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from outrider.errors import (
 )
 from outrider.kernels.packed_linear import pack, warn_of_other_bits
 from outrider.models.checkpoint_model import CheckpointModel
-from outrider.models.engine.choice import Kernels, chosen_engine, numba_computes_in_half
+from outrider.models.engine.backends import BACKENDS, Asked
+from outrider.models.engine.choice import Kernels, chosen_engine
+from outrider.models.engine.prepared import prepare
 from outrider.models.hub import names, plain_settings
 from outrider.models.hub.making import CacheRefused
 from outrider.models.hub.safetensors_files import weight_files
@@ -33,8 +35,6 @@ from outrider.runtime.threads import limit_threads
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from outrider.models.engine.llama_engine import LlamaEngine
-
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -45,7 +45,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with its tokenizer, the name it was asked for by, and the kernels."""
+    """A loaded model: its name as the user gave it, its tokenizer, and how it is run."""
 
     name: str
     model: CheckpointModel
@@ -99,7 +99,7 @@ def load(
             from outrider.models.transformers import int8_gpu
 
             int8_gpu.quantise(wrapped)
-        wrapped.find_batch_invariance()
+    wrapped.find_batch_invariance()
     return Loaded(name, wrapped, tokenizer, kernels)
 
 
@@ -145,8 +145,7 @@ def _by_engine(
             _warn_of_slow(kind, chosen_engine(kernels, config, where, torch.float32, _size(place), settled=False))
         return None
     try:
-        half = engine == "numba" and numba_computes_in_half(kind, settled)
-        return _prepared(place, config, engine, kernels, half)
+        return _prepared(place, engine, Asked(config, kind, settled, kernels.weights == "int8"))
     except ModelCorrupt:
         raise
     except ModelError as error:
@@ -174,24 +173,13 @@ def _warn_of_slow(kind: torch.dtype, otherwise: str) -> None:
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed, switching to BLAS")
 
 
-def _prepared(place: Path, config: Any, engine: str, kernels: Kernels, half: bool) -> CheckpointModel:
+def _prepared(place: Path, engine: str, asked: Asked) -> CheckpointModel:
     """A model run by an engine from files in the cache, which are written the first time."""
     from outrider.models.engine.model import EngineModel
-    from outrider.models.engine.prepared import prepare
 
-    prepared = prepare(place, config, engine, kernels.weights == "int8", half)
-    return EngineModel(_engine_class(engine)(prepared, config), config, _asked_of_generation(place, config))
-
-
-def _engine_class(engine: str) -> type[LlamaEngine]:
-    # Imported when needed: each needs what only it does.
-    if engine == "numba":
-        from outrider.models.engine.numba_engine import NumbaEngine
-
-        return NumbaEngine
-    from outrider.models.engine.onnx_engine import OnnxEngine
-
-    return OnnxEngine
+    backend, config = BACKENDS[engine], asked.config
+    prepared = prepare(place, config, backend.layout(backend.weights(asked)))
+    return EngineModel(backend.open(prepared, config), config, _asked_of_generation(place, config))
 
 
 def _asked_of_generation(place: Path, config: Any) -> Any:
@@ -234,9 +222,12 @@ def choose_device(device: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0]
-        raise BadOption(f"device {device!r} is not usable here ({reason}); use 'auto' or 'cpu'") from error
+        remedy = (
+            "a GPU is device='cuda'" if str(device).lower().startswith(("gpu", "nvidia")) else "use 'auto' or 'cpu'"
+        )
+        raise BadOption(f"device {device!r} is not usable here ({reason}); {remedy}") from error
     return device
 
 

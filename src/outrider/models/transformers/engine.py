@@ -49,7 +49,7 @@ class TransformersEngine:
         families.adapt(model)
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
         self.windows = families.sliding_windows(self.config)
-        self.fused = False  # True: attention reads positions itself and needs no mask, see fused.py
+        self.fused = False  # True: run layer by layer with fused kernels, see fused.py
         self.capacity_granule: int | None = None  # attention reads multiples of so many positions; None: all there are
         self.unsplit = False  # True: a row of a product does not depend on the rows beside it, see row_products.py
         watch_output_layer(model)
@@ -100,18 +100,30 @@ class TransformersEngine:
 
     @torch.no_grad()
     def run(self, tokens: Tensor, positions: Tensor, cache: RaggedCache | SourceCache, wanted: Wanted) -> Result:
+        with row_products.unsplit() if self.unsplit else nullcontext():
+            return (self._run_fused if self.fused else self._run_modules)(tokens, positions, cache, wanted)
+
+    def _run_fused(self, tokens: Tensor, positions: Tensor, cache: Any, wanted: Wanted) -> Result:
+        from outrider.models.transformers import fused
+
+        known = tokens.clamp(max=self.embedding.shape[0] - 1)
+        hidden, states = fused.run(
+            self.model, known, self._position_ids(positions), cache.at(positions.contiguous()), wanted.states
+        )
+        if wanted.tokens is not None:
+            hidden = hidden[:, wanted.tokens.start : wanted.tokens.stop]
+        # Past the hook that watches this layer: what it reads is known here.
+        return Result(self.model.get_output_embeddings().forward(hidden) if wanted.logits else None, hidden, states)
+
+    def _run_modules(
+        self, tokens: Tensor, positions: Tensor, cache: RaggedCache | SourceCache, wanted: Wanted
+    ) -> Result:
         arguments, few = self._arguments(tokens, positions, cache, wanted), wanted.tokens
         if few is not None and "logits_to_keep" in self.accepts:
             ends = wanted.logits and few.stop == tokens.shape[1]
             arguments["logits_to_keep"] = len(few) if ends else torch.tensor(list(few), device=tokens.device)
             few = None
-        with row_products.unsplit() if self.unsplit else nullcontext():
-            if self.fused and not wanted.logits:  # of these families the output layer reads what the layers give
-                arguments.pop("logits_to_keep", None)
-                output = self.model.base_model(**arguments)
-                hidden, few = output.last_hidden_state, wanted.tokens
-            else:
-                output, hidden = forward(self.model, **arguments)
+        output, hidden = forward(self.model, **arguments)
         part = slice(None) if few is None else slice(few.start, few.stop)
         logits = output.logits[:, part] if wanted.logits else None
         return Result(logits, None if hidden is None else hidden[:, part], self._states(output, wanted.states))
@@ -141,9 +153,7 @@ class TransformersEngine:
         if wanted.states:
             arguments["output_hidden_states"] = True
         if "position_ids" in self.accepts:
-            # Padding may stand past the last position the model knows; its result is never used.
-            limit = self.facts.max_length
-            arguments["position_ids"] = positions if limit is None else positions.clamp(max=limit - 1)
+            arguments["position_ids"] = self._position_ids(positions)
         return arguments | self._cross_arguments(cache) if isinstance(cache, SourceCache) else arguments
 
     def _in_use(self, positions: Tensor, own: RaggedCache) -> int | None:
@@ -152,6 +162,11 @@ class TransformersEngine:
             return None
         whole = -(-(int(positions[:, -1].max()) + 1) // self.capacity_granule) * self.capacity_granule
         return min(whole, len(own.slots))
+
+    def _position_ids(self, positions: Tensor) -> Tensor:
+        """Padding may stand past the last position the model knows; its result is never used."""
+        limit = self.facts.max_length
+        return positions if limit is None else positions.clamp(max=limit - 1)
 
     def _filled(self, positions: Tensor) -> tuple[int | None, bool]:
         """How many positions of the cache a run looks at, None for all; and whether the model can do without a mask.
@@ -163,12 +178,10 @@ class TransformersEngine:
         width, ends = positions.shape[1], positions[:, -1]
         filled = int(ends.max()) + 1
         alike = filled == int(ends.min()) + 1 and width in (1, filled)
-        known = self.windows is None and self.config.model_type in families.MAKE_THEIR_OWN_MASK
+        known = self.windows is None and families.family(self.config).own_mask
         return filled, alike and known and self.config._attn_implementation == "sdpa"
 
     def _mask(self, positions: Tensor, slots: Tensor) -> Tensor | dict[str, Tensor]:
-        if self.fused:
-            return positions[:, None, None, :]  # four dimensions, so that no mask is made; never looked at
         return masks.causal(positions, slots, self.windows, self.facts.dtype)
 
     def _cross_arguments(self, cache: SourceCache) -> dict[str, Any]:

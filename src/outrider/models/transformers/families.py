@@ -1,4 +1,4 @@
-"""What differs between transformers' model families when rows have their own positions.
+"""What differs between transformers' model families: one table, and how positions of a row's own are made possible.
 
 Most families need nothing: they take position ids and a four-dimensional mask. The few that compute positions
 inside are given per-row versions of that one computation, set on the instance; no model code is copied.
@@ -7,6 +7,7 @@ inside are given per-row versions of that one computation, set on the instance; 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from inspect import signature
 from types import MethodType
 from typing import Any
@@ -78,6 +79,47 @@ def _ragged_learned_positions(self: Any, *args: Any, position_ids: Tensor | None
     return nn.functional.embedding(index.clamp(max=self.num_embeddings - 1), self.weight)
 
 
+@dataclass(frozen=True)
+class Family:
+    """What is known of the models of one ``model_type`` of transformers."""
+
+    tested: bool = False  # its output is compared with transformers' own in the tests; else, when a model is loaded
+    llama_layers: str | None = None  # what its classes begin with, if its layers are a Llama's: they are written anew
+    own_mask: bool = False  # given no mask it looks at all a cache holds: such kernels read grouped heads as they are
+    windowed: bool = False  # attention looks back as far as ``sliding_window`` says, in every layer
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(tested=True, llama_layers="Llama", own_mask=True),
+    "mistral": Family(tested=True, llama_layers="Mistral", own_mask=True, windowed=True),
+    "qwen2": Family(tested=True, llama_layers="Qwen2", own_mask=True),
+    "qwen3": Family(tested=True, own_mask=True),
+    "phi3": Family(tested=True, windowed=True),
+} | dict.fromkeys(
+    ("gemma", "gemma2", "gpt2", "gpt_neox", "opt", "bloom", "t5", "mt5", "bart", "marian"), Family(tested=True)
+)
+"""By ``model_type``. A family that is not here is run through its own layers, and compared with itself when loaded."""
+
+_UNKNOWN = Family(windowed=True)
+
+
+def family(config: Any) -> Family:
+    return FAMILIES.get(config.model_type, _UNKNOWN)
+
+
+def llama_classes(config: Any) -> str | None:
+    """What the names of a model's classes begin with, if its layers are a Llama's; None: they are not."""
+    return family(config).llama_layers if setting(config, "hidden_act") == "silu" else None
+
+
+def llama_layers(model: Any) -> list[Any]:
+    """All decoder layers of a transformers model, if they are a Llama's; else none."""
+    config = model.config.get_text_config(decoder=True)
+    prefix = llama_classes(config)
+    found = [module for module in model.modules() if type(module).__name__ == f"{prefix}DecoderLayer"]
+    return found if prefix is not None and config.num_hidden_layers == len(found) else []
+
+
 def sliding_windows(config: Any) -> Windows:
     """How far back attention looks: None (all), one window for all layers, or one per named layer type."""
     window: int | None = setting(config, "sliding_window")
@@ -85,22 +127,7 @@ def sliding_windows(config: Any) -> Windows:
     if types:
         known = {"full_attention": None, "sliding_attention": window}
         return {name: known[name] for name in known if name in types} if set(types) <= set(known) else None
-    return window
-
-
-LLAMA_LIKE = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}
-"""Families whose layers are written anew here, and what transformers' classes for them begin with."""
-
-MAKE_THEIR_OWN_MASK = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Families that look at all a cache holds if given no mask: such kernels read grouped heads as they are."""
-
-TESTED = frozenset(
-    {
-        "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "gpt2", "gpt_neox", "opt", "bloom",
-        "t5", "mt5", "bart", "marian",
-    }
-)  # fmt: skip
-"""Families whose output is compared with transformers' own in the tests. Others are compared when they are loaded."""
+    return window if family(config).windowed else None
 
 
 def supported(config: Any) -> str | None:

@@ -1,14 +1,14 @@
-"""Llama-like layers with their small operations fused: a dozen launches a layer instead of forty.
+"""Llama-like models run layer by layer with fused kernels: ten launches a layer, and no module of transformers between.
 
-Set on the instances of a loaded model, as ``packing.py`` does on a CPU; the classes stay transformers' own, and a
-run with another cache than ours goes through their own forward. Same mathematics, other rounding in places, so the
-fused model is its own reference: plain and speculative decoding both use it.
+The weights are those of a loaded model, joined where products read the same input; transformers' own forward reads
+them as views and stays as it was. Same mathematics, other rounding in places, so the fused run is its own reference:
+plain and speculative decoding both use it. Kernels have no gradient: training goes through transformers' forward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any
 
 import torch
@@ -18,9 +18,12 @@ from outrider.kernels.attached import attach, attached, expect
 from outrider.kernels.packed_linear import Joined
 from outrider.kernels.row_products import quickest_rows
 from outrider.kernels.triton import available
+from outrider.models.llama_layer import parts_of
 from outrider.models.settings import offers, setting
-from outrider.models.transformers.families import LLAMA_LIKE
+from outrider.models.transformers.families import family, llama_layers
 from outrider.models.transformers.kv_cache import RaggedCache
+
+Rotary = tuple[Tensor, Tensor]  # cos and sin [B, W, D]
 
 
 @dataclass(frozen=True)
@@ -38,35 +41,25 @@ class LeastRows:
 
 
 def fuse(model: Any, device: torch.device) -> bool:
-    """Fuse every layer of a model of a known family -> whether that was done."""
-    config = model.config.get_text_config(decoder=True)
-    prefix = LLAMA_LIKE.get(config.model_type)
-    if prefix is None or not available.run_on(device) or setting(config, "hidden_act") != "silu":
+    """Join the weights of a model of a known family for ``run`` -> whether that was done."""
+    config, layers = model.config.get_text_config(decoder=True), llama_layers(model)
+    if not layers or model.dtype == torch.float64 or not available.run_on(device):
         return False
-    layers = [m for m in model.modules() if type(m).__name__ == f"{prefix}DecoderLayer"]
-    if not layers or config.num_hidden_layers != len(layers) or model.dtype == torch.float64:
-        return False
-    for module in model.modules():
-        if type(module).__name__ == f"{prefix}RMSNorm":
-            module.forward = MethodType(_norm, module)
     for layer in layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        _join(attention, ("q_proj", "k_proj", "v_proj"))
-        _join(mlp, ("gate_proj", "up_proj"))
+        attention = layer.self_attn
+        _join(*parts_of(layer, "qkv"))
+        _join(*parts_of(layer, "gate_up"))
         attach(attention, Window(_window(attention, config)))
-        for last in (attention.o_proj, mlp.down_proj):
+        for last in (attention.o_proj, layer.mlp.down_proj):
             attach(last, LeastRows(quickest_rows(last.weight)))
-        attention.forward = MethodType(_attention, attention)
-        mlp.forward = MethodType(_mlp, mlp)
-        layer.forward = MethodType(_layer, layer)
     return True
 
 
 def _window(attention: Any, config: Any) -> int | None:
-    """Of this layer; a Mistral's layers all have the window of its config."""
+    """Of this layer; where it does not say, all have the one of the config, if the family has windows."""
     if offers(attention, "sliding_window"):
         return attention.sliding_window  # type: ignore[no-any-return]
-    return setting(config, "sliding_window") if config.model_type == "mistral" else None
+    return setting(config, "sliding_window") if family(config).windowed else None
 
 
 def _join(module: Any, names: tuple[str, ...]) -> None:
@@ -92,22 +85,52 @@ def _together(module: Any, x: Tensor) -> Tensor:
     return nn.functional.linear(x, joined.weight, joined.bias)
 
 
-def _learning(x: Tensor) -> bool:
-    """The kernels have no gradient: where one is wanted, the layers' own forward runs."""
-    return x.requires_grad and torch.is_grad_enabled()
+def run(
+    model: Any, tokens: Tensor, position_ids: Tensor, cache: RaggedCache, states: Sequence[int]
+) -> tuple[Tensor, Tensor | None]:
+    """Tokens [B, W] at the cache's positions -> what the output layer reads [B, W, size], and what layers gave.
+
+    ``position_ids`` are what rotary embeddings see of the positions. ``states``: 0 the embeddings, k layer k, -1 or
+    the last layer what the output layer reads -> [B, W, L, size].
+    """
+    body = model.base_model
+    x: Tensor = body.embed_tokens(tokens)
+    turn: Rotary = body.rotary_emb(x, position_ids)
+    given: dict[int, Tensor] = {}
+    added: Tensor | None = None  # what the layer before adds to x
+    for number, layer in enumerate(body.layers):
+        x, normed = _normed(x, added, layer.input_layernorm)
+        if number in states:
+            given[number] = x
+        x, normed = _normed(x, _attention(layer.self_attn, normed, turn, cache), layer.post_attention_layernorm)
+        added = _mlp(layer.mlp, normed)
+    hidden = _normed(x, added, body.norm)[1]
+    given |= {-1: hidden, len(body.layers): hidden}
+    return hidden, torch.stack([given[layer] for layer in states], 2) if states else None
 
 
-def _norm(self: Any, hidden_states: Tensor) -> Tensor:
-    if _learning(hidden_states):
-        return type(self).forward(self, hidden_states)  # type: ignore[no-any-return]
-    from outrider.kernels.triton.rows import rms_norm
+def _normed(x: Tensor, added: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+    """The residual sum, and its norm."""
+    from outrider.kernels.triton.rows import add_rms_norm, rms_norm
 
-    return rms_norm(hidden_states, self.weight, self.variance_epsilon)
+    if added is None:
+        return x, rms_norm(x, norm.weight, norm.variance_epsilon)
+    return add_rms_norm(x, added, norm.weight, norm.variance_epsilon)
+
+
+def _attention(self: Any, x: Tensor, turn: Rotary, cache: RaggedCache) -> Tensor:
+    from outrider.kernels.triton.attention import attend
+    from outrider.kernels.triton.rows import rotate_and_store
+
+    layer, positions = cache.layers[self.layer_idx], cache.place.positions
+    queries = rotate_and_store(_together(self, x), turn, positions, layer.keys, layer.values)
+    flat = queries.flatten(0, 1).flatten(1)
+    out = flat.new_empty((_room(self.o_proj, flat), flat.shape[1]))
+    attend(queries, layer.keys, layer.values, positions, self.scaling, expect(self, Window).size, out)
+    return self.o_proj(out)[: len(flat)].view(x.shape)  # type: ignore[no-any-return]
 
 
 def _mlp(self: Any, x: Tensor) -> Tensor:
-    if _learning(x):
-        return type(self).forward(self, x)  # type: ignore[no-any-return]
     from outrider.kernels.triton.rows import silu_gate
 
     both = _together(self, x).flatten(0, -2)
@@ -118,37 +141,3 @@ def _mlp(self: Any, x: Tensor) -> Tensor:
 def _room(last: Any, rows: Tensor) -> int:
     """The rows that a layer's product is given for these."""
     return max(len(rows), expect(last, LeastRows).count)
-
-
-def _attention(
-    self: Any,
-    hidden_states: Tensor,
-    position_embeddings: tuple[Tensor, Tensor] | None = None,
-    attention_mask: Tensor | None = None,
-    past_key_values: Any = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    if not isinstance(past_key_values, RaggedCache) or position_embeddings is None:
-        return type(self).forward(  # type: ignore[no-any-return]
-            self, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
-        )
-    from outrider.kernels.triton.attention import attend
-    from outrider.kernels.triton.rows import rotate_and_store
-
-    layer, positions = past_key_values.layers[self.layer_idx], past_key_values.place.positions
-    queries = rotate_and_store(_together(self, hidden_states), position_embeddings, positions, layer.keys, layer.values)
-    flat = queries.flatten(0, 1).flatten(1)
-    out = flat.new_empty((_room(self.o_proj, flat), flat.shape[1]))
-    attend(queries, layer.keys, layer.values, positions, self.scaling, expect(self, Window).size, out)
-    return self.o_proj(out)[: len(flat)].view(hidden_states.shape), None
-
-
-def _layer(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-    if _learning(hidden_states):
-        return type(self).forward(self, hidden_states, **kwargs)  # type: ignore[no-any-return]
-    from outrider.kernels.triton.rows import add_rms_norm
-
-    mixed, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
-    second = self.post_attention_layernorm
-    hidden_states, normed = add_rms_norm(hidden_states, mixed, second.weight, second.variance_epsilon)
-    return hidden_states + self.mlp(normed)  # type: ignore[no-any-return]

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from outrider.kernels.attached import attach, expect
 from outrider.kernels.packed_linear import Joined, PartOf, packed, released
-from outrider.models.settings import setting
-from outrider.models.transformers.families import LLAMA_LIKE
+from outrider.models.llama_layer import parts_of
+from outrider.models.transformers.families import llama_layers
 from outrider.models.transformers.kv_cache import RaggedCache
 
 
@@ -27,11 +27,7 @@ def make_lean(model: Any, rows: int, *, release: bool = False) -> int:
 
     With ``release`` the weights that were joined are kept once, joined, and not a second time as they were.
     """
-    config = model.config.get_text_config(decoder=True)
-    prefix = LLAMA_LIKE.get(config.model_type)
-    layers = [m for m in model.modules() if type(m).__name__ == f"{prefix}DecoderLayer"]
-    if prefix is None or setting(config, "hidden_act") != "silu" or config.num_hidden_layers != len(layers):
-        return 0
+    layers = llama_layers(model)
     joined = [getattr(part, name) for layer in layers for part, names in _parts(layer) for name in names]
     if any(type(linear) is not nn.Linear for linear in joined):  # adapted or quantised: more than its weight
         return 0
@@ -44,7 +40,7 @@ def make_lean(model: Any, rows: int, *, release: bool = False) -> int:
 
 def _parts(layer: Any) -> tuple[tuple[Any, tuple[str, ...]], ...]:
     """Which linear layers read the same input."""
-    return (layer.self_attn, ("q_proj", "k_proj", "v_proj")), (layer.mlp, ("gate_proj", "up_proj"))
+    return parts_of(layer, "qkv"), parts_of(layer, "gate_up")
 
 
 def _join(module: Any, names: tuple[str, ...], rows: int, release: bool) -> None:

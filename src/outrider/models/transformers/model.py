@@ -36,7 +36,7 @@ class HuggingFaceModel(CheckpointModel):
         model.eval()
         self.engine = TransformersEngine(self._refer(model))
         self.config, self.facts = self.engine.config, self.engine.facts
-        if self.config.model_type not in families.TESTED:
+        if not families.family(self.config).tested:
             selfcheck.check_against_itself(self.engine, self.start)
 
     def _refer(self, model: PreTrainedModel) -> Callable[[], PreTrainedModel]:

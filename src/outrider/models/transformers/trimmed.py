@@ -1,4 +1,4 @@
-"""A small model that speaks only the target's most frequent tokens, as a model over the target's whole vocabulary."""
+"""A small model over the target's most frequent tokens, wrapped as a model over the target's whole vocabulary."""
 
 from __future__ import annotations
 

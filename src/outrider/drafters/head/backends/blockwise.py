@@ -12,7 +12,7 @@ from outrider.drafters.head.backends.torch_backend import BatchedLayers
 
 
 class BlockwiseBackend:
-    """It keeps nothing from step to step."""
+    """Runs a blockwise head for any number of rows. It has no KV cache: nothing is kept from step to step."""
 
     capturable = True
 
@@ -55,7 +55,7 @@ class BlockwiseBackend:
 
 
 class BlockwiseFork(BlockwiseBackend):
-    """A fork goes on with what is left of the states that one look at the target gave."""
+    """A fork for beam search: it drafts on with the remaining blocks' states of the session it was made from."""
 
     def __init__(self, layers: BatchedLayers, left: Tensor) -> None:
         super().__init__(layers)

@@ -1,6 +1,6 @@
 """A feature head for one row on a CPU, compiled by numba (``kernels/numba/head.py``): a whole draft is one call.
 
-Weights have eight bits: a draft may be rounded as one likes.
+Weights have eight bits: rounding changes which tokens are guessed, never the text.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Draw:
 
 
 class NumbaBackend(OneRowBackend):
-    """Text to read and guesses to make are given to one compiled call, which runs on every thread."""
+    """Runs a feature head for one row: one compiled call on all threads reads new text and makes all guesses."""
 
     name = "numba"
 

@@ -50,7 +50,7 @@ def _after(weight: Tensor, *norms: Any) -> Product:
 
 
 class NumpyBackend(OneRowBackend):
-    """The draft under way is a state [1, size] at a position."""
+    """Runs a feature head for one row with numpy. Between guesses a draft is a state [1, size] and its position."""
 
     name = "numpy"
 

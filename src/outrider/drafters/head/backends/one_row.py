@@ -21,7 +21,7 @@ Array = NDArray[np.float32]
 
 
 class OneRowBackend:
-    """The KV cache of one text, by position: what is taken back is written over in time."""
+    """The KV cache of one row, by position. A rollback changes nothing in it: later tokens overwrite it."""
 
     name: str
     capturable = False  # lengths are read on the host

@@ -33,7 +33,7 @@ class BatchedLayers(Protocol):
 
 
 class TorchBackend:
-    """The KV cache of a feature head's attention, and the draft under way."""
+    """Runs a feature head for any number of rows: the KV cache of its attention, and the state of the current draft."""
 
     capturable = True
 

@@ -1,0 +1,144 @@
+"""Throughput against the number of requests that come at once: ours and transformers' in one process.
+
+Every batch is decoded once to capture its steps and once or more for the clock; prefill counts. The texts of every
+batch are compared with those of the same requests alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from outrider.bench.gpu import StepSetting
+from outrider.bench.shapes import weight_bytes
+from outrider.bench.timing import settle
+from outrider.core.protocols import Drafter
+from outrider.decoding.loop import Decoder, Request
+from outrider.decoding.session_pool import SessionPool
+from outrider.decoding.step_runner import Rule
+from outrider.decoding.stopping import Stopping
+from outrider.drafters import Nothing
+from outrider.models.transformers.model import HuggingFaceModel
+from outrider.planning.policies import Auto, Policy
+from outrider.runtime import timer
+from outrider.trace import Trace
+
+SHORTEST, LONGEST = 40, 250  # tokens of a prompt
+
+
+def random_prompts(vocabulary: int, count: int, longest: int = LONGEST) -> list[tuple[int, ...]]:
+    drawn = torch.Generator().manual_seed(5)
+    lengths = torch.randint(min(SHORTEST, longest - 1), longest, (count,), generator=drawn).tolist()
+    return [tuple(torch.randint(3, vocabulary, (length,), generator=drawn).tolist()) for length in lengths]
+
+
+class DecoderUnderLoad:
+    """A target with a drafter, to be asked many things at once."""
+
+    def __init__(
+        self, target: HuggingFaceModel, drafter: Drafter, rule: Rule, policy: int | Policy, width: int
+    ) -> None:
+        self.pool = SessionPool(graphs=True)
+        self.decoder = Decoder(target, drafter, rule.verifier, rule.sampling, policy, width, pool=self.pool)
+
+    def texts(self, prompts: Sequence[tuple[int, ...]], tokens: int) -> tuple[list[list[int]], Trace]:
+        trace = Trace(self.decoder.drafter.name)
+        requests = [Request(prompt, Stopping(tokens), seed=seed) for seed, prompt in enumerate(prompts)]
+        rows = {event.index: event.row for event in self.decoder.stream(requests, trace)}
+        return [list(rows[index].tokens) for index in range(len(prompts))], trace
+
+
+def seconds(work: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    found = []
+    for _ in range(repeats):
+        settle(device)
+        began = timer.now()
+        work()
+        settle(device)
+        found.append(timer.now() - began)
+    return found
+
+
+def points(
+    setting: StepSetting,
+    rule: Rule,
+    batches: Sequence[int],
+    prompts: Sequence[tuple[int, ...]],
+    tokens: int,
+    drafter: Drafter | None = None,
+    others: bool = True,
+    repeats: int = 3,
+) -> Iterator[dict[str, Any]]:
+    """A point for every number of requests: tokens a second, and tokens that differ from those of a request alone."""
+    ways: dict[str, DecoderUnderLoad] = {"plain": DecoderUnderLoad(setting.target, Nothing(), rule, 0, setting.width)}
+    if drafter is not None:
+        ways["speculative"] = DecoderUnderLoad(setting.target, drafter, rule, Auto(), setting.width)
+    alone = [ways["plain"].texts([prompt], tokens)[0][0] for prompt in prompts[: min(8, max(batches))]]
+    for count in batches:
+        asked = list(prompts[:count])
+        point: dict[str, Any] = {"rows": count, "tokens": tokens}
+        for name, way in ways.items():
+            first = seconds(lambda: way.texts(asked, tokens), setting.device, 1)[0]  # noqa: B023
+            found, trace = way.texts(asked, tokens)
+            took = seconds(lambda: way.texts(asked, tokens), setting.device, repeats)  # noqa: B023
+            total = sum(map(len, found))
+            point[name] = {
+                "tokens_per_second": total / statistics.median(took), "seconds": took, "first_seconds": first,
+                "mismatches": _differing(alone, found),
+                "runs": trace.runs, "prefill_seconds": trace.seconds["prefill"],
+            }  # fmt: skip
+        if others:
+            point |= _others(setting, asked, tokens)
+        point["roofline_tokens_per_second"] = count / _step_floor(setting)
+        yield point
+    for way in ways.values():
+        way.pool.clear()
+
+
+def _differing(alone: list[list[int]], found: list[list[int]]) -> int:
+    """Tokens of the first requests that are others than without the rest."""
+    pairs = zip(alone, found, strict=False)
+    return sum(a != b for one, other in pairs for a, b in zip(one, other, strict=True))
+
+
+def _step_floor(setting: StepSetting) -> float:
+    """Seconds to read the weights once."""
+    size = 2**30 if setting.device.type == "cuda" else 2**24
+    source = torch.empty(size, dtype=torch.uint8, device=setting.device)
+    target = torch.empty_like(source)
+    took = min(seconds(lambda: target.copy_(source), setting.device, 5))
+    return weight_bytes(setting.target) / (2 * size / took)
+
+
+def _others(setting: StepSetting, prompts: list[tuple[int, ...]], tokens: int) -> dict[str, Any]:
+    """transformers' own loops over the same model: padded, and paged with continuous batching."""
+    result: dict[str, Any] = {}
+    for name, work in (("transformers", _padded), ("transformers_paged", _paged)):
+        try:
+            work(setting, prompts, 8)
+            took = seconds(lambda: work(setting, prompts, tokens), setting.device, 1)[0]  # noqa: B023
+            result[name] = {"tokens_per_second": len(prompts) * tokens / took, "seconds": [took]}
+        except Exception as error:  # a version without it, or a model that it refuses
+            result[name] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    return result
+
+
+def _padded(setting: StepSetting, prompts: list[tuple[int, ...]], tokens: int) -> None:
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=setting.device)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=setting.device)
+    setting.target.model.generate(
+        ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0
+    )
+
+
+def _paged(setting: StepSetting, prompts: list[tuple[int, ...]], tokens: int) -> None:
+    from transformers import GenerationConfig
+
+    wanted = GenerationConfig(max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=-1)
+    setting.target.model.generate_batch(
+        inputs=[list(prompt) for prompt in prompts], generation_config=wanted, progress_bar=False
+    )

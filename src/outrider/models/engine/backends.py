@@ -1,0 +1,155 @@
+"""The engines of the package itself, which run Llama-like models on a CPU: one record each, in one table.
+
+Whoever offers, chooses, prepares or opens an engine reads ``BACKENDS``. A new engine is a new entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.models.engine.prepared import Layout, Prepared
+from outrider.models.engine.sizes import Sizes
+from outrider.models.settings import setting
+from outrider.runtime import cpu
+
+if TYPE_CHECKING:
+    from outrider.models.engine.llama_engine import LlamaEngine
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model, and how it is to be run."""
+
+    config: Any
+    dtype: torch.dtype  # to compute in
+    settled: bool = True  # whether the user asked for this dtype; False: it is only what torch would use
+    int8: bool = False  # whether matrices are to be in eight bits
+    by_name: bool = True  # whether the user asked for this engine; False: "auto" looks for one
+
+
+@dataclass(frozen=True)
+class Backend:
+    """An engine: what it can run, how its weights lie on the disk, and what opens them.
+
+    Functions import what only their engine needs when they are called. An obstacle is a sentence for the user: why
+    the engine cannot be used, and what to do about it.
+    """
+
+    weights: Callable[[Asked], str]  # the format of its weights for what is asked: float32, bfloat16, ...
+    layout: Callable[[str], Layout]  # of weights in that format
+    open: Callable[[Prepared, Any], LlamaEngine]  # from prepared files and the model's config
+    packages: tuple[str, ...] = ()  # that must be installed
+    obstacle: Callable[[Asked], str | None] = lambda asked: None  # of this model or this dtype
+    broken: Callable[[], str | None] = lambda: None  # why it does not work here; may take a while to find out
+    int8: bool = False  # whether it has matrices in eight bits
+
+
+def not_float32(dtype: torch.dtype) -> str | None:
+    """The obstacle of an engine that computes in float32."""
+    if dtype == torch.float32:
+        return None
+    name = str(dtype).removeprefix("torch.")
+    return f"it computes in float32, not {name}; choose the dtype float32, or leave the dtype out"
+
+
+# --- numba ---------------------------------------------------------------------------------------------------------
+
+
+def numba_computes_in_half(dtype: torch.dtype, settled: bool) -> bool:
+    """Whether numba's products are to be in float16: where it was asked for, and by itself where the CPU can."""
+    return dtype == torch.float16 if settled else cpu.facts().computes_in_half
+
+
+def _numba_weights(asked: Asked) -> str:
+    return "float16" if numba_computes_in_half(asked.dtype, asked.settled) else "bfloat16"
+
+
+def _numba_layout(weights: str) -> Layout:
+    from outrider.models.engine import numba_weights
+
+    half = weights == "float16"
+    return Layout(
+        "numba", weights, numba_weights.FORMAT,
+        lambda to, source, config: numba_weights.write(to, source, config, half), bytes_each=2,
+    )  # fmt: skip
+
+
+def _open_numba(prepared: Prepared, config: Any) -> LlamaEngine:
+    from outrider.models.engine.numba_engine import NumbaEngine
+
+    return NumbaEngine(prepared, config)
+
+
+def _numba_obstacle(asked: Asked) -> str | None:
+    saved = str(setting(asked.config, "dtype")).removeprefix("torch.")
+    if saved != "bfloat16":
+        return f"it reads weights that were saved in bfloat16, and these are in {saved}; leave it out"
+    sizes = Sizes.of(asked.config)
+    if sizes.hidden % 16 or sizes.inner % 16 or sizes.heads * sizes.depth % 4 or sizes.depth % 2:
+        return f"it runs layers of a multiple of 16, not of {sizes.hidden} and {sizes.inner}; leave it out"
+    if not asked.settled:
+        return None
+    if asked.dtype != torch.float16:
+        return not_float32(asked.dtype)
+    if cpu.facts().computes_in_half:
+        return None
+    return "this CPU does not compute in float16; choose the dtype float32, or leave the dtype out"
+
+
+def _numba_broken() -> str | None:
+    if error := import_error():
+        return f"numba cannot be imported ({error}); install versions of numba and numpy that fit, or leave it out"
+    if not cpu.facts().fuses_multiplication:
+        return "this CPU has no fused multiplication and addition; leave it out"
+    return None
+
+
+@cache
+def import_error() -> str | None:
+    """What numba says where it cannot be imported."""
+    try:
+        from numba import njit  # noqa: F401  it looks at the numpy it finds, and may refuse it
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+# --- onnxruntime ---------------------------------------------------------------------------------------------------
+
+
+def _onnx_weights(asked: Asked) -> str:
+    return "int8" if asked.int8 else "float32"
+
+
+def _onnx_layout(weights: str) -> Layout:
+    from outrider.models.engine import onnx_llama
+
+    int8 = weights == "int8"
+    return Layout(
+        "onnxruntime", weights, onnx_llama.FORMAT,
+        lambda to, source, config: onnx_llama.write(to, source, config, int8), bytes_each=1 if int8 else 4, tables=int8,
+    )  # fmt: skip
+
+
+def _open_onnx(prepared: Prepared, config: Any) -> LlamaEngine:
+    from outrider.models.engine.onnx_engine import OnnxEngine
+
+    return OnnxEngine(prepared, config)
+
+
+def _onnx_obstacle(asked: Asked) -> str | None:
+    # It reads four bytes of each weight: where "auto" looks for an engine, it leaves bfloat16 to torch.
+    computes_in_float32 = asked.by_name and (asked.int8 or not asked.settled)
+    return None if computes_in_float32 else not_float32(asked.dtype)
+
+
+BACKENDS: dict[str, Backend] = {
+    "numba": Backend(_numba_weights, _numba_layout, _open_numba, ("numba",), _numba_obstacle, _numba_broken),
+    "onnxruntime": Backend(_onnx_weights, _onnx_layout, _open_onnx, ("onnxruntime", "onnx"), _onnx_obstacle, int8=True),
+}
+"""By the names that ``engine=`` takes, in the order in which "auto" tries them; torch comes after all."""

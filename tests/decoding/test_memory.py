@@ -1,0 +1,51 @@
+"""Memory that has run out is told in one line, with what it was needed for and how to need less."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.beam.search import BeamDecoder
+from outrider.core.sampling import Sampling
+from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.decoding.loop import Decoder, Request
+from outrider.decoding.memory import exhausted
+from outrider.decoding.stopping import Stopping
+from outrider.drafters import Nothing
+from outrider.errors import DeviceError
+from outrider.models.toy import ToyModel
+from outrider.trace import Trace
+
+DECODER = Decoder(ToyModel(8), Nothing(), gumbel_coupling, Sampling(), 0)
+REQUEST = Request((1, 2), Stopping(2**55))
+"""More than the address space of any machine holds: no setting of the operating system grants it."""
+
+
+def test_the_host_has_no_memory_for_a_session() -> None:
+    """It was torch's RuntimeError with the name of a file of C++, and no remedy."""
+    says = f"no memory for 1 slots of {2**56} tokens; use fewer slots, a smaller max_new_tokens, .* a smaller width"
+    with pytest.raises(DeviceError, match=says) as caught:
+        list(DECODER.stream([REQUEST], Trace()))
+    assert exhausted(caught.value.__cause__ or caught.value) == "memory", "the error of torch is kept as the cause"
+
+
+def test_the_host_has_no_memory_for_a_beam_search() -> None:
+    says = "no memory for 3 rows of a beam search with 2 beams; use fewer beams"
+    with pytest.raises(DeviceError, match=says):
+        BeamDecoder(DECODER, beams=2, rows=3).search(REQUEST, Trace())
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory"), "memory"),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"), "memory"),
+        (MemoryError(), "memory"),
+        (torch.cuda.OutOfMemoryError("full"), "GPU memory"),
+        (RuntimeError("shapes do not match"), None),
+        (ValueError("not enough memory"), None),
+    ],
+)
+def test_which_errors_are_of_memory(error: Exception, memory: str | None) -> None:
+    """Catches another error that is told as a lack of memory, and the wording of another system that is not."""
+    assert exhausted(error) == memory
