@@ -16,6 +16,9 @@ from outrider.drafters.head.backends.torch_backend import LazyTorchBackend, Torc
 from outrider.drafters.head.layers import Head
 from outrider.kernels.packed_linear import pack, packed, product
 
+_ROWS = 2
+"""Rows of a run, at least: a feature head's single row has backends of its own, and ARM packs from two rows on."""
+
 
 class TorchWeights:
     """A head's modules in the target's dtype, and its rows of the output layer."""
@@ -55,5 +58,5 @@ class TorchWeights:
 
     def _pack(self) -> None:
         if self.output.device.type == "cpu" and self.output.dtype == torch.float32:
-            pack(self.head, rows=1)
-            self.rows = packed(self.rows, rows=1)
+            pack(self.head, rows=_ROWS)
+            self.rows = packed(self.rows, rows=_ROWS)
