@@ -19,7 +19,7 @@ LADDER = Ladder((1.0, 1.15, 1.3, 1.6, 2.0), (0.01, 0.03, 0.05, 0.07, 0.09))
 
 
 def setting(rows: int, same_text: bool = True) -> Setting:
-    return Setting(rows, LIMIT, Nothing(), "shape", same_text=same_text)
+    return Setting(rows, LIMIT, Nothing(), "shape", joint=same_text)
 
 
 def live(policy: Auto, kept: Sequence[bool], runs: int, waiting: bool = False, same_text: bool = True) -> list[int]:
@@ -40,6 +40,7 @@ def live(policy: Auto, kept: Sequence[bool], runs: int, waiting: bool = False, s
         for row, (gamma, keeps) in enumerate(zip(asked, kept, strict=True)):
             planner.learn(row, gamma, gamma if keeps else 0, gamma if keeps else min(gamma, 1))
             left[row] -= 1 + (gamma if keeps else 0)
+        planner.ended(left)
     return widest
 
 

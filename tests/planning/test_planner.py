@@ -17,6 +17,7 @@ from outrider.drafters import Nothing
 from outrider.models import width_costs
 from outrider.models.toy import ToyModel
 from outrider.planning.acceptance import Acceptance
+from outrider.planning.adaptive import CAPTURED
 from outrider.planning.policies import Auto, Gradient, Planner, Setting, declared_widths, improvement_slope
 from outrider.planning.step_clock import Timing
 from outrider.runtime import timer
@@ -109,10 +110,16 @@ def test_widths_that_cost_something_are_weighed(widths: Any, alpha: float, c: fl
     assert sum(speedup(alpha, gamma, costs) * costs.step(gamma) for gamma in chosen) / time >= 0.95 * best
 
 
-@pytest.mark.parametrize("splits", [True, False])
-def test_a_drafter_that_plans_is_asked_for_all_or_none(splits: bool) -> None:
-    assert set(live(Auto(0.1).start(setting(splits=splits, stops_itself=True)), 0.5, 100)) <= {0, LIMIT}
-    assert set(live(Auto(0.1).start(setting(splits=splits)), 0.5, 100)) - {0, LIMIT}
+def test_a_drafter_that_plans_is_asked_for_all_or_none() -> None:
+    assert set(live(Auto(0.1).start(setting(stops_itself=True)), 0.5, 100)) <= {0, LIMIT}
+    assert set(live(Auto(0.1).start(setting()), 0.5, 100)) - {0, LIMIT}
+
+
+@pytest.mark.parametrize("plans", [True, False])
+def test_few_numbers_are_asked_for_where_each_is_a_graph(plans: bool) -> None:
+    """And one that plans is not asked for all: guesses it does not make take their time in a replayed step."""
+    asked = set(live(Auto(0.1).start(setting(splits=False, stops_itself=plans)), 0.5, 100))
+    assert asked <= {0, *CAPTURED, LIMIT} and 0 < max(asked) < LIMIT
 
 
 class Confident:

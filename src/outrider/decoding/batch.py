@@ -18,6 +18,7 @@ from outrider.decoding.step_result import HostStep, PendingStep
 from outrider.decoding.step_runner import Rule, StepRunner
 from outrider.decoding.stopping import Row, Stopping
 from outrider.errors import require
+from outrider.planning.adaptive import Adaptive
 from outrider.planning.policies import Fixed, JointPlanner, Policy, Pricing, Setting, declared_widths
 from outrider.planning.step_clock import Timing
 from outrider.runtime import timer
@@ -47,10 +48,22 @@ class BatchRules:
         return replace(rules, max_new_tokens=min(rules.max_new_tokens, room))
 
 
+@dataclass
+class _Launched:
+    """A step that is under way: whose rows are in it, and what was asked for."""
+
+    step: PendingStep
+    rows: list[tuple[int, Row] | None]
+    asked: list[int]  # guesses, by slot
+    began: float
+    drafted: float  # seconds of drafts before it
+
+
 class RunningBatch:
     """A fixed number of row slots on one target session and one draft session."""
 
-    def __init__(self, decoder: BatchRules, runner: StepRunner, trace: Trace) -> None:
+    def __init__(self, decoder: BatchRules, runner: StepRunner, trace: Trace, distinct: bool = False) -> None:
+        """``distinct``: no two requests share a seed, so what one row shows says nothing of another's draws."""
         self.decoder, self.runner, self.trace = decoder, runner, trace
         self.rule, self.watch = Rule(decoder.verifier, decoder.sampling), Stopwatch(trace.seconds)
         self.target, self.drafter, self.seeds = runner.target, runner.drafter, runner.seeds
@@ -62,12 +75,20 @@ class RunningBatch:
         widths = declared_widths(decoder.target, slots) if self.narrow else 1.0
         self.splits = self.target.device.type == "cpu"  # on a GPU the clock sees work being launched, not done
         same_text = decoder.verifier.compares and decoder.verifier.exact  # guesses with the target's own tokens
-        setting = Setting(slots, decoder.width - 1, decoder.drafter, runner.shape, widths, self.splits, same_text)
+        joint = same_text or distinct
+        setting = Setting(slots, decoder.width - 1, decoder.drafter, runner.shape, widths, self.splits, joint)
         self.planner = policy.start(setting)
+        # A step is launched before the one before it was read: the device never waits for the host. Where the text
+        # depends on gamma and no clock is asked, gamma may not depend on whether steps are replayed.
+        free = (
+            same_text
+            or isinstance(policy, Fixed)
+            or (isinstance(self.planner, Adaptive) and self.planner.timed_by_clock)
+        )
+        self.lookahead = runner.ahead and free
         self.pricing = self.planner if isinstance(self.planner, Pricing) else None
         self.joint = self.planner if isinstance(self.planner, JointPlanner) else None
-        self.asked = [0] * slots  # guesses asked for in the run at hand
-        self.began, self.drafted, self.captures = 0.0, 0.0, 0  # its beginning; seconds of drafts, captures before it
+        self.read_at, self.captures = 0.0, runner.captures  # when the last step was read, and captures until then
 
     def run(self, requests: Sequence[tuple[int, Request]]) -> Generator[Event]:
         try:
@@ -77,15 +98,19 @@ class RunningBatch:
             self.trace.levels = add_levels(self.trace.levels, self.drafter.levels)
 
     def _run(self, waiting: deque[tuple[int, Request]]) -> Generator[Event]:
-        begun: PendingStep | None = None  # a step that is already under way
+        under_way: deque[_Launched] = deque()
         while waiting or any(self.rows):
             self._admit(waiting)
-            events = self._take(self._read(begun or self._begin(bool(waiting))))
-            # What the caller does with the events is done while the device works, if there is nobody to let in first.
-            goes_on = self.runner.ahead and any(self.rows) and not (waiting and None in self.rows)
-            begun = self._begin(bool(waiting)) if goes_on else None
-            yield from events
+            if not under_way or self._goes_on():
+                under_way.append(self._begin(bool(waiting)))
+            if len(under_way) > self.lookahead or not self._goes_on():
+                yield from self._take(under_way.popleft())
             self.watch.lap("host")
+        self.trace.runs -= len(under_way)  # every row had ended before it
+
+    def _goes_on(self) -> bool:
+        """Whether some row goes on behind the step under way, as far as is known: that gives each a token."""
+        return any(row is not None and row[1].left > 1 for row in self.rows)
 
     def _admit(self, waiting: deque[tuple[int, Request]]) -> None:
         """Empty slots take who waits, and prompts of like length side by side where they are prefilled together."""
@@ -110,43 +135,46 @@ class RunningBatch:
             self.rows[one.row] = (index, self.decoder.stopping(request).start(request.prompt))
         self.watch.lap("prefill")
 
-    def _begin(self, waiting: bool) -> PendingStep:
-        self.began, self.drafted, self.captures = timer.now(), self.trace.seconds["draft"], self.runner.captures
+    def _begin(self, waiting: bool) -> _Launched:
+        began, drafted = timer.now(), self.trace.seconds["draft"]
         drafting = self.drafter.session is not None
         if self.joint is not None:
             self.joint.begin([max(1, row[1].left) if row else 0 for row in self.rows], waiting)
-        self.asked = [self.planner.choose(i) if row and drafting else 0 for i, row in enumerate(self.rows)]
-        wrong = [g for g in self.asked if not 0 <= g < self.decoder.width]
+        asked = [self.planner.choose(i) if row and drafting else 0 for i, row in enumerate(self.rows)]
+        wrong = [g for g in asked if not 0 <= g < self.decoder.width]
         require(not wrong, f"the policy asked for {wrong} guesses; gamma must be from 0 to {self.decoder.width - 1}")
-        self.drafter.cap(self.asked)
+        self.drafter.cap(asked)
         self.drafter.price(None if self.pricing is None else self.pricing.prices)
         self.trace.runs += 1
-        return self.runner.launch(self.rule, max(self.asked), self.watch)
+        step = self.runner.launch(self.rule, max(asked), self.watch)
+        return _Launched(step, list(self.rows), asked, began, drafted)
 
-    def _read(self, begun: PendingStep) -> HostStep:
-        host = begun.read()
+    def _read(self, launched: _Launched) -> HostStep:
+        host = launched.step.read()
         if self.target.device.type != "cpu":  # what a replay did inside cannot be told apart: all of it is 'target'
             self.watch.lap("target")
         self.trace.graphs |= self.runner.graphs and self.rule.capturable and self.runner.captures > 0
-        if self.runner.captures == self.captures:  # a capture takes long, once
-            self.planner.timed(self._timing(host.guesses, timer.now() - self.began))
+        now, captures = timer.now(), self.runner.captures
+        if captures == self.captures:  # a capture takes long, once
+            self.planner.timed(self._timing(launched, host.guesses, now - max(launched.began, self.read_at)))
+        self.read_at, self.captures = now, captures
         return host
 
-    def _timing(self, guesses: int, seconds: float) -> Timing:
+    def _timing(self, launched: _Launched, guesses: int, seconds: float) -> Timing:
         if not self.splits:
             return Timing(guesses + 1, seconds)
         width = guesses + 1 if self.narrow else 1
-        drafting = self.trace.seconds["draft"] - self.drafted
-        if max(self.asked) == 0:
+        drafting = self.trace.seconds["draft"] - launched.drafted
+        if max(launched.asked) == 0:
             return Timing(width, seconds - drafting)
         spent = self.drafter.spent
         return Timing(width, seconds - drafting, drafting, guesses if spent is None else spent)
 
-    def _take(self, host: HostStep) -> list[Event]:
+    def _take(self, launched: _Launched) -> list[Event]:
         """What a step gave goes into rows, planner and trace; rows that ended leave their slots."""
-        events = []
-        for slot, entry in enumerate(self.rows):
-            if entry is None:
+        host, events = self._read(launched), []
+        for slot, entry in enumerate(launched.rows):
+            if entry is None or entry[1].finish_reason is not None:  # it ended while the step was under way
                 continue
             index, row = entry
             emitted, drafted, overlap, healthy = host.row(slot)
@@ -160,7 +188,7 @@ class RunningBatch:
             # Guesses that met bad logits were not judged, be they discarded or behind the end of the text.
             emitted, drafted, overlap = emitted[: healthy + 1], drafted[:healthy], overlap[:healthy]
             accepted = len(emitted) - 1
-            self.planner.learn(slot, self.asked[slot], accepted, min(accepted + 1, len(drafted)))
+            self.planner.learn(slot, launched.asked[slot], accepted, min(accepted + 1, len(drafted)))
             if taken:
                 self.trace.records.append(
                     Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(finite(overlap)), len(taken))
@@ -171,4 +199,6 @@ class RunningBatch:
                 self.rows[slot] = None
                 self.target.release(slot)
                 self.drafter.release(slot)
+        if self.joint is not None:
+            self.joint.ended([max(1, row[1].left) if row else 0 for row in self.rows])
         return events

@@ -56,10 +56,11 @@ class Decoder(BatchRules):
             groups.setdefault(shape, []).append(index)
         slots = self.slots or min(len(requests), facts_of(self.target).slots)
         decoder = self.ending(requests)
+        distinct = len({request.seed for request in requests}) == len(requests)
         failed: dict[int, Row] = {}
         for shape, members in groups.items():
             with self.pool.lend((self.target, self.drafter), slots, shape) as runner:
-                batch = RunningBatch(decoder, runner, trace).run([(names[i], requests[i]) for i in members])
+                batch = RunningBatch(decoder, runner, trace, distinct).run([(names[i], requests[i]) for i in members])
                 with closing(batch):  # before its sessions serve another batch
                     for event in batch:
                         yield event
@@ -115,12 +116,14 @@ class Decoder(BatchRules):
         """Room for a text of so many tokens and for guesses behind it; never twice the limit to hold the limit."""
         limit, facts = self.target.max_length, facts_of(self.target)
         # Every shape has CUDA graphs of its own: where bits allow it, short texts share one.
-        least = 1024 if facts.capacity_invariant and facts.device.type == "cuda" else 256
-        room = bucket(tokens + 2 * self.width, least)
+        on_gpu = facts.device.type == "cuda"
+        least = 1024 if facts.capacity_invariant and on_gpu else 256
+        beyond = (3 if on_gpu else 2) * self.width  # there a step may be under way when a text ends
+        room = bucket(tokens + beyond, least)
         if limit is None:
             return room
         chunk = Shape.chunk  # prefill writes whole ones
-        return min(room, -(-(limit + 2 * self.width) // chunk) * chunk)
+        return min(room, -(-(limit + beyond) // chunk) * chunk)
 
     def ending(self, requests: Sequence[Request]) -> Decoder:
         """The same, with sampling options that name the end tokens all requests have: processors need them."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from outrider.core.prices import Ladder, Prices
 from outrider.planning.acceptance import PATIENCE, Acceptance, Asking, Experience, Pause
@@ -22,6 +24,15 @@ CAPTURED = (1, 2, 3, 4, 6)
 """Where steps are CUDA graphs, numbers of guesses that are worth a graph each, beside none and as many as may be."""
 
 
+@dataclass
+class _Run:
+    """A run of a batch, for rows that decide together."""
+
+    left: list[int]  # tokens that each row may still give, 0 for an empty slot
+    waiting: bool  # others want a slot
+    together: int | None = None  # guesses decided on for all rows
+
+
 class Adaptive:
     """Plans by acceptance and cost: with ``experience`` for all rows of the batch together, else row by row."""
 
@@ -37,9 +48,9 @@ class Adaptive:
         self.asking = [Asking() if experience is None else experience.asking for _ in range(setting.rows)]
         self.rates = [1.0] * setting.rows
         self.weights: list[float] | None = None
-        self.left, self.waiting = [1] * setting.rows, False
-        self.together: int | None = None  # what was decided for all rows of the run at hand
-        self.kept = 0  # guesses kept in it
+        self.run = _Run([1] * setting.rows, waiting=False)  # the one that begins
+        self.begun: deque[_Run] = deque()  # runs that were not learnt from yet, that one included
+        self.kept = dict[int, int]()  # guesses kept in the oldest of them, by row
 
     def _new_row(self) -> Acceptance:
         if self.experience is not None:
@@ -53,37 +64,43 @@ class Adaptive:
         else:
             self.experience.asking.vain = min(self.experience.asking.vain, PATIENCE - 1)  # it is asked at once
 
-    def begin(self, left: Sequence[int], waiting: bool) -> None:
-        if self.experience is not None and self.together is not None:
-            self._judge(left)
-        self.left, self.waiting, self.together = list(left), waiting, None
+    @property
+    def timed_by_clock(self) -> bool:
+        """Whether a clock has a say: two calls with one seed may choose otherwise."""
+        return self.clock is not None
 
-    def _judge(self, left: Sequence[int]) -> None:
-        """Whether the run that is over gained something for all: by every row that will be last, or by the mean while
-        others wait."""
-        assert self.experience is not None
-        moved = [before - now for before, now in zip(self.left, left, strict=True) if now and before == max(self.left)]
-        rows = sum(map(bool, self.left))
-        gained = (
-            min(moved) > 1 if moved and not self.waiting else self.kept > rows * self._cost(min(1, self.setting.limit))
-        )
-        self.experience.asking.learn(bool(self.together), gained)
-        self.kept = 0
+    def begin(self, left: Sequence[int], waiting: bool) -> None:
+        self.run = _Run(list(left), waiting)
+        self.begun.append(self.run)
+
+    def ended(self, left: Sequence[int]) -> None:
+        run = self.begun.popleft()
+        if self.experience is not None and run.together is not None:
+            self.experience.asking.learn(run.together > 0, self._gained(run, left))
+        self.kept = {}
+
+    def _gained(self, run: _Run, left: Sequence[int]) -> bool:
+        """Whether a run gained something for all: by every row that will be last, or by the mean while others wait."""
+        last = [row for row, before in enumerate(run.left) if before == max(run.left) and left[row]]
+        if last and not run.waiting:
+            return all(self.kept.get(row, 0) > 0 for row in last)
+        return sum(self.kept.values()) > sum(map(bool, run.left)) * self._cost(min(1, self.setting.limit))
 
     def choose(self, row: int) -> int:
         if self.clock is not None and self.clock.wants_plain:
             return 0
         if self.experience is None:
             return self._decide([row])
-        if self.together is None:
-            self.together = self._decide([row for row, tokens in enumerate(self.left) if tokens])
-        most = self.left[row] - 1  # the last token of a text is the target's own
-        return min(self.together, most) if self.setting.splits or most == 0 else self.together
+        run = self.run
+        if run.together is None:
+            run.together = self._decide([row for row, tokens in enumerate(run.left) if tokens])
+        most = run.left[row] - 1  # the last token of a text is the target's own
+        return min(run.together, most) if self.setting.splits or most == 0 else run.together
 
     def _decide(self, rows: Sequence[int]) -> int:
         """For rows that decide together, or for one."""
         asking = self.asking[rows[0]]
-        left = None if self.waiting or self.experience is None else [self.left[row] for row in rows]
+        left = None if self.run.waiting or self.experience is None else [self.run.left[row] for row in rows]
         rates = self.ladder.joint_rates([self._outlook(self.rows[row]) for row in rows], left)
         best = max(self.choices, key=rates.__getitem__)
         best = best if rates[best] >= (1.0 if self.clock is None else _WORTHWHILE) * rates[0] else 0
@@ -112,7 +129,7 @@ class Adaptive:
         """What a token of each row is worth to all: the same while others wait, else those count who will be last."""
         if self.experience is None:
             return None
-        last = [row for row in rows if self.waiting or self.left[row] == max(self.left)]
+        last = [row for row in rows if self.run.waiting or self.run.left[row] == max(self.run.left)]
         return [(row in last) / len(last) for row in range(self.setting.rows)]
 
     def _pause(self, guesses: int) -> Pause:
@@ -143,7 +160,7 @@ class Adaptive:
             self.asking[row].learn(asked > 0, accepted > 0)
         else:
             self.experience.seen.add(asked, accepted, examined)
-            self.kept += accepted
+            self.kept[row] = accepted
 
     def timed(self, step: Timing) -> None:
         if self.clock is not None:

@@ -76,6 +76,9 @@ class JointPlanner(Planner, Protocol):
     def begin(self, left: Sequence[int], waiting: bool) -> None:
         """A run begins: tokens that each row may still give, 0 for an empty slot; ``waiting``: others want a slot."""
 
+    def ended(self, left: Sequence[int]) -> None:
+        """The oldest run that has begun was learnt from: what its rows may still give. Others may be under way."""
+
 
 @runtime_checkable
 class Policy(Protocol):
@@ -132,7 +135,7 @@ class Auto:
             return Adaptive(setting, self.given or setting.declared)
         key = (setting.rows, setting.shape, setting.drafter.name)
         clock = self._clocks.setdefault(key, Clock(setting.declared, setting.limit))
-        if not setting.same_text:
+        if not setting.joint:
             return Adaptive(setting, clock)
         kind = (setting.drafter.name, setting.limit, setting.splits)
         return Adaptive(setting, clock, self._experiences.setdefault(kind, Experience(setting.limit, setting.prior)))

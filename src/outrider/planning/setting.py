@@ -24,7 +24,7 @@ class Setting:
     shape: Hashable  # steps of one shape have one cost
     widths: ByNumber = 1.0  # what the target declares that runs cost by width, in plain ones
     splits: bool = True  # guesses not made take no time, and drafts are timed apart from runs; not so on a GPU
-    same_text: bool = False  # whatever gamma is: rows may learn from each other
+    joint: bool = False  # rows may learn from each other: the text is the same whatever gamma is, or no seed is shared
 
     @property
     def plans(self) -> bool:
