@@ -213,6 +213,18 @@ def test_what_a_batch_costs_is_measured_and_not_extrapolated() -> None:
     assert [widths(1), widths(2)] == pytest.approx([1.0, 1.0])
 
 
+@pytest.mark.parametrize(("token", "tries"), [(0.95, 0), (0.5, 1)])
+def test_what_cannot_pay_is_not_tried(token: float, tries: int) -> None:
+    """A batch that fills the machine was slowed down by tries whose guesses, all kept, would still have cost time."""
+    planner = Auto(Costs(lambda width: 1 + token * (width - 1), 0.1, 0.05)).start(setting())
+    asked = []
+    for _ in range(400):
+        asked.append(planner.choose(0))
+        planner.learn(0, asked[-1], 0, min(1, asked[-1]))
+    late = asked[100:]  # what was believed at first is over by then
+    assert (sum(map(bool, late)) > 0) == bool(tries)
+
+
 def test_a_drafter_that_may_decline_is_asked_until_it_was_in_vain_often() -> None:
     """Catches a copy that is never looked for because the first two runs had none, and one that is looked for in vain
     in every run."""
