@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ class FadingSum:
         part = hidden if wanted.tokens is None else hidden[:, wanted.tokens.start : wanted.tokens.stop]
         return Result(part @ self.table.T if wanted.logits else None, part, states)
 
-    def encode(self, source: Source, cache: Buffers, row: int) -> None:
+    def encode(self, sources: Mapping[int, Source], cache: Buffers) -> None:
         raise no_source()
 
 
@@ -96,7 +97,7 @@ def test_transformers_runs_only_what_is_wanted(family: str) -> None:
     def run(wanted: Wanted) -> Result:
         cache = engine.allocate(1, shape)
         if engine.facts.encoder_decoder:
-            engine.encode([5, 6, 7], cache, 0)
+            engine.encode({0: [5, 6, 7]}, cache)
         return engine.run(TEXT, positions, cache, wanted)
 
     whole = run(Wanted(states=(0, -1)))

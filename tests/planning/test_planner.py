@@ -9,15 +9,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from outrider.core.model_facts import ModelFacts
 from outrider.core.traits import DrafterTraits
 from outrider.drafters import Nothing
+from outrider.models import width_costs
 from outrider.models.toy import ToyModel
 from outrider.planning.acceptance import Acceptance
 from outrider.planning.adaptive import CAPTURED
 from outrider.planning.policies import Auto, Gradient, Planner, Setting, declared_widths, improvement_slope
 from outrider.planning.step_clock import Timing
+from outrider.runtime import timer
 from outrider.theory import Costs, interpolated, optimal_gamma, speedup
 
 LIMIT = 8
@@ -191,6 +194,35 @@ def test_a_token_costs_the_same_in_any_row() -> None:
     target: Any = SimpleNamespace(facts=ModelFacts(8, width_costs={1: 1.0, 3: 1.2, 6: 2.4, 9: 3.6}))
     widths: Any = declared_widths(target, rows=3)
     assert [widths(width) for width in (1, 2, 3)] == pytest.approx([1.0, 2.0, 3.0])
+
+
+def test_what_a_batch_costs_is_measured_and_not_extrapolated() -> None:
+    """Costs were measured up to nine tokens and continued along the last slope: eight rows of two are sixteen."""
+    taken = {tokens: float(tokens if tokens < 8 else 8) for tokens in range(1, 33)}  # flat from eight on
+    moment = [0.0]
+
+    def score(guesses: torch.Tensor) -> None:
+        moment[0] += taken[guesses.shape[1] + 1]
+
+    session = SimpleNamespace(admit=lambda row, prompt: None, score=score)
+    model: Any = SimpleNamespace(vocab_size=8, start=lambda rows, shape: session)
+    with timer.using(lambda: moment[0]):
+        costs = width_costs.measured(model)
+    target: Any = SimpleNamespace(facts=ModelFacts(8, width_costs=costs))
+    widths: Any = declared_widths(target, rows=16)
+    assert [widths(1), widths(2)] == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize(("token", "tries"), [(0.95, 0), (0.5, 1)])
+def test_what_cannot_pay_is_not_tried(token: float, tries: int) -> None:
+    """A batch that fills the machine was slowed down by tries whose guesses, all kept, would still have cost time."""
+    planner = Auto(Costs(lambda width: 1 + token * (width - 1), 0.1, 0.05)).start(setting())
+    asked = []
+    for _ in range(400):
+        asked.append(planner.choose(0))
+        planner.learn(0, asked[-1], 0, min(1, asked[-1]))
+    late = asked[100:]  # what was believed at first is over by then
+    assert (sum(map(bool, late)) > 0) == bool(tries)
 
 
 def test_a_drafter_that_may_decline_is_asked_until_it_was_in_vain_often() -> None:

@@ -93,9 +93,10 @@ def _chain(draft: str, beside: Beside) -> Drafter:
 def _model(name: str, beside: Beside) -> tuple[ModelDrafter, loading.Loaded]:
     partner = pairs.draft_of(name)  # as a draft, the name of a pair means the draft in it
     found, shown = (name, name) if partner is None else (str(partner), f"{Path(name).name} draft")
-    # A guess is a run of one row. An engine that was asked for is the target's: it may not be one for the draft.
+    # A guess is a run of one row; with an encoder, sources of many rows are run together.
+    # An engine that was asked for is the target's: it may not be one for the draft.
     engine = "torch" if beside.target.kernels.engine == "torch" else "auto"
-    kernels = Kernels(engine, rows=1, release=True)
+    kernels = Kernels(engine, rows=2 if beside.target.model.encoder_decoder else 1, release=True)
     loaded = loading.load(found, str(beside.target.model.device), beside.dtype, beside.trust, kernels)
     loading.check_same_tokens(beside.target, loaded)
     return ModelDrafter(loaded.model, name=shown), loaded

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.core.noise import Noise
 from outrider.core.prices import Prices
-from outrider.core.protocols import Draft, DraftSession, LanguageModel, Session, Shape, Source
+from outrider.core.protocols import Admission, Draft, DraftSession, LanguageModel, Session, Shape, Source, admit_all
 from outrider.core.sampling import Sampling, standardise
 from outrider.core.traits import DrafterTraits
 from outrider.drafters.base import Reach
@@ -74,6 +74,9 @@ class FittedSession:
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.session.admit(row, prompt, source)
 
+    def admit_all(self, admissions: Sequence[Admission]) -> None:
+        admit_all(self.session, admissions)
+
     def release(self, row: int) -> None:
         self.session.release(row)
 
@@ -120,6 +123,9 @@ class _ModelSession:
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.session.admit(row, prompt, source)
+
+    def admit_all(self, admissions: Sequence[Admission]) -> None:
+        self.session.admit_all(admissions)
 
     def release(self, row: int) -> None:
         self.session.release(row)

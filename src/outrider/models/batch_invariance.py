@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider.core.protocols import Admission, LanguageModel, Shape, admit_all
+from outrider.core.protocols import Admission, LanguageModel, Session, Shape, admit_all
 
 _WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17)
 _LONGEST = 33
@@ -62,6 +62,28 @@ def holds(model: LanguageModel) -> bool:
     """All of it: a token's bits depend on the tokens of its own row and on nothing else."""
     checks = bits_do_not_depend_on_width, bits_do_not_depend_on_capacity, bits_do_not_depend_on_prefill
     return all(check(model) for check in checks)
+
+
+@torch.no_grad()
+def holds_beside_sources(model: LanguageModel, rows: int) -> bool:
+    """The same of an encoder-decoder model: one text behind one source, alone, in a larger KV cache and beside others,
+    some of them longer."""
+    ids = _text(model, 160)[0]
+
+    def started(count: int, room: int) -> Session:
+        session = model.start(count, Shape(room, 17, fixed=False, source_capacity=64))
+        texts = [(ids[: 6 + 31 * (row % 5)].tolist(), ids[: 9 + row % 8].tolist()) for row in range(count)]
+        admit_all(session, [Admission(row, text, source) for row, (text, source) in enumerate(texts)])
+        return session
+
+    expected = started(1, 256).score(ids[None, 6:22])  # [1, 17, V]
+    for count, room, widths in ((1, 256, (1, 2, 3, 5, 9)), (3, 1024, (1, 4)), (rows, 256, (1, 9))):
+        session = started(count, room)
+        for width in widths:
+            found = session.score(ids[None, 6 : 5 + width].expand(count, -1))
+            if not torch.equal(found[:1], expected[:, :width]):
+                return False
+    return True
 
 
 def _text(model: LanguageModel, length: int) -> Tensor:

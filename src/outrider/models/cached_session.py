@@ -80,8 +80,8 @@ class CachedSession(BufferedSession):
             if self.states is not None:
                 self.states[here, :end] = 0  # a prompt of one token has nothing behind it, least of all another's
 
-    def _encode(self, row: int, source: Source) -> None:
-        self.engine.encode(source, self.cache, row)
+    def _encode(self, sources: Mapping[int, Source]) -> None:
+        self.engine.encode(sources, self.cache)
 
     def _copy_memory(self, rows: Tensor) -> None:
         self.cache = self.cache.select(rows)

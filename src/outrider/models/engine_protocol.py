@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,5 +50,5 @@ class Engine(Protocol):
     def run(self, tokens: Tensor, positions: Tensor, cache: Any, wanted: Wanted) -> Result:
         """Run tokens [B, w] at positions [B, w]: their keys and values are written, and attention reads the cache."""
 
-    def encode(self, source: Source, cache: Any, row: int) -> None:
-        """Run the encoder over one row's source, alone, and keep what the decoder reads of it in the cache."""
+    def encode(self, sources: Mapping[int, Source], cache: Any) -> None:
+        """Run the encoder over the sources of some rows, and keep what the decoder reads of them in the cache."""

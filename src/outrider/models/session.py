@@ -61,7 +61,7 @@ class BufferedSession(ABC):
         """How prompts are run, by row: one after another in chunks of constant size."""
         return row_by_row(lengths, self.shape.chunk)
 
-    def _encode(self, row: int, source: Source) -> None:
+    def _encode(self, sources: Mapping[int, Source]) -> None:
         raise no_source()
 
     def keep_states(self, layers: Sequence[int]) -> None:
@@ -74,9 +74,9 @@ class BufferedSession(ABC):
         """Start sequences; all but the last token of each is run now."""
         rows = [new.row for new in admissions]
         self.context.admit_all(rows, [new.prompt for new in admissions])
-        for new in admissions:
-            if new.source is not None:
-                self._encode(new.row, new.source)
+        sources = {new.row: new.source for new in admissions if new.source is not None}
+        if sources:
+            self._encode(sources)
         index = torch.tensor(rows).to(self.device)
         if self.hidden is not None:
             self.hidden[index] = 0  # a prompt of one token has no state behind it, least of all another request's

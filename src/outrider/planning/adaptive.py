@@ -112,13 +112,20 @@ class Adaptive:
             if self.experience is not None:
                 self._price(rows, _DOUBT[len(rows) > 1] * rates[0])
             return self.setting.limit
-        elif asking.pause.over():
+        elif self._could_pay() and asking.pause.over():
             best = max(self.choices[1:], key=rates.__getitem__, default=0)
             self._price(rows, rates[0] / 2)  # for once: a drafter that ends its drafts itself must try, too
             if self.experience is not None:
                 return best  # what was found out in other rows is worth no long tries
         # One that ends its drafts itself, at these prices, does better than any number that could be chosen for it.
         return self.setting.limit if best and self.plans and self.setting.splits else best
+
+    def _could_pay(self) -> bool:
+        """Whether guesses that are all kept would gain something: else a try can teach nothing, as in a batch that
+        fills the machine."""
+        sure = [1.0] * self.setting.limit
+        rates = self.ladder.rates(sure, sure)
+        return max(rates[guesses] for guesses in self.choices) > rates[0]
 
     def _price(self, rows: Sequence[int], rate: float) -> None:
         """What time is worth to these rows."""

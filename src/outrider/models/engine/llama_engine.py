@@ -87,7 +87,7 @@ class LlamaEngine(ABC):
         layers = [(sizes.shared, sizes.depth, sizes.depth)] * sizes.layers
         return Buffers.allocate(layers, rows, shape.capacity, torch.float32, CPU)
 
-    def encode(self, source: Source, cache: Buffers, row: int) -> None:
+    def encode(self, sources: Mapping[int, Source], cache: Buffers) -> None:
         raise no_source()
 
     def run(self, tokens: Tensor, positions: Tensor, cache: Buffers, wanted: Wanted) -> Result:

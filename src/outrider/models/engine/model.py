@@ -36,7 +36,7 @@ class EngineModel(CheckpointModel):
         if known("any_width", conditions, lambda: bits_do_not_depend_on_width(self)):
             alike = known("any_capacity", conditions, lambda: bits_do_not_depend_on_capacity(self))
             self.facts = replace(self.facts, batch_invariant=True, capacity_invariant=alike)
-            costs = known("width_costs", conditions, lambda: width_costs.measured(self), width_costs.NOMINAL)
+            costs = known("run_costs", conditions, lambda: width_costs.measured(self), width_costs.NOMINAL)
             self.facts = replace(self.facts, width_costs={int(width): cost for width, cost in costs.items()})
 
     @property

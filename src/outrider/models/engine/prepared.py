@@ -24,7 +24,11 @@ from outrider.runtime.files import locked, note, replace_whole, write_whole
 
 RECORD = PREPARED
 
-_DOING = {"any_width": "Checking batch invariance", "width_costs": "Measuring what runs cost by their width"}
+_DOING = {
+    "any_width": "Checking batch invariance",
+    "any_capacity": "Checking that the KV cache's capacity changes no bits",
+    "run_costs": "Measuring what runs cost by their tokens",
+}
 """What a process does that finds out a fact of this name, for messages."""
 
 Places = dict[str, tuple[int, list[int]]]

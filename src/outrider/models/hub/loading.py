@@ -99,7 +99,7 @@ def load(
             from outrider.models.transformers import int8_gpu
 
             int8_gpu.quantise(wrapped)
-        wrapped.find_batch_invariance()
+    wrapped.find_batch_invariance()
     return Loaded(name, wrapped, tokenizer, kernels)
 
 

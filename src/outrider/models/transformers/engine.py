@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 # transformers is imported where its models are run: importing it takes longer than loading a model for an engine.
 
+_GRANULE = 8
+"""Sources that are encoded together have a multiple of so many tokens, padding included."""
+
 
 class TransformersEngine:
     """Runs a model's layers as they are: transformers' own (eager), or fused or packed ones set on its instances."""
@@ -47,6 +50,7 @@ class TransformersEngine:
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
         self.windows = families.sliding_windows(self.config)
         self.fused = False  # True: run layer by layer with fused kernels, see fused.py
+        self.capacity_granule: int | None = None  # attention reads multiples of so many positions; None: all there are
         self.unsplit = False  # True: a row of a product does not depend on the rows beside it, see row_products.py
         watch_output_layer(model)
         encoder_decoder = bool(model.config.is_encoder_decoder)
@@ -79,6 +83,11 @@ class TransformersEngine:
 
         self.fused = self.fused or fused.fuse(self.model, self.facts.device)
         return self.fused
+
+    @property
+    def bytes_of_row(self) -> int:
+        """Of the KV cache, for a text of 256 tokens."""
+        return 256 * self.facts.dtype.itemsize * sum(heads * (k + v) for heads, k, v in self._own_shapes)
 
     def allocate(self, rows: int, shape: Shape) -> RaggedCache | SourceCache:
         from outrider.models.transformers.kv_cache import RaggedCache, SourceCache
@@ -132,7 +141,7 @@ class TransformersEngine:
         from outrider.models.transformers.kv_cache import SourceCache
 
         own: RaggedCache = cache.own if isinstance(cache, SourceCache) else cache
-        filled, unmasked = self._filled(positions) if wanted.filled_only else (None, False)
+        filled, unmasked = self._filled(positions) if wanted.filled_only else (self._in_use(positions, own), False)
         prefix = "decoder_" if self.facts.encoder_decoder else ""
         arguments = {
             # A draft may be shown tokens of the target it has no row for; its guess after them is as good as any.
@@ -146,6 +155,13 @@ class TransformersEngine:
         if "position_ids" in self.accepts:
             arguments["position_ids"] = self._position_ids(positions)
         return arguments | self._cross_arguments(cache) if isinstance(cache, SourceCache) else arguments
+
+    def _in_use(self, positions: Tensor, own: RaggedCache) -> int | None:
+        """Positions of the cache that attention reads where the rest was found to change no bit; None: all."""
+        if self.capacity_granule is None:
+            return None
+        whole = -(-(int(positions[:, -1].max()) + 1) // self.capacity_granule) * self.capacity_granule
+        return min(whole, len(own.slots))
 
     def _position_ids(self, positions: Tensor) -> Tensor:
         """Padding may stand past the last position the model knows; its result is never used."""
@@ -180,23 +196,48 @@ class TransformersEngine:
             "past_key_values": cache.joint,
         }
 
-    @torch.no_grad()
-    def encode(self, source: Source, cache: SourceCache, row: int) -> None:
+    def encode(self, sources: Mapping[int, Source], cache: SourceCache) -> None:
         if not self.facts.encoder_decoder:
             raise no_source()
-        from transformers.modeling_outputs import BaseModelOutput
+        groups: dict[Hashable, dict[int, Source]] = {}
+        for row, source in sources.items():
+            apart = isinstance(source, Tensor) or not self.facts.batch_invariant
+            groups.setdefault((row,) if apart else self._padded(source), {})[row] = source
+        for group in groups.values():
+            self._encode(group, cache)
 
+    def _padded(self, source: Source) -> int:
+        """Tokens that a source is filled up to. It follows from the source alone, and so do the bits."""
+        whole = -(-len(source) // _GRANULE) * _GRANULE
+        limit = self.facts.max_length
+        return whole if limit is None else max(len(source), min(whole, limit))
+
+    @torch.no_grad()
+    def _encode(self, group: Mapping[int, Source], cache: SourceCache) -> None:
+        """Sources in one run: of one padded length, or a single one."""
         from outrider.models.transformers.kv_cache import contents, fresh_dynamic
 
-        device = self.facts.device
-        if isinstance(source, Tensor):
-            read: dict[str, Any] = {"encoder_outputs": BaseModelOutput(last_hidden_state=source[None])}
-        else:
-            read = {"input_ids": torch.tensor([list(source)], dtype=torch.int64, device=device)}
-        found = fresh_dynamic(encoder_decoder=True)
-        first = torch.zeros((1, 1), dtype=torch.int64, device=device)  # keys of a source depend on no token
-        self.model(**read, decoder_input_ids=first, past_key_values=found, use_cache=True)
-        cache.fill(row, contents(found.cross_attention_cache), len(source))
+        found, device = fresh_dynamic(encoder_decoder=True), self.facts.device
+        first = torch.zeros((len(group), 1), dtype=torch.int64, device=device)  # keys of a source depend on no token
+        self.model(**self._read(list(group.values())), decoder_input_ids=first, past_key_values=found, use_cache=True)
+        for place, (row, source) in enumerate(group.items()):
+            own = slice(place, place + 1), slice(None), slice(0, len(source))
+            cache.fill(row, [(k[own], v[own]) for k, v in contents(found.cross_attention_cache)], len(source))
+
+    def _read(self, sources: Sequence[Source]) -> dict[str, Any]:
+        """What the model's forward is given to read."""
+        from transformers.modeling_outputs import BaseModelOutput
+
+        finished = [source[None] for source in sources if isinstance(source, Tensor)]
+        if finished:
+            return {"encoder_outputs": BaseModelOutput(last_hidden_state=torch.cat(finished))}
+        longest = self._padded(sources[0]) if self.facts.batch_invariant else len(sources[0])
+        ids, mask = torch.zeros((2, len(sources), longest), dtype=torch.int64)
+        for row, source in enumerate(sources):
+            ids[row, : len(source)] = torch.tensor(list(source))
+            mask[row, : len(source)] = 1
+        read = {"input_ids": ids.to(self.facts.device)}
+        return read | ({"attention_mask": mask.to(self.facts.device)} if self.facts.batch_invariant else {})
 
     def unusable(self, reason: object) -> ModelError:
         brief = " ".join(str(reason).split())[:200]

@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from outrider.kernels import row_products
+from outrider.kernels.packed_linear import packed_layers
 from outrider.models import batch_invariance
 from outrider.models.checkpoint_model import CheckpointModel
-from outrider.models.transformers import families, selfcheck
+from outrider.models.transformers import families, selfcheck, two_queries
 from outrider.models.transformers.engine import TransformersEngine
 from outrider.models.transformers.watch import forward
+from outrider.models.width_costs import NOMINAL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_SLOTS_ON_CPU, _CACHE_ON_CPU = 128, 2**30
+"""The same of an encoder-decoder model on a CPU, as far as so many bytes hold their KV caches."""
 
 _SLOTS = 64
 """Rows that run together on a GPU: steps of so many take little longer than steps of one."""
@@ -72,9 +77,12 @@ class HuggingFaceModel(CheckpointModel):
     def find_batch_invariance(self) -> bool:
         """Use products whose rows are independent, if with them bits depend on nothing but a row's own tokens.
 
-        On a GPU with fused kernels. False: they do, and runs stay as wide as the session's shape says.
+        On a GPU with fused kernels; on a CPU for encoder-decoder models whose layers were all packed. False: they do,
+        and runs stay as wide as the session's shape says.
         """
         engine = self.engine
+        if self.device.type == "cpu":
+            return self.encoder_decoder and self._find_on_cpu()
         if not self.fused or not row_products.supported(self.device, self.dtype):
             return False
         engine.unsplit, engine.trims_prefill = True, True
@@ -83,6 +91,21 @@ class HuggingFaceModel(CheckpointModel):
             engine.facts = self.facts
             return True
         engine.unsplit, engine.trims_prefill, self.facts = False, False, engine.facts
+        return False
+
+    def _find_on_cpu(self) -> bool:
+        engine, found = self.engine, self.engine.facts
+        packed, linear = packed_layers(self.model)
+        if packed < linear or not two_queries.use(self.model, True):
+            return False
+        slots = max(8, min(_SLOTS_ON_CPU, _CACHE_ON_CPU // engine.bytes_of_row))
+        engine.facts = self.facts = replace(found, batch_invariant=True, width_costs=NOMINAL, slots=slots)
+        for granule in (64, None):
+            engine.capacity_granule = granule
+            if batch_invariance.holds_beside_sources(self, rows=16):
+                return True
+        engine.facts = self.facts = found
+        two_queries.use(self.model, False)
         return False
 
     def forward(self, **arguments: Any) -> tuple[Any, Tensor | None]:

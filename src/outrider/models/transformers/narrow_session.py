@@ -26,6 +26,9 @@ class NarrowSession(CachedSession):
         self._needed = 1  # last tokens of each row whose logits the run at hand is for
 
     def admit_all(self, admissions: Sequence[Admission]) -> None:
+        if self.model.facts.encoder_decoder:
+            super().admit_all(admissions)
+            return
         for new in admissions:
             self._admit(new)
 
@@ -35,12 +38,12 @@ class NarrowSession(CachedSession):
         for buffer in (b for pair in self.cache.buffers() for b in pair):
             buffer[row, :, self.shape.capacity - 1].zero_()
         begun = bool((self.cached * self.context.active).max() > 0)
-        if row in self._used or begun or self.states is not None or self.model.facts.encoder_decoder:
+        if row in self._used or begun or self.states is not None:
             self._used.add(row)
             super().admit_all([new])
             return
         if source is not None:
-            self._encode(row, source)  # refuses it
+            self._encode({row: source})  # refuses it
         self._used.add(row)
         self._written = max(self._written, len(prompt))
         self.context.admit(row, prompt)

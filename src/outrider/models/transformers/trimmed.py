@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,14 @@ class TrimmedEngine:
         full[..., self.tokens] = few
         return replace(found, logits=full)
 
-    def encode(self, source: Source, cache: Any, row: int) -> None:
+    def encode(self, sources: Mapping[int, Source], cache: Any) -> None:
+        self.inner.encode({row: self._own(source) for row, source in sources.items()}, cache)
+
+    def _own(self, source: Source) -> list[int]:
         if isinstance(source, Tensor):  # the target's encoder speaks to the target's decoder only
             raise BadOption("a draft of its own cannot read the target's encoder output; give token ids as source")
-        self.inner.encode(self.index[torch.tensor(list(source), device=self.index.device)].tolist(), cache, row)
+        own: list[int] = self.index[torch.tensor(list(source), device=self.index.device)].tolist()
+        return own
 
 
 class TrimmedModel(CheckpointModel):

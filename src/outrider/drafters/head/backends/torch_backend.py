@@ -119,6 +119,59 @@ class TorchBackend:
         return keys, values
 
 
+class LazyTorchBackend(TorchBackend):
+    """On a CPU: text is read when a draft needs it. Rows that are never drafted for cost nothing.
+
+    A prompt is read in one piece, what follows in pieces of W tokens of all rows, and the newest token as each draft
+    begins. So the shapes that a token is read in do not depend on when drafts were asked for, and nor do its bits.
+    """
+
+    capturable = False  # how far a row was read is known on the host
+
+    def __init__(self, layers: BatchedLayers, cache: KeysValues | None, slots: Tensor, width: int, rows: int) -> None:
+        super().__init__(layers, cache, slots, width)
+        self.prompts: dict[int, int] = {}  # row: tokens of a prompt that was not read yet
+        self.read_to = torch.zeros(rows, dtype=torch.int64)  # [B]: positions before this one have been read
+
+    def admit(self, texts: Texts, row: int, length: int) -> None:
+        self.prompts[row], self.read_to[row] = length, max(0, length - 2)
+
+    def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
+        texts.context.append(tokens, count)
+
+    def rewind(self, texts: Texts) -> None:
+        self._read_prompts(texts)  # in the shapes that it would have had
+        self.read_to = torch.minimum(self.read_to, texts.newest)
+
+    def select(self, texts: Texts, rows: Tensor) -> Self:
+        self._catch_up(texts)
+        self.read_to = self.read_to.index_select(0, rows)
+        return super().select(texts, rows)
+
+    def fork(self, texts: Texts, rows: Tensor) -> TorchFork:
+        self._catch_up(texts)
+        return super().fork(texts, rows)
+
+    def begin(self, texts: Texts, gamma: int) -> int:
+        self._catch_up(texts)
+        return super().begin(texts, gamma)
+
+    @torch.no_grad()
+    def _catch_up(self, texts: Texts) -> None:
+        """Read all but the newest token of every row."""
+        self._read_prompts(texts)
+        newest = texts.newest
+        behind = 0 if self.cache is None else int(((newest - self.read_to) * texts.context.active).max())
+        for _ in range(0, behind, self.width):
+            self._read(texts, self._all(texts), self.read_to[:, None] + torch.arange(self.width))
+            self.read_to = torch.minimum(self.read_to + self.width, newest)
+
+    def _read_prompts(self, texts: Texts) -> None:
+        for row, length in self.prompts.items():
+            super().admit(texts, row, length)
+        self.prompts.clear()
+
+
 class TorchFork(TorchBackend):
     """A fork: behind its last token the target has no states, and the head's own stand for them."""
 

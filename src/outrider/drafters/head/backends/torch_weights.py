@@ -8,12 +8,16 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
+from outrider.core import host_sync
 from outrider.core.protocols import Shape
 from outrider.drafters.head.backend import HeadBackend, OutputRows
 from outrider.drafters.head.backends.blockwise import BlockwiseBackend
-from outrider.drafters.head.backends.torch_backend import TorchBackend
+from outrider.drafters.head.backends.torch_backend import LazyTorchBackend, TorchBackend
 from outrider.drafters.head.layers import Head
 from outrider.kernels.packed_linear import pack, packed, product
+
+_ROWS = 2
+"""Rows of a run, at least: a feature head's single row has backends of its own, and ARM packs from two rows on."""
 
 
 class TorchWeights:
@@ -36,7 +40,10 @@ class TorchWeights:
             size = (2, rows, config.heads[1], shape.capacity, config.head_size)
             keys, values = torch.zeros(size, dtype=self.output.dtype, device=device)
             cache = keys, values
-        return TorchBackend(self, cache, torch.arange(shape.capacity, device=device), shape.width)
+        slots = torch.arange(shape.capacity, device=device)
+        if host_sync.free(device):
+            return LazyTorchBackend(self, cache, slots, shape.width, rows)
+        return TorchBackend(self, cache, slots, shape.width)
 
     def logits(self, state: Tensor) -> Tensor:
         """The output layer: states [B, size] -> [B, N]."""
@@ -51,5 +58,5 @@ class TorchWeights:
 
     def _pack(self) -> None:
         if self.output.device.type == "cpu" and self.output.dtype == torch.float32:
-            pack(self.head, rows=1)
-            self.rows = packed(self.rows, rows=1)
+            pack(self.head, rows=_ROWS)
+            self.rows = packed(self.rows, rows=_ROWS)
