@@ -135,9 +135,10 @@ class LLM:
         most = self.width - 1
         if self.drafter.name == "none" or most == 0:
             return
-        numbers = [most, *(number for number in reversed(CAPTURED) if number < most)] if self.graphs else [most]
-        length = sum(numbers) + len(numbers) + 2  # all may be kept
-        self.generate(prompts, **options, gamma=Rehearsal(tuple(numbers)), eos=(), max_new_tokens=length)
+        numbers = [0, *(number for number in CAPTURED if number < most), most] if self.graphs else [most]
+        runs = tuple(number for number in reversed(numbers) for _ in range(4))  # captured, and timed a few times
+        length = sum(runs) + len(runs) + 2  # all may be kept
+        self.generate(prompts, **options, gamma=Rehearsal(runs, self._auto), eos=(), max_new_tokens=length)
 
     def _search(self, call: Call, requests: list[Request], prompts: list[list[int]]) -> Iterator[Output]:
         """Beam search, one prompt after another."""

@@ -153,7 +153,8 @@ class RunningBatch:
         self.trace.graphs |= self.runner.graphs and self.rule.capturable and self.runner.captures > 0
         now, captures = timer.now(), self.runner.captures
         if captures == self.captures:  # a capture takes long, once
-            self.planner.timed(self._timing(launched, host.guesses, now - max(launched.began, self.read_at)))
+            seconds = launched.step.device_seconds or now - max(launched.began, self.read_at)
+            self.planner.timed(self._timing(launched, host.guesses, seconds))
         self.read_at, self.captures = now, captures
         return host
 

@@ -69,9 +69,11 @@ class HostStep:
 class PendingStep:
     """A step's result on its way to the host. The device's own memory may be overwritten as soon as this exists."""
 
-    def __init__(self, result: Tensor | Step) -> None:
-        """Of a table, or of a step itself."""
+    def __init__(self, result: Tensor | Step, began: torch.cuda.Event | None = None) -> None:
+        """Of a table, or of a step itself; ``began``: recorded on the device before it."""
+        self._began = began
         self._event: torch.cuda.Event | None = None
+        self.device_seconds: float | None = None  # of the step, once it was read, where the device can tell
         self._read: HostStep | None = None
         if isinstance(result, Step) and result.count.device.type == "cpu":
             self._read = HostStep.of(result)
@@ -82,7 +84,7 @@ class PendingStep:
             return
         self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         self._host.copy_(values, non_blocking=True)
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event = torch.cuda.Event(enable_timing=began is not None)  # type: ignore[no-untyped-call]
         self._event.record()
 
     def read(self) -> HostStep:
@@ -96,4 +98,6 @@ class PendingStep:
                 if waited > PATIENCE:
                     raise DeviceError(f"the GPU has not answered for {PATIENCE:.0f} s; check it with nvidia-smi")
                 time.sleep(NAP if waited > SPIN else 0)  # 0: other threads may run
+            if self._began is not None:
+                self.device_seconds = self._began.elapsed_time(self._event) / 1000
         return HostStep(self._host.tolist())

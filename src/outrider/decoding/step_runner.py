@@ -71,15 +71,24 @@ class StepRunner:
         gamma = gamma if self.drafter.session is not None else 0
         self.drafter.prepare(gamma)
         watch = watch or Stopwatch(_Anything())
+        began = self._mark() if self.graphs and rule.capturable else None
         replayed = self._replay(rule, noise, gamma) if self.graphs and rule.capturable else None
         if replayed is not None:
             watch.lap("target")
-            return PendingStep(replayed)
+            return PendingStep(replayed, began)
         timed = TimedTarget(self.target, watch)
         step = speculative_step(timed, self.drafter, rule.verifier, rule.sampling, noise, gamma)
         pending = PendingStep(step)
         watch.lap("accept")
         return pending
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """Where the device is now: steps are timed by its own clock, since the host may be behind or ahead."""
+        if self.target.device.type != "cuda":
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
     @property
     def ahead(self) -> bool:

@@ -90,7 +90,7 @@ class Pause:
     @staticmethod
     def worth(cost: float) -> Pause:
         """One after which a try that costs so many plain runs takes a small share of the time."""
-        length = round(min(max(cost / _A_TRY, SHORTEST), 128))
+        length = round(min(max(cost / _A_TRY, SHORTEST), 1024))
         return Pause(length, length)
 
     def over(self) -> bool:
@@ -101,7 +101,7 @@ class Pause:
         self.left -= 1
         if self.left > 0:
             return False
-        self.length = self.left = min(2 * self.length, 256)
+        self.length = self.left = min(2 * self.length, max(256, self.length))
         self.more = 4
         return True
 

@@ -20,6 +20,9 @@ _DOUBT = (1.5, 2.0)
 be that sure, and of several rows the least lucky counts."""
 
 
+_WAKING = 8.0
+"""What it costs, in plain runs, to ask a drafter again that was told nothing for a while, on a GPU."""
+
 CAPTURED = (1, 2, 3, 4, 6)
 """Where steps are CUDA graphs, numbers of guesses that are worth a graph each, beside none and as many as may be."""
 
@@ -108,7 +111,7 @@ class Adaptive:
         self._price(rows, rates[best])
         if best:
             asking.pause = self._pause(best)
-        elif self.declines and asking.open:
+        elif self.declines and self.setting.splits and asking.open:
             if self.experience is not None:
                 self._price(rows, _DOUBT[len(rows) > 1] * rates[0])
             return self.setting.limit
@@ -141,7 +144,9 @@ class Adaptive:
 
     def _pause(self, guesses: int) -> Pause:
         """As short as can be for a row by itself, which starts afresh; else as what a try costs lets it."""
-        return Pause() if self.experience is None else Pause.worth(self._cost(guesses))
+        if self.experience is None:
+            return Pause()
+        return Pause.worth(self._cost(guesses) + (0.0 if self.setting.splits else _WAKING))
 
     def _cost(self, guesses: int) -> float:
         """What a run with so many takes beyond a plain one."""

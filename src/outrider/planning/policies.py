@@ -111,17 +111,21 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Asks for each of these numbers once, run by run, then for none: whatever a later call needs is made ready."""
+    """Asks for these numbers of guesses, run by run, then for none: whatever a later call needs is made ready.
+
+    ``told`` learns what the steps take.
+    """
 
     numbers: tuple[int, ...]
+    told: Policy | None = None
 
     def start(self, setting: Setting) -> Planner:
-        return _Rehearsing(self.numbers)
+        return _Rehearsing(self.numbers, None if self.told is None else self.told.start(setting))
 
 
 class _Rehearsing:
-    def __init__(self, numbers: tuple[int, ...]) -> None:
-        self.numbers, self.run = [*numbers, 0], -1
+    def __init__(self, numbers: tuple[int, ...], told: Planner | None) -> None:
+        self.numbers, self.run, self.told = [*numbers, 0], -1, told
 
     def admit(self, row: int) -> None:
         """All rows are alike."""
@@ -139,7 +143,8 @@ class _Rehearsing:
         """Nothing is learnt."""
 
     def timed(self, step: Timing) -> None:
-        """Nothing is learnt."""
+        if self.told is not None:
+            self.told.timed(step)
 
 
 class Auto:
