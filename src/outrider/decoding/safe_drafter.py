@@ -96,10 +96,6 @@ class SafeDrafter:
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         self.admit_all([Admission(row, prompt, source)])
 
-    def admit_all(self, admissions: Sequence[Admission]) -> None:
-        self._tell()
-        self._call(lambda session: admit_all(session, admissions))
-
     def release(self, row: int) -> None:
         if not self.resting:
             self._tell()
