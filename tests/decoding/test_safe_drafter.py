@@ -46,7 +46,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("after", [1, 2])
-@pytest.mark.parametrize("method", ["start", "admit", "propose", "commit", "release"])
+@pytest.mark.parametrize("method", ["start", "admit_all", "propose", "commit", "release"])
 def test_the_request_goes_on_without_the_drafter(method: str, after: int) -> None:
     """Catches a drafter's exception that ends the request, changes its text, or goes unreported."""
     plain, _ = run(TARGET, Nothing(), REQUESTS, 0, WARM)

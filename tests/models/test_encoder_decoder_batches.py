@@ -66,10 +66,13 @@ def test_sources_of_like_length_are_encoded_together(monkeypatch: pytest.MonkeyP
 
 def test_what_does_not_hold_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = wrapped("t5", monkeypatch, holds=False)
+    monkeypatch.setattr(two_queries, "attention", lambda *given, **named: pytest.fail("it still attends that way"))
     before = model.facts
     assert not model.find_batch_invariance()
     assert model.facts == model.engine.facts == before and model.engine.capacity_granule is None
-    assert model.model.get_decoder().config._attn_implementation == "sdpa"
+    session = model.start(1, SHAPE)
+    session.admit(0, [0], [5, 6])
+    session.score(torch.zeros((1, 0), dtype=torch.int64))
 
 
 @pytest.mark.parametrize("wrong", ["one query", "beside others", "more keys"])

@@ -14,7 +14,6 @@ from outrider.core.noise import Noise
 from outrider.core.protocols import Shape
 from outrider.core.sampling import Sampling
 from outrider.drafters.head import Head, HeadConfig, HeadDrafter, choice
-from outrider.drafters.head.backend import Texts
 from outrider.drafters.head.backends import BY_NAME, triton_backend
 from outrider.drafters.head.choice import choose
 from outrider.drafters.head.session import HeadSession
@@ -127,13 +126,13 @@ def test_a_head_reads_texts_when_it_drafts(asked: tuple[int, ...], monkeypatch: 
     steady = session(2)
     reads: list[int] = []
     for each in (made, steady):
-        inner = each.backend._read  # type: ignore[attr-defined]
+        head: Any = each.backend.head  # type: ignore[attr-defined]
 
-        def counted(texts: Texts, rows: Any, positions: Any, inner: Any = inner) -> Any:
-            reads.append(positions.shape[1])
-            return inner(texts, rows, positions)
+        def counted(x: Any, table: Any, tokens: Any, read: Any = head.read_token) -> Any:
+            reads.append(tokens.shape[1])
+            return read(x, table, tokens)
 
-        monkeypatch.setattr(each.backend, "_read", counted)
+        monkeypatch.setattr(head, "read_token", counted)
     noise = Noise(torch.zeros(2, dtype=torch.int64))
     for step in range(12):
         drafts = []
