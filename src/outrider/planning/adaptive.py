@@ -20,6 +20,9 @@ _DOUBT = (1.5, 2.0)
 be that sure, and of several rows the least lucky counts."""
 
 
+_FEW = 8
+"""Rows up to which each counts with what it has shown; of more, what all have shown so far does, as quickly."""
+
 _WAKING = 8.0
 """What it costs, in plain runs, to ask a drafter again that was told nothing for a while, on a GPU."""
 
@@ -84,7 +87,8 @@ class Adaptive:
 
     def _gained(self, run: _Run, left: Sequence[int]) -> bool:
         """Whether a run gained something for all: by every row that will be last, or by the mean while others wait."""
-        last = [row for row, before in enumerate(run.left) if before == max(run.left) and left[row]]
+        most = max(run.left)
+        last = [row for row, before in enumerate(run.left) if before == most and left[row]]
         if last and not run.waiting:
             return all(self.kept.get(row, 0) > 0 for row in last)
         return sum(self.kept.values()) > sum(map(bool, run.left)) * self._cost(min(1, self.setting.limit))
@@ -104,10 +108,13 @@ class Adaptive:
         """For rows that decide together, or for one."""
         asking = self.asking[rows[0]]
         left = None if self.run.waiting or self.experience is None else [self.run.left[row] for row in rows]
-        rates = self.ladder.joint_rates([self._outlook(self.rows[row]) for row in rows], left)
+        seen = [self.rows[row] for row in rows]
+        if self.experience is not None and len(rows) > _FEW:
+            seen, left = [self.experience.seen], None if left is None else [max(left)]
+        rates = self.ladder.joint_rates([self._outlook(each) for each in seen], left)
         best = max(self.choices, key=rates.__getitem__)
         best = best if rates[best] >= (1.0 if self.clock is None else _WORTHWHILE) * rates[0] else 0
-        self.weights = self._weigh(rows)
+        self.weights = self._weigh(rows) if self.setting.splits else None
         self._price(rows, rates[best])
         if best:
             asking.pause = self._pause(best)
@@ -139,7 +146,8 @@ class Adaptive:
         """What a token of each row is worth to all: the same while others wait, else those count who will be last."""
         if self.experience is None:
             return None
-        last = [row for row in rows if self.run.waiting or self.run.left[row] == max(self.run.left)]
+        most = max(self.run.left)
+        last = {row for row in rows if self.run.waiting or self.run.left[row] == most}
         return [(row in last) / len(last) for row in range(self.setting.rows)]
 
     def _pause(self, guesses: int) -> Pause:
