@@ -128,7 +128,12 @@ def test_a_row_alone_does_not_widen_the_run_of_all() -> None:
 
 
 def test_a_dear_try_is_rare() -> None:
-    assert Pause.worth(0.01).length == SHORTEST and Pause.worth(0.9).length == 90 and Pause.worth(9.0).length == 900 and Pause.worth(90).length == 1024
+    assert (
+        Pause.worth(0.01).length == SHORTEST
+        and Pause.worth(0.9).length == 90
+        and Pause.worth(9.0).length == 900
+        and Pause.worth(90).length == 1024
+    )
 
 
 def test_one_that_may_decline_is_asked_less_and_less() -> None:

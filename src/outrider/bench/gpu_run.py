@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from outrider.bench import curves, gpu, identity, loop, micro
+from outrider.bench import curves, gpu, identity, load, loop, micro
 from outrider.bench.gpu import GREEDY, StandingRows, StepSetting
 from outrider.bench.shapes import SIZES, build
 from outrider.bench.timing import Report, settle
@@ -21,7 +21,7 @@ from outrider.drafters import ModelDrafter, Nothing
 from outrider.errors import DeviceError, ModelNotFound, require
 from outrider.runtime import timer
 
-SECTIONS = ("latency", "decoder", "identity", "curves", "pair", "micro", "profile", "compile")
+SECTIONS = ("latency", "decoder", "identity", "curves", "load", "pair", "micro", "profile", "compile")
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,10 @@ def _sections(plan: GpuPlan, setting: StepSetting, report: Report) -> None:
         _pair(plan, setting, report)
     if "curves" in plan.sections:
         _curves(plan, setting, report)
+    if "load" in plan.sections:
+        counts, tokens, longest = ((1, 2), 8, 30) if plan.tiny else ((1, 4, 16, 64, 256), 128, load.LONGEST)
+        prompts = load.random_prompts(setting.target.vocab_size, max(counts), longest)
+        report.series("load", load.points(setting, GREEDY, counts, prompts, tokens, others=not plan.tiny))
     if "micro" in plan.sections:
         report.section("products", lambda: micro.products(setting, (1, setting.width, 16)))
         report.section("filters", lambda: micro.filters(setting))

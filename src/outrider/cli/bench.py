@@ -33,7 +33,9 @@ def gpu(
     device: Annotated[str, typer.Option(help="cuda, cuda:1 ..., or cpu with --size tiny.")] = "cuda",
     section: Annotated[
         list[str] | None,
-        typer.Option(help="latency, decoder, identity, curves, pair, micro, profile or compile; may be repeated."),
+        typer.Option(
+            help="latency, decoder, identity, curves, load, pair, micro, profile or compile; may be repeated."
+        ),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of each of eight rows for the test of identity.")] = 2500,
     pair: Annotated[str, typer.Option(help="The trained Llama that section pair inflates.")] = common.DEFAULT_TARGET,
@@ -81,7 +83,7 @@ def gpu(
         notes.print("interrupted: these are the sections that were finished")
         raise typer.Exit(130)
     if plot is not None and not drawn:
-        raise BadOption("--plot: no curve was measured; ask for --section curves")
+        raise BadOption("--plot: no curve was measured; ask for --section curves or load")
     for path in plots.save(drawn, plot) if plot is not None else ():
         notes.print(f"wrote {path}", markup=False)
     if failed(results):

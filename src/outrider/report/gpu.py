@@ -1,4 +1,4 @@
-"""The growth curves of ``outrider bench gpu`` as a figure: time of a step against guesses, context and rows."""
+"""The curves of ``outrider bench gpu`` as figures: a step against guesses, context and rows; throughput under load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,24 @@ def figures(results: dict[str, Any]) -> list[Figure]:
     panels = [panel for what in _PANELS if (panel := _panel(results, *what)) is not None]
     device = results.get("machine", {}).get("device", "unknown device")
     caption = f"Milliseconds of a step on {device}, {results.get('size', '?')} shapes"
-    return [Figure("gpu-curves", caption, tuple(panels))] if panels else []
+    steps = [Figure("gpu-curves", caption, tuple(panels))] if panels else []
+    load = _load(results.get("load"))
+    return steps if load is None else [*steps, Figure("gpu-load", f"Tokens a second on {device}", (load,))]
+
+
+def _load(points: Any) -> Panel | None:
+    """Throughput against the number of requests at once, beside what reading the weights once a step would allow."""
+    if not isinstance(points, list) or len(points) < 2:
+        return None
+    rows = tuple(point["rows"] for point in points)
+    lines = [
+        Curve(name.replace("_", " "), rows, tuple(point[name]["tokens_per_second"] for point in points))
+        for name in ("plain", "speculative", "transformers", "transformers_paged")
+        if all("tokens_per_second" in point.get(name, {}) for point in points)
+    ]
+    lines.append(Curve("weights read once a step", rows, tuple(p["roofline_tokens_per_second"] for p in points)))
+    highest = max(max(line.ys) for line in lines[:-1])
+    return Panel("Load", "requests at once", "tokens a second", tuple(lines), (0, max(rows)), (0, 1.5 * highest))
 
 
 def _panel(results: dict[str, Any], by: str, title: str, label: str, names: dict[str, str]) -> Panel | None:
