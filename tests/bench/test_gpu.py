@@ -20,6 +20,7 @@ from outrider.bench.gpu_table import GpuLine, failed, lines
 from outrider.bench.inflate import Larger, inflate
 from outrider.bench.timing import Report
 from outrider.cli.main import app
+from outrider.core import host_sync
 from outrider.core.protocols import Shape
 from outrider.drafters.head import Head, HeadConfig, HeadDrafter, prepared
 from outrider.drafters.head.choice import BackendChoice
@@ -212,6 +213,7 @@ def test_a_head_beside_an_inflated_target_guesses_as_before(
 ) -> None:
     """The head reads the first columns of states and tables: its guesses are those it makes for the small model."""
     monkeypatch.setattr(prepared, "choose", lambda *facts: BackendChoice("torch", "as on a GPU: it can be captured"))
+    monkeypatch.setattr(host_sync, "on_cpu", not graphs)
     library.save_llama(tmp_path)
     small = load(str(tmp_path), "cpu", "float32").model
     size = small.hidden_size
