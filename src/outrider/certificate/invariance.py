@@ -30,7 +30,10 @@ class InvarianceResult:
 
 
 def invariance(llm: LLM, prompts: Sequence[Sequence[int]], slots: int = 4) -> list[InvarianceResult]:
-    """Change later guesses, the place in the block, neighbours, the slot, the batch size and the capacity."""
+    """Change later guesses, the place in the block, neighbours, the slot, the batch size, the capacity and prefill.
+
+    The last three are part of the promise where the model's kernels were found to be batch-invariant.
+    """
     found: dict[tuple[str, bool], list[Tensor]] = {}
 
     def note(change: str, same: Tensor, required: bool = True) -> None:
@@ -63,7 +66,13 @@ def _in_one_run(llm: LLM, prompt: Sequence[int], tails: Tensor, note: Note) -> T
     for shift in range(1, guesses):
         session.commit(tail[:, shift - 1 : shift], one, follows=False)
         note("another place in the block", _same(base[shift:], session.score(tail[:, shift:])[0]), True)
-    note("twice the capacity", _same(base, _session(llm, [prompt], 2).score(tail)[0]), False)
+    facts = llm.target.model.facts
+    note("twice the capacity", _same(base, _session(llm, [prompt], 2).score(tail)[0]), facts.capacity_invariant)
+    if facts.batch_invariant and not facts.encoder_decoder and len(prompt) > 1:
+        for count in (1, len(prompt) // 2):  # the rest of the prompt is run as guesses
+            rest = torch.tensor([prompt[count:]], device=tail.device)
+            again = _session(llm, [prompt[:count]], width=len(prompt) + guesses).score(torch.cat([rest, tail], 1))[0]
+            note("prefilled in another way", _same(base, again[rest.shape[1] :]), True)
     return base
 
 
@@ -82,7 +91,7 @@ def _in_a_crowd(
         note(f"other neighbours ({slots} slots)", _same(alone, beside), True)
         if place:
             note(f"another slot ({slots} slots)", _same(copies[0], alone), True)
-        note(f"{slots} slots instead of 1", _same(base, alone), False)
+        note(f"{slots} slots instead of 1", _same(base, alone), llm.target.model.facts.batch_invariant)
 
 
 def _same(a: Tensor, b: Tensor) -> Tensor:
@@ -90,13 +99,13 @@ def _same(a: Tensor, b: Tensor) -> Tensor:
     return (a == b).all(-1)
 
 
-def _session(llm: LLM, prompts: Sequence[Sequence[int]], stretch: int = 1) -> Session:
-    model = llm.target.model
+def _session(llm: LLM, prompts: Sequence[Sequence[int]], stretch: int = 1, width: int | None = None) -> Session:
+    model, width = llm.target.model, width or llm.width
     capacity = 256 * stretch
     longest = max(len(p) for p in prompts)
-    while capacity < longest + 3 * llm.width:
+    while capacity < longest + 3 * width:
         capacity *= 2
-    session = model.start(len(prompts), Shape(capacity, llm.width, 64 * (1 + longest // 64) * stretch, fixed=True))
+    session = model.start(len(prompts), Shape(capacity, width, 64 * (1 + longest // 64) * stretch, fixed=True))
     for row, prompt in enumerate(prompts):
         if model.encoder_decoder:
             session.admit(row, [llm.decoder_start or 0], prompt)
