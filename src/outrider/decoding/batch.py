@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +13,7 @@ from outrider.core.processors import ByRow
 from outrider.core.protocols import Admission, Drafter, LanguageModel, Verifier, admit_all
 from outrider.core.sampling import Sampling
 from outrider.decoding.fault import fault
+from outrider.decoding.inbox import Inbox
 from outrider.decoding.request import Event, Request
 from outrider.decoding.step_result import HostStep, PendingStep
 from outrider.decoding.step_runner import Rule, StepRunner
@@ -87,32 +88,34 @@ class RunningBatch:
         self.joint = self.planner if isinstance(self.planner, JointPlanner) else None
         self.read_at, self.captures = 0.0, runner.captures  # when the last step was read, and captures until then
 
-    def run(self, requests: Sequence[tuple[int, Request]]) -> Generator[Event]:
+    def run(self, inbox: Inbox) -> Generator[Event]:
         try:
-            yield from self._run(deque(requests))
+            yield from self._run(inbox)
         finally:  # also when the caller stops listening, or is interrupted
             self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
             self.trace.levels = add_levels(self.trace.levels, self.drafter.levels)
 
-    def _run(self, waiting: deque[tuple[int, Request]]) -> Generator[Event]:
+    def _run(self, inbox: Inbox) -> Generator[Event]:
         under_way: deque[_Launched] = deque()
-        while waiting or any(self.rows):
-            self._admit(waiting)
+        while any(self.rows) or inbox.waiting or inbox.more():
+            self._admit(inbox)
             if not under_way or self._goes_on():
-                under_way.append(self._begin(bool(waiting)))
+                under_way.append(self._begin(inbox.waiting))
             if len(under_way) > self.lookahead or not self._goes_on():
                 yield from self._take(under_way.popleft())
             self.watch.lap("host")
-        self.trace.runs -= len(under_way)  # every row had ended before it
+            if not any(self.rows):
+                self.trace.runs -= len(under_way)  # every row had ended before it
+                under_way.clear()
 
     def _goes_on(self) -> bool:
         """Whether some row goes on behind the step under way, as far as is known: that gives each a token."""
         return any(row is not None and row[1].left > 1 for row in self.rows)
 
-    def _admit(self, waiting: deque[tuple[int, Request]]) -> None:
+    def _admit(self, inbox: Inbox) -> None:
         """Empty slots take who waits, and prompts of like length side by side where they are prefilled together."""
         empty = [slot for slot, row in enumerate(self.rows) if row is None]
-        entering = [waiting.popleft() for _ in range(min(len(empty), len(waiting)))]
+        entering = inbox.take(len(empty)) if empty and inbox.waiting else []
         if not entering:
             return
         self.watch.lap("host")

@@ -12,6 +12,7 @@ from outrider.core.model_facts import facts_of
 from outrider.core.protocols import Shape, Source
 from outrider.decoding.batch import WIDTH as WIDTH
 from outrider.decoding.batch import BatchRules, RunningBatch
+from outrider.decoding.inbox import Listed, RequestQueue
 from outrider.decoding.request import Event as Event
 from outrider.decoding.request import Request as Request
 from outrider.decoding.session_pool import SessionPool
@@ -60,7 +61,9 @@ class Decoder(BatchRules):
         failed: dict[int, Row] = {}
         for shape, members in groups.items():
             with self.pool.lend((self.target, self.drafter), slots, shape) as runner:
-                batch = RunningBatch(decoder, runner, trace, distinct).run([(names[i], requests[i]) for i in members])
+                batch = RunningBatch(decoder, runner, trace, distinct).run(
+                    Listed((names[i], requests[i]) for i in members)
+                )
                 with closing(batch):  # before its sessions serve another batch
                     for event in batch:
                         yield event
@@ -68,6 +71,37 @@ class Decoder(BatchRules):
                             failed[event.index] = event.row
         if failed and len(failed) == len(requests):  # nothing is left to go on with
             raise next(iter(failed.values())).exception
+
+    def queue(self, capacity: int) -> RequestQueue:
+        """A queue for ``serve``, for texts of up to so many tokens, prompts included."""
+        return RequestQueue(lambda request: self._check_room(request, capacity))
+
+    def serve(self, queue: RequestQueue, trace: Trace, capacity: int, slots: int) -> Generator[Event]:
+        """Events of requests that come and go while this runs; ends when the queue is closed and all are done.
+
+        Rows share sessions of one capacity, so a text is the one ``stream`` gives where bits do not depend on it.
+        Runs in the thread that asks for events; requests come from any.
+        """
+        shape = self._shape_for(capacity)
+        with (
+            self.pool.lend((self.target, self.drafter), slots, shape) as runner,
+            closing(RunningBatch(self, runner, trace).run(queue)) as events,
+        ):
+            yield from events
+
+    def _check_room(self, request: Request, capacity: int) -> None:
+        require(request.source is None, "a queue is for decoder-only models; give requests with a source to `stream`")
+        needed = len(request.prompt) + self.stopping(request).max_new_tokens
+        self.shape(request)
+        require(
+            needed <= capacity,
+            f"the prompt and max_new_tokens are {needed} tokens together, and the queue was made for {capacity}; "
+            "shorten one of them",
+            PromptError,
+        )
+
+    def _shape_for(self, tokens: int, source_capacity: int = 0) -> Shape:
+        return Shape(self._capacity(tokens), self.width, source_capacity, fixed=self.exact)
 
     def shapes(self, requests: Sequence[Request], names: Sequence[int] | None = None) -> list[Shape]:
         """The shape of each request; PromptError names the first one that cannot be continued."""
@@ -105,12 +139,8 @@ class Decoder(BatchRules):
             PromptError,
         )
         self._check_source(request.source)
-        return self.common or Shape(
-            capacity=self._capacity(length + self.stopping(request).max_new_tokens),
-            width=self.width,
-            source_capacity=bucket(len(request.source), least=64) if request.source is not None else 0,
-            fixed=self.exact,
-        )
+        source = bucket(len(request.source), least=64) if request.source is not None else 0
+        return self.common or self._shape_for(length + self.stopping(request).max_new_tokens, source)
 
     def _capacity(self, tokens: int) -> int:
         """Room for a text of so many tokens and for guesses behind it; never twice the limit to hold the limit."""

@@ -1,0 +1,84 @@
+"""Where the requests of a running batch come from: a list, or a queue that others put requests into meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from outrider.decoding.request import Request
+from outrider.errors import BadOption, require
+
+Numbered = tuple[int, Request]
+"""A request and the number it goes by in events and traces."""
+
+
+class Inbox(Protocol):
+    """Asked between two steps."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request wants a slot."""
+
+    def take(self, most: int) -> list[Numbered]:
+        """Up to so many of those that wait, the first ones first."""
+
+    def more(self) -> bool:
+        """Asked when no row runs and nobody waits: waits for a request -> False if none will come."""
+
+
+class Listed:
+    """All requests are there from the start."""
+
+    def __init__(self, requests: Iterable[Numbered]) -> None:
+        self._requests = deque(requests)
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._requests)
+
+    def take(self, most: int) -> list[Numbered]:
+        return [self._requests.popleft() for _ in range(min(most, len(self._requests)))]
+
+    def more(self) -> bool:
+        return False
+
+
+class RequestQueue:
+    """Requests come from other threads while a batch runs, and go as they end. ``close`` ends it when all are done."""
+
+    def __init__(self, check: Callable[[Request], None] = lambda request: None) -> None:
+        """``check`` raises for a request that the batch cannot run: whoever submits it is told at once."""
+        self._check, self._requests = check, deque[Numbered]()
+        self._changed = threading.Condition()
+        self._next, self._closed = 0, False
+
+    def submit(self, request: Request) -> int:
+        """Let a request wait for a slot -> the number it goes by in events."""
+        self._check(request)
+        with self._changed:
+            require(not self._closed, "the queue is closed; start another one", BadOption)
+            number, self._next = self._next, self._next + 1
+            self._requests.append((number, request))
+            self._changed.notify()
+            return number
+
+    def close(self) -> None:
+        """No more requests: the batch ends with those there are."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._requests)
+
+    def take(self, most: int) -> list[Numbered]:
+        with self._changed:
+            return [self._requests.popleft() for _ in range(min(most, len(self._requests)))]
+
+    def more(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._requests or self._closed)
+            return bool(self._requests)
