@@ -80,6 +80,7 @@ def test_later_calls_capture_nothing_new(folder: Path, rows: int, options: dict[
     assert captured(llm) == before
 
 
+@pytest.mark.xfail(strict=True, reason='gamma="auto" asks a drafter that proposes nothing for guesses: a graph each')
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_plain_decoding_is_made_ready_too(folder: Path) -> None:
     llm = load(folder, None)
