@@ -1,0 +1,167 @@
+"""Prompts that are prefilled together: which tokens run beside which, and the same bits as one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from outrider.core.protocols import Admission, Shape, admit_all
+from outrider.models.prefill import PrefillRun, neighbours, row_by_row, side_by_side
+from whole_numbers import BAD, WholeNumberModel
+
+LENGTHS = st.dictionaries(st.integers(0, 20), st.integers(0, 200), max_size=12)
+"""Tokens to run, by row; 0: a prompt of one token."""
+
+
+def check_covered(runs: Iterable[PrefillRun], lengths: dict[int, int]) -> None:
+    """Every token once, each behind those before it; nothing but padding runs besides."""
+    done = dict.fromkeys(lengths, 0)
+    for run in runs:
+        assert len(run.rows) > 0 and len(run.positions) > 0
+        for row in run.rows:
+            assert run.positions.start < lengths[row], "the prompt is over, or the row has none"
+            assert run.positions.start == done[row]
+            done[row] = run.positions.stop
+    assert all(done[row] >= lengths[row] for row in lengths)
+
+
+@given(LENGTHS, st.integers(1, 300))
+def test_every_token_runs_once_side_by_side(lengths: dict[int, int], tokens: int) -> None:
+    runs = list(side_by_side(lengths, tokens))
+    check_covered(runs, lengths)
+    for run in runs:
+        longest = max(lengths[row] for row in run.rows)
+        assert run.positions.stop <= longest, "no run is longer than the prompts in it"
+
+
+@given(LENGTHS, st.integers(1, 300))
+def test_runs_hold_about_the_wanted_tokens(lengths: dict[int, int], tokens: int) -> None:
+    """As many as keep the device busy, up to the granule of a row; fewer only where prompts or neighbours end."""
+    by_start: dict[int, list[PrefillRun]] = {}
+    for run in side_by_side(lengths, tokens):
+        by_start.setdefault(run.positions.start, []).append(run)
+    for start, runs in by_start.items():
+        rows = [row for run in runs for row in run.rows]
+        held = sum(len(run.rows) * len(run.positions) for run in runs)
+        assert held < tokens + 16 * len(rows)
+        if all(lengths[row] - start >= tokens + 16 for row in rows):
+            assert held > tokens - len(rows), "prompts are long enough to fill it"
+
+
+def test_rows_drop_out_as_their_prompts_end() -> None:
+    """A run that kept every row until the longest prompt ended would compute mostly padding."""
+    found = list(side_by_side({0: 40, 1: 100, 2: 10, 3: 100, 5: 20}, 80))
+    assert found == [
+        PrefillRun(range(4), range(16)),
+        PrefillRun(range(5, 6), range(16)),
+        PrefillRun(range(2), range(16, 48)),
+        PrefillRun(range(3, 4), range(16, 48)),
+        PrefillRun(range(5, 6), range(16, 20)),
+        PrefillRun(range(1, 2), range(48, 96)),
+        PrefillRun(range(3, 4), range(48, 96)),
+        PrefillRun(range(1, 2), range(96, 100)),
+        PrefillRun(range(3, 4), range(96, 100)),
+    ]
+
+
+@given(LENGTHS, st.integers(1, 64))
+def test_row_by_row_has_constant_shapes(lengths: dict[int, int], chunk: int) -> None:
+    runs = list(row_by_row(lengths, chunk))
+    check_covered(runs, lengths)
+    assert all((len(run.rows), len(run.positions)) == (1, chunk) for run in runs)
+    assert list(dict.fromkeys(run.rows.start for run in runs)) == [row for row, count in lengths.items() if count]
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_neighbours_are_the_longest_ranges(numbers: set[int]) -> None:
+    found = list(neighbours(sorted(numbers)))
+    assert [number for part in found for number in part] == sorted(numbers)
+    assert all(before.stop < after.start for before, after in zip(found, found[1:], strict=False))
+
+
+CAPACITY = 256
+TAIL = torch.tensor([3, 1, 4])
+
+
+def prompts(lengths: dict[int, int], shift: int) -> list[Admission]:
+    """None of them holds the token whose embedding is not a number."""
+    return [Admission(row, [(5 * i + row * shift) % BAD for i in range(count)]) for row, count in lengths.items()]
+
+
+def seen(rounds: list[list[Admission]], together: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, hidden states and states of layers of the last round's rows, each admitted into the rows before."""
+    session = WholeNumberModel().start(6, Shape(CAPACITY, 4, chunk=8))
+    session.keep_states((0, -1))
+    for admissions in rounds:
+        if together:
+            admit_all(session, admissions)
+        else:
+            for new in admissions:
+                session.admit(new.row, new.prompt)
+        assert session.hidden is not None and session.states is not None
+        hidden, states = session.hidden.clone(), session.states.clone()
+        logits = session.score(TAIL.expand(6, -1))
+        session.commit(TAIL.expand(6, -1), torch.full((6,), 3))
+    rows = sorted(new.row for new in rounds[-1])
+    filled = [states[new.row, : max(1, len(new.prompt) - 1)].flatten() for new in rounds[-1]]  # zeros if nothing ran
+    return logits[rows], hidden[rows], torch.cat(filled)
+
+
+FIRST = {0: 30, 1: 90, 2: 1, 3: 2, 5: 17}
+SECOND = {5: 3, 4: 20, 0: 45, 1: 1, 3: 60}
+
+
+@pytest.mark.parametrize("rounds", [[FIRST], [FIRST, SECOND]], ids=["fresh", "used"])
+def test_prompts_admitted_together_are_those_admitted_alone(rounds: list[dict[int, int]]) -> None:
+    """Of a batch-invariant model, to the bit: logits behind the prompts, hidden states and the states of layers."""
+    texts = [prompts(lengths, shift + 2) for shift, lengths in enumerate(rounds)]
+    found, expected = seen(texts, True), seen(texts, False)
+    for one, other in zip(found, expected, strict=True):
+        assert one.isfinite().all() and torch.equal(one, other)
+    fresh = seen(texts[-1:], False)
+    for one, other in zip(found, fresh, strict=True):
+        assert torch.equal(one, other), "what a slot held before changes nothing"
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("place", [40, 87])
+def test_a_row_that_was_not_a_number_leaves_nothing_behind(place: int, together: bool) -> None:
+    """Masked keys have weight zero, but zero times NaN is NaN: slots are cleared before prompts enter."""
+    bad = prompts(FIRST, 2)
+    bad[1] = Admission(1, [BAD if i == place else 2 for i in range(90)])
+    texts = [bad, prompts(SECOND, 3)]
+    found, fresh = seen(texts, together), seen(texts[1:], together)
+    for one, other in zip(found, fresh, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_bad_number_among_guesses_leaves_nothing_behind() -> None:
+    """Guesses are written beyond the text's end; what enters the slot is cleared as far as they reached."""
+    session = WholeNumberModel().start(2, Shape(CAPACITY, 4, chunk=8))
+    admit_all(session, [Admission(0, [1, 2, 3]), Admission(1, [4, 5])])
+    session.score(torch.full((2, 3), BAD))
+    session.commit(torch.tensor([[7], [8]]), torch.ones(2, dtype=torch.int64))
+    session.score(torch.full((2, 3), BAD))
+    session.commit(torch.tensor([[7], [8]]), torch.ones(2, dtype=torch.int64))
+    admit_all(session, [Admission(0, [6]), Admission(1, [9, 2, 2])])
+    fresh = WholeNumberModel().start(2, Shape(CAPACITY, 4, chunk=8))
+    admit_all(fresh, [Admission(0, [6]), Admission(1, [9, 2, 2])])
+    assert torch.equal(session.score(TAIL.expand(2, -1)), fresh.score(TAIL.expand(2, -1)))
+
+
+def test_prompts_of_several_rows_run_together() -> None:
+    """And not where runs must be of constant shape, as in a model that is not batch-invariant."""
+    model = WholeNumberModel()
+    admissions = prompts({0: 15, 1: 16, 2: 17}, 1)
+    admit_all(model.start(3, Shape(CAPACITY, 4, chunk=8)), admissions)
+    assert model.backend.runs == [(3, 16)]
+    model.backend.runs.clear()
+    model.facts = replace(model.facts, batch_invariant=False)
+    admit_all(model.start(3, Shape(CAPACITY, 4, chunk=8)), admissions)
+    assert model.backend.runs == [(1, 8)] * 6
