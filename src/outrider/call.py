@@ -16,6 +16,7 @@ from outrider.core.verification.choose import choose
 from outrider.decoding.loop import WIDTH, Decoder, Event, Request
 from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.stopping import Stopping
+from outrider.drafters import Nothing
 from outrider.errors import CriterionError, NumericalError, require
 from outrider.models.hub.generation_config import Defaults
 from outrider.options import Options
@@ -42,7 +43,12 @@ class DecoderBuilder:
         verifier = choose(coupling, sampling.temperature == 0, lenience)
         clock = not repeatable or (verifier.shares_noise and self._width_leaves_bits())
         policy = chosen(gamma, self.auto if clock else Auto(clock=False))
-        return Decoder(self.target, drafter, verifier, sampling, policy, self.width, self.slots, self.exact, self.pool)
+        if isinstance(drafter, Nothing) and not isinstance(policy, int):
+            policy = 0  # nothing to find out
+        return Decoder(
+            self.target, drafter, verifier, sampling, policy, self.width, self.slots, self.exact, self.pool,
+            fresh_seeds=not repeatable,
+        )  # fmt: skip
 
     def _width_leaves_bits(self) -> bool:
         """Whether the text is the same for every gamma, as far as the widths of runs go: gamma is the width of a run

@@ -12,6 +12,7 @@ from outrider.core import host_sync
 from outrider.core.protocols import Admission, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.step_runner import StepRunner
@@ -88,3 +89,47 @@ def test_the_text_is_the_same_with_new_rows_in_old_slots() -> None:
     plain, _ = decoded(Copying(), 0, requests, graphs=False)
     for numbers in ((3,) * 40, (0, 3) * 20, (*[0] * 12, 3, *[0] * 12, 2)):
         assert decoded(Copying(), Rehearsal(numbers), requests)[0] == plain
+
+
+def test_a_pooled_drafter_that_rested_has_no_rows_of_the_batch_before() -> None:
+    """It was not told that they had ended; a batch in which it may not rest would draft for them, out of its room."""
+    pool, drafter, model = SessionPool(graphs=True), Copying(shortest=1), wrapped("llama")
+    first = Decoder(model, drafter, gumbel_coupling, Sampling(), Rehearsal((3, *[0] * 12)), slots=2, pool=pool)
+    list(first.stream([Request((5, 6, 7), Stopping(30)), Request((9, 8), Stopping(30))], Trace()))
+    (runner,) = pool.idle
+    assert runner.drafter.resting
+    second = Decoder(model, drafter, maximal_coupling, Sampling(1.0), Rehearsal((2, 2)), slots=2, pool=pool)
+    list(second.stream([Request((4, 4, 4), Stopping(6), seed=3)], Trace()))
+    session: Any = runner.drafter.session
+    assert pool.idle == (runner,) and not runner.drafter.may_rest
+    assert session.context.active.tolist().count(True) <= 1
+
+
+def test_processors_are_not_asked_about_texts_that_have_ended() -> None:
+    """A step launched ahead ran them behind the end of a row, and one that raises there lost all others."""
+    request = Request((5, 6, 7), Stopping(5))
+
+    def strict(ids: Any, scores: Any) -> Any:
+        assert ids.shape[1] < 3 + 5
+        return scores
+
+    decoder = Decoder(
+        wrapped("llama"), Copying(), gumbel_coupling, Sampling(processors=(strict,)), 0, slots=2,
+        pool=SessionPool(graphs=True),
+    )  # fmt: skip
+    requests = [request, Request((9, 8, 7), Stopping(5))]
+    assert len({event.index for event in decoder.stream(requests, Trace()) if event.row.finish_reason}) == 2
+
+
+def test_a_step_that_was_captured_is_not_timed() -> None:
+    """Under lookahead the step before it was left out instead, and the capture counted."""
+    told: list[int] = []
+
+    class Timed:
+        def start(self, setting: Any) -> Any:
+            planner: Any = Rehearsal((3, 3, 2, 2, 3, 2)).start(setting)
+            planner.timed = lambda step: told.append(step.guesses)
+            return planner
+
+    decoded(Copying(shortest=1), Timed(), [Request((5, 6, 7, 5), Stopping(40))])
+    assert told[:4] == [3, 2, 3, 2], "the first of each number was captured"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -41,6 +41,7 @@ class BatchRules:
     width: int = WIDTH
     slots: int | None = None  # row slots; None: as many as there are requests, up to what suits the target
     exact: bool = True  # constant shapes, hence the same bits with and without speculation
+    fresh_seeds: bool = field(default=False, kw_only=True)  # they were drawn for this call and serve no other
 
     def stopping(self, request: Request) -> Stopping:
         """The request's rules, and the model's own: no position beyond the last it knows."""
@@ -58,6 +59,7 @@ class _Launched:
     asked: list[int]  # guesses, by slot
     began: float
     drafted: float  # seconds of drafts before it
+    captured: bool  # a CUDA graph was captured for it, which takes long, once
 
 
 class RunningBatch:
@@ -76,17 +78,18 @@ class RunningBatch:
         widths = declared_widths(decoder.target, slots) if self.narrow else 1.0
         self.splits = self.target.device.type == "cpu"  # on a GPU the clock sees work being launched, not done
         same_text = decoder.verifier.compares and decoder.verifier.exact  # guesses with the target's own tokens
-        joint = same_text or distinct
+        joint = same_text or (distinct and decoder.fresh_seeds)
         setting = Setting(slots, decoder.width - 1, decoder.drafter, runner.shape, widths, self.splits, joint)
         self.planner = policy.start(setting)
         # A step is launched before the one before it was read: the device never waits for the host. Where the text
         # depends on gamma and no clock is asked, gamma may not depend on whether steps are replayed.
         by_clock = isinstance(self.planner, Adaptive) and self.planner.timed_by_clock
-        self.lookahead = runner.ahead and (same_text or by_clock or isinstance(policy, Fixed))
+        free = same_text or by_clock or isinstance(policy, Fixed)
+        self.lookahead = runner.ahead and self.rule.capturable and free  # processors are asked step by step
         self.drafter.rest(self.lookahead)
         self.pricing = self.planner if isinstance(self.planner, Pricing) else None
         self.joint = self.planner if isinstance(self.planner, JointPlanner) else None
-        self.read_at, self.captures = 0.0, runner.captures  # when the last step was read, and captures until then
+        self.read_at = 0.0  # when the last step was read
 
     def run(self, inbox: Inbox) -> Generator[Event]:
         try:
@@ -136,7 +139,7 @@ class RunningBatch:
         self.watch.lap("prefill")
 
     def _begin(self, waiting: bool) -> _Launched:
-        began, drafted = timer.now(), self.trace.seconds["draft"]
+        began, drafted, captures = timer.now(), self.trace.seconds["draft"], self.runner.captures
         drafting = self.drafter.session is not None
         if self.joint is not None:
             self.joint.begin([max(1, row[1].left) if row else 0 for row in self.rows], waiting)
@@ -147,18 +150,18 @@ class RunningBatch:
         self.drafter.price(None if self.pricing is None else self.pricing.prices)
         self.trace.runs += 1
         step = self.runner.launch(self.rule, max(asked), self.watch)
-        return _Launched(step, list(self.rows), asked, began, drafted)
+        return _Launched(step, list(self.rows), asked, began, drafted, self.runner.captures != captures)
 
     def _read(self, launched: _Launched) -> HostStep:
         host = launched.step.read()
         if self.target.device.type != "cpu":  # what a replay did inside cannot be told apart: all of it is 'target'
             self.watch.lap("target")
         self.trace.graphs |= self.runner.graphs and self.rule.capturable and self.runner.captures > 0
-        now, captures = timer.now(), self.runner.captures
-        if captures == self.captures:  # a capture takes long, once
+        now = timer.now()
+        if not launched.captured:
             seconds = launched.step.device_seconds or now - max(launched.began, self.read_at)
             self.planner.timed(self._timing(launched, host.guesses, seconds))
-        self.read_at, self.captures = now, captures
+        self.read_at = now
         return host
 
     def _timing(self, launched: _Launched, guesses: int, seconds: float) -> Timing:
@@ -201,5 +204,6 @@ class RunningBatch:
                 self.target.release(slot)
                 self.drafter.release(slot)
         if self.joint is not None:
-            self.joint.ended([max(1, row[1].left) if row else 0 for row in self.rows])
+            same = zip(self.rows, launched.rows, strict=True)
+            self.joint.ended([max(1, now[1].left) if now is not None and now is then else 0 for now, then in same])
         return events

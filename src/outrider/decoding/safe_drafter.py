@@ -59,6 +59,9 @@ class SafeDrafter:
 
     def rest(self, may_rest: bool) -> None:
         """Before rows are admitted: whether it may rest. It does from the start."""
+        if self.resting and not may_rest:
+            for row in range(self.rows):  # of a batch before, which it was not told that they have ended
+                self._call(lambda session: session.release(row))  # noqa: B023
         self.may_rest = self.resting = may_rest and self.session is not None
 
     def prepare(self, gamma: int) -> None:

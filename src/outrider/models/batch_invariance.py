@@ -44,18 +44,35 @@ def bits_do_not_depend_on_capacity(model: LanguageModel) -> bool:
 
 
 @torch.no_grad()
-def bits_do_not_depend_on_prefill(model: LanguageModel, rows: int = 17) -> bool:
-    """Logits behind a long prompt: prefilled alone, beside prompts of other lengths, and run as if it were guessed."""
-    longest = _LONG if model.max_length is None else min(_LONG, model.max_length - 10)
+def bits_do_not_depend_on_prefill(model: LanguageModel, rows: int = 17, longest: int = _LONG) -> bool:
+    """Logits behind long prompts: prefilled alone, beside prompts of other lengths, and run as if they were guessed."""
+    longest = longest if model.max_length is None else min(longest, model.max_length - 10)
     ids = _text(model, longest + 1)
     shape = Shape(512, 9, fixed=False)
-    expected = _scored(model, shape, ids[:, :longest], ids[:, longest:])
+    expected = _scored(model, Shape(512, longest + 1, fixed=False), ids[:, :1], ids[:, 1:])[0]  # of all positions
+    alone = _scored(model, shape, ids[:, :longest], ids[:, longest:])[0]
     session = model.start(rows, shape)
     lengths = [max(1, longest - 7 * row) for row in range(rows)]
     admit_all(session, [Admission(row, ids[0, :count].tolist()) for row, count in enumerate(lengths)])
     beside = session.score(torch.stack([ids[0, count : count + 1] for count in lengths]))
-    guessed = _scored(model, Shape(512, longest + 1, fixed=False), ids[:, :1], ids[:, 1:])[:, -2:]
-    return torch.equal(beside[:1], expected) and torch.equal(guessed, expected)
+    same = (torch.equal(beside[row], expected[count - 1 : count + 1]) for row, count in enumerate(lengths))
+    return torch.equal(alone, expected[-2:]) and all(same)
+
+
+@torch.no_grad()
+def bits_do_not_depend_on_rows(model: LanguageModel, rows: int) -> bool:
+    """Logits of many rows at different places of one text, at several widths, against that text alone."""
+    ids = _text(model, _LONGEST + 1)
+    shape = Shape(256, _LONGEST, fixed=False)
+    expected = _scored(model, shape, ids[:, :1], ids[:, 1:_LONGEST])[0]  # [33, V]
+    starts = [1 + row % 24 for row in range(rows)]
+    for width in (1, 2, 5, 9):
+        session = model.start(rows, shape)
+        admit_all(session, [Admission(row, ids[0, :start].tolist()) for row, start in enumerate(starts)])
+        found = session.score(torch.stack([ids[0, start : start + width - 1] for start in starts]))
+        if not all(torch.equal(found[row], expected[s - 1 : s - 1 + width]) for row, s in enumerate(starts)):
+            return False
+    return True
 
 
 def holds(model: LanguageModel) -> bool:

@@ -10,7 +10,11 @@ from torch import Tensor
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.errors import ModelError, require
 from outrider.models import width_costs
-from outrider.models.batch_invariance import bits_do_not_depend_on_capacity, bits_do_not_depend_on_width
+from outrider.models.batch_invariance import (
+    bits_do_not_depend_on_capacity,
+    bits_do_not_depend_on_prefill,
+    bits_do_not_depend_on_width,
+)
 from outrider.models.checkpoint_model import CheckpointModel
 from outrider.models.engine.llama_engine import LlamaEngine
 from outrider.models.engine.prepared import Prepared
@@ -33,11 +37,22 @@ class EngineModel(CheckpointModel):
         self.facts = engine.facts
         known = engine.prepared.known
         conditions = f"{engine.name} {engine.kernels}, {engine.threads} threads, CPU {cpu.facts().identity}"
-        if known("any_width", conditions, lambda: bits_do_not_depend_on_width(self)):
+        if known("any_width", conditions, lambda: bits_do_not_depend_on_width(self)) and self._any_prefill(conditions):
             alike = known("any_capacity", conditions, lambda: bits_do_not_depend_on_capacity(self))
             self.facts = replace(self.facts, batch_invariant=True, capacity_invariant=alike)
             costs = known("run_costs", conditions, lambda: width_costs.measured(self), width_costs.NOMINAL)
             self.facts = replace(self.facts, width_costs={int(width): cost for width, cost in costs.items()})
+
+    def _any_prefill(self, conditions: str) -> bool:
+        """Whether prompts may be run together, in runs of any length."""
+        facts, self.facts = self.facts, replace(self.facts, batch_invariant=True)  # as they would be run
+        try:
+            found: bool = self.engine.prepared.known(
+                "any_prefill", conditions, lambda: bits_do_not_depend_on_prefill(self, rows=3, longest=80)
+            )
+        finally:
+            self.facts = facts
+        return found
 
     @property
     def prepared(self) -> Prepared:

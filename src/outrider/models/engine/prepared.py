@@ -26,6 +26,7 @@ RECORD = PREPARED
 
 _DOING = {
     "any_width": "Checking batch invariance",
+    "any_prefill": "Checking that prefilling prompts together changes no bits",
     "any_capacity": "Checking that the KV cache's capacity changes no bits",
     "run_costs": "Measuring what runs cost by their tokens",
 }

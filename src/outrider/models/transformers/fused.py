@@ -50,9 +50,18 @@ def fuse(model: Any, device: torch.device) -> bool:
         _join(*parts_of(layer, "qkv"))
         _join(*parts_of(layer, "gate_up"))
         attach(attention, Window(_window(attention, config)))
-        for last in (attention.o_proj, layer.mlp.down_proj):
-            attach(last, LeastRows(quickest_rows(last.weight)))
+    give_rows(model, quickest=False)
     return True
+
+
+def give_rows(model: Any, quickest: bool) -> None:
+    """How many rows products of few are given: as many as they have, or as is quickest by a measurement.
+
+    The latter only where bits do not depend on it: a clock must not decide them.
+    """
+    for layer in llama_layers(model):
+        for last in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            attach(last, LeastRows(quickest_rows(last.weight) if quickest else 1))
 
 
 def _window(attention: Any, config: Any) -> int | None:

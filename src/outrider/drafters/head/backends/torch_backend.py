@@ -1,8 +1,8 @@
 """A feature head run by torch: any number of rows, on any device, in the target's dtype.
 
 The target keeps its states by position, as it keeps its keys and values. So does the head its own keys: at each
-commit, whether it drafts or not, it makes those of as many of the newest tokens as a row may have got, whose states
-the target has run since. So rollback needs no work, and shapes depend on what the host knows.
+commit, whether it drafts or not, it makes those of the newest W tokens again, whose states the target has run since.
+So rollback needs no work, and every shape stays constant.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ class TorchBackend:
     def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
         texts.context.append(tokens, count)
         if self.cache is not None:
-            most = tokens.shape[1]  # the target has run no more since, in any row
-            start = (texts.newest + 1 - most).clamp(min=0)
-            self._read(texts, self._all(texts), start[:, None] + torch.arange(most, device=start.device))
+            start = (texts.newest + 1 - self.width).clamp(min=0)
+            self._read(texts, self._all(texts), start[:, None] + torch.arange(self.width, device=start.device))
 
     def rewind(self, texts: Texts) -> None:
         """Keys behind the end are made again before they are read."""
