@@ -18,7 +18,8 @@ from outrider.errors import BadOption
 def test_starts_that_were_finished_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C at the last of five processes threw the other four away."""
     stage = {"seconds": 1.0, "resident": 2e6, "private": 1e6, "peak": 3e6, "code": 1e6}
-    run: dict[str, Any] = dict.fromkeys(start.STAGES, stage) | {"engine": "torch", "weights": "float32", "module": "torch"}
+    told = {"engine": "torch", "weights": "float32", "module": "torch"}
+    run: dict[str, Any] = dict.fromkeys(start.STAGES, stage) | told
     calls = iter(range(100))
 
     def once(*given: Any) -> dict[str, Any]:
