@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from outrider.core import host_sync
 from outrider.decoding import batch
 from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.step_runner import StepRunner
+from outrider.errors import BadOption
 from outrider.planning.policies import Setting
 
 PROMPTS = ["hello the", "a", "the cat sat on the mat. the cat"]
@@ -90,3 +92,19 @@ def test_plain_decoding_is_made_ready_too(folder: Path) -> None:
     assert sum(before) == 1
     texts(llm, PROMPTS[:1])
     assert captured(llm) == before
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "told"),
+    [
+        ("a", {}, "rows must be a whole number of at least 1, got 'a'"),
+        (0, {}, "rows must be a whole number of at least 1, got 0"),
+        (True, {}, "rows must be"),
+        (1, {"max_new_tokens": 9}, "warm_up chooses max_new_tokens by itself"),
+        (1, {"gamma": 2, "beams": 2}, "warm_up chooses gamma, beams by itself"),
+    ],
+)
+def test_bad_arguments(rows: Any, options: dict[str, Any], told: str, folder: Path) -> None:
+    """Each was a TypeError, or a message about prompts."""
+    with pytest.raises(BadOption, match=re.escape(told)):
+        load(folder, None).warm_up(rows, **options)

@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.beam.search import beam_search
 from outrider.call import Call, DecoderBuilder
-from outrider.checks import check_running, check_trust, check_width, only_known_options
+from outrider.checks import check_running, check_trust, check_whole, check_width, only_known_options
 from outrider.core.model_facts import dtype_name
 from outrider.core.protocols import Drafter
 from outrider.decoding.loop import WIDTH, Decoder, Request
@@ -69,7 +69,7 @@ def load(
     check_draft(draft)
     check_running(width, slots, exact, graphs)
     check_trust(trust_remote_code)
-    kernels = Kernels(engine, weights, rows=width, release=True)
+    kernels = Kernels(engine, weights, rows=min(width, 256), release=True)  # what matrices are laid out for
     loaded = loading.load(target, device, dtype, trust_remote_code, kernels)
     drafter = drafter_named(draft, Beside(loaded, dtype, trust_remote_code))
     return LLM(loaded, drafter, width=width, slots=slots, exact=exact, graphs=graphs)
@@ -130,6 +130,9 @@ class LLM:
         On a GPU every number of guesses that "auto" may choose is captured as a CUDA graph, which takes seconds; on a
         CPU what is compiled at its first use is compiled.
         """
+        check_whole("rows", rows, 1)
+        ours = [name for name in ("gamma", "max_new_tokens", "eos", "beams") if name in options]
+        require(not ours, f"warm_up chooses {', '.join(ours)} by itself; leave it out")
         prompts = [[token % self.target.model.vocab_size for token in range(3, 43)]] * rows
         self.generate(prompts, **options, gamma=0, max_new_tokens=2)
         most = self.width - 1

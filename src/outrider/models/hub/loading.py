@@ -16,6 +16,7 @@ from outrider.errors import (
     ModelError,
     OutriderError,
     TokenizerMismatch,
+    require,
 )
 from outrider.kernels.packed_linear import pack, warn_of_other_bits
 from outrider.models.checkpoint_model import CheckpointModel
@@ -218,6 +219,7 @@ def _explained(place: Path, error: Exception) -> ModelError:
 
 
 def choose_device(device: str) -> str:
+    require(isinstance(device, str), f"device must be 'auto', 'cpu' or 'cuda', got {device!r}", DeviceError)
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -22,7 +22,7 @@ class Shipped:
 
 SHIPPED = {
     "t5-ende": Shipped("English-German, T5's architecture", "research only (WMT news data)", "recipes/ende_pair.py"),
-    "gpt-small": Shipped("English prose, GPT-2's architecture", "Apache-2.0", "recipes/gpt_pair.py --small"),
+    "gpt-small": Shipped("English prose, GPT-2's architecture", "none stated", "recipes/gpt_pair.py --small"),
 }
 
 
