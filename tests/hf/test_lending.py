@@ -11,7 +11,7 @@ import torch
 from door import batch, call
 
 import tiny
-from outrider.errors import OutriderError
+from outrider.errors import CriterionError, OutriderError
 from outrider.hf.lent import _capturable, lent
 from outrider.models.transformers.engine import TransformersEngine
 
@@ -45,7 +45,7 @@ def test_as_it_was(family: str, fails: bool) -> None:
 
     try:
         call(model, batch(family, rows=1), max_new_tokens=12, stopping_criteria=[fail])
-    except RuntimeError as error:
+    except CriterionError as error:
         assert fails and "stop here" in str(error)
     assert state(model) == before
 

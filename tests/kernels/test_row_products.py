@@ -39,7 +39,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     products, made = torch.backends.cuda.matmul, Library()
     before = current()
     monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", made)
-    monkeypatch.setattr(row_products, "_warned", True)
+    monkeypatch.setattr(row_products, "warned", True)
     for option, value in MINE.items():
         setattr(products, option, value)
     try:
@@ -126,9 +126,9 @@ def test_a_cpu_is_not_supported(dtype: torch.dtype) -> None:
 
 @pytest.fixture
 def asked_anew() -> Iterator[None]:
-    row_products._can_be_set.cache_clear()
+    row_products.can_be_set.cache_clear()
     yield
-    row_products._can_be_set.cache_clear()
+    row_products.can_be_set.cache_clear()
 
 
 @pytest.mark.usefixtures("asked_anew")

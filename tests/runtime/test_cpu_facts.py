@@ -18,7 +18,7 @@ from outrider.drafters.head import choice as head_choice
 from outrider.drafters.head.backends import cpu_products
 from outrider.errors import BadOption
 from outrider.kernels import packed_linear
-from outrider.models.engine import choice
+from outrider.models.engine import backends, choice
 from outrider.models.engine.choice import Kernels, chosen_engine
 from outrider.models.hub import loading
 from outrider.runtime import cpu, timer
@@ -217,7 +217,7 @@ CONFIG = tf.LlamaConfig(hidden_size=64, intermediate_size=128, num_attention_hea
 def facts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Each CPU in turn, with every package installed."""
     monkeypatch.setattr(choice, "find_spec", lambda name: object())
-    monkeypatch.setattr(choice, "import_error", lambda: None)
+    monkeypatch.setattr(backends, "import_error", lambda: None)
     monkeypatch.setattr(head_choice, "numba_error", lambda: None)
     with cpu.using(cpus.ALL[request.param]):
         yield cpus.ALL[request.param]

@@ -10,7 +10,7 @@ import torch
 
 import library
 from outrider.models.hub import loading
-from outrider.models.masks import causal
+from outrider.models.transformers.model import HuggingFaceModel
 from outrider.training import slot_writer
 from outrider.training.slot_writer import ends_of, roll
 from outrider.training.writing import write
@@ -86,8 +86,6 @@ def test_writing_uses_slots_where_layers_are_fused(
     seen = []
     monkeypatch.setattr("outrider.training.writing.roll", lambda *a, **k: seen.append(k["rows"]) or roll(*a, **k))
     with monkeypatch.context() as pretending:
-        engine = target.transformers_model.engine
-        pretending.setattr(engine, "fused", True)
-        pretending.setattr(engine, "_mask", lambda at, slots: causal(at, slots, None, torch.float32))
+        pretending.setattr(HuggingFaceModel, "fused", True)
         rolled = sorted((list(p), a) for p, a in write(target.model, target.tokenizer, PROMPTS, **words))
     assert seen == [8] and rolled == plain

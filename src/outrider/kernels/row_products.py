@@ -26,11 +26,11 @@ _GAIN = 0.95
 
 def supported(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether torch can keep the library from splitting chains there."""
-    return device.type == "cuda" and dtype in _DTYPES and torch.version.hip is None and _can_be_set()
+    return device.type == "cuda" and dtype in _DTYPES and torch.version.hip is None and can_be_set()
 
 
 @cache
-def _can_be_set() -> bool:
+def can_be_set() -> bool:
     try:
         with unsplit():
             return True
@@ -88,17 +88,17 @@ def unsplit() -> Iterator[None]:
         _settings.leave()
 
 
-_warned = False
+warned = False
 
 
 @contextmanager
 def _without_a_warning() -> Iterator[None]:
     """torch writes once, past Python's warnings, that the choice of a library is experimental."""
-    global _warned
-    if _warned:
+    global warned
+    if warned:
         yield
         return
-    _warned = True
+    warned = True
     if sys.stderr is not None:
         sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)

@@ -143,7 +143,9 @@ class LazyTorchBackend(TorchBackend):
         self.read_to = torch.minimum(self.read_to, texts.newest)
 
     def select(self, texts: Texts, rows: Tensor) -> Self:
-        self._catch_up(texts)
+        # The target's rows have changed places already: what was not read yet is read where it is now.
+        order = rows.tolist()
+        self.prompts = {new: self.prompts[old] for new, old in enumerate(order) if old in self.prompts}
         self.read_to = self.read_to.index_select(0, rows)
         return super().select(texts, rows)
 
