@@ -252,7 +252,7 @@ def test_an_engine_by_name_decides_the_dtype(facts: CpuFacts, engine: str) -> No
 
 
 def test_products_by_themselves(facts: CpuFacts) -> None:
-    assert choice.numba_computes_in_half(torch.float32, settled=False) is (facts.name in IN_HALF)
+    assert backends.numba_computes_in_half(torch.float32, settled=False) is (facts.name in IN_HALF)
     assert head_choice.choose_for_one_row().backend == ("numba" if facts.name in BYTES else "numpy")
     assert packed_linear.worth_packing(9) and packed_linear.worth_packing(1) is (not facts.arm)
 
