@@ -24,7 +24,7 @@ from outrider.models.hub import generation_config, loading
 from outrider.models.settings import has_chat_template
 from outrider.options import Options
 from outrider.output import Chunk, Output
-from outrider.planning.adaptive import CAPTURED
+from outrider.planning.adaptive import GRAPH_GAMMAS
 from outrider.planning.policies import Auto, Rehearsal
 from outrider.prompts import named, render, several, token_ids
 from outrider.runtime.gc_pause import gc_paused
@@ -56,7 +56,8 @@ def load(
     draft: "auto", "copy", "ngram", "uniform", None or "none", a model named like a target, or a Drafter;
         "copy>small-model" is a cascade: copying drafts for the small model, which drafts for the target.
     width: W, the tokens of every target run; gamma can be up to width - 1.
-    slots: rows that run together; None means as many as there are prompts, at most 8.
+    slots: rows that run together; None means as many as there are prompts, at most 8, or what suits the model's
+        kernels: 64 where they are batch-invariant on a GPU.
     exact: constant shapes, so that speculation on or off gives the same text to the bit.
     graphs: replay whole steps as CUDA graphs; "auto" does so on a GPU. The text is the same.
     dtype: what the model computes in; "auto": what the checkpoint was saved in where the device is fast at it, else
@@ -138,7 +139,7 @@ class LLM:
         most = self.width - 1
         if self.drafter.name == "none" or most == 0:
             return
-        numbers = [0, *(number for number in CAPTURED if number < most), most] if self.graphs else [most]
+        numbers = [0, *(number for number in GRAPH_GAMMAS if number < most), most] if self.graphs else [most]
         runs = tuple(number for number in reversed(numbers) for _ in range(4))  # captured, and timed a few times
         length = sum(runs) + len(runs) + 2  # all may be kept
         self.generate(prompts, **options, gamma=Rehearsal(runs, self._auto), eos=(), max_new_tokens=length)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
 from helpers import case, wrapped
+from outrider.core import host_sync
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.decoding.loop import Decoder, Request
+from outrider.decoding.session_pool import SessionPool
+from outrider.decoding.step_runner import StepRunner
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying
 from outrider.errors import BadOption, PromptError
+from outrider.planning.policies import Auto
 from outrider.trace import Trace
 
 CAPACITY = 100
@@ -75,3 +80,28 @@ def test_who_submits_is_told_what_cannot_run() -> None:
     queue.close()
     with pytest.raises(BadOption, match="closed"):
         queue.submit(Request((1, 2, 3), Stopping(4)))
+
+
+def test_a_step_that_nobody_reads_is_told_to_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that end by a token leave a step under way; the next run's outcome would be counted as that one's."""
+    monkeypatch.setattr(host_sync, "on_cpu", False)
+    monkeypatch.setattr(StepRunner, "ahead", property(lambda runner: runner.graphs))
+    planners: list[Any] = []
+
+    class Noted:
+        def start(self, setting: Any) -> Any:
+            planners.append(Auto(0.05).start(setting))
+            return planners[0]
+
+    request = case("llama").requests[0]
+    ends = Stopping(20, eos=frozenset(alone(request)[3:4]))
+    pool = SessionPool(graphs=True)
+    served = Decoder(wrapped("llama"), Copying(), gumbel_coupling, Sampling(), Noted(), slots=2, pool=pool)
+    queue = served.queue(CAPACITY)
+    left = [Request(request.prompt, ends)] * 3
+    queue.submit(left.pop())
+    for event in served.serve(queue, Trace(), CAPACITY, slots=2):
+        if event.row.finish_reason is not None:
+            assert event.row.finish_reason == "eos"
+            queue.submit(left.pop()) if left else queue.close()
+    assert not planners[0].begun

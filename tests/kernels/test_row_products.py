@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.kernels import row_products
-from outrider.kernels.row_products import quickest_rows, supported, unsplit
+from outrider.kernels.row_products import no_split_k, quickest_rows, supported
 
 OPTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
 MINE = {OPTIONS[0]: (True, True), OPTIONS[1]: (False, True)}
@@ -55,24 +55,24 @@ def current() -> dict[str, tuple[bool, bool]]:
 
 
 def test_settings_hold_inside_and_are_restored(library: Library) -> None:
-    with unsplit():
+    with no_split_k():
         assert current() == UNSPLIT and library.chosen == "cublaslt"
     assert current() == MINE and library.chosen == "hipblaslt"
 
 
 def test_an_error_inside_restores_them(library: Library) -> None:
-    with pytest.raises(ZeroDivisionError), unsplit(), unsplit():
+    with pytest.raises(ZeroDivisionError), no_split_k(), no_split_k():
         raise ZeroDivisionError
     assert current() == MINE and library.chosen == "hipblaslt"
-    with unsplit():
+    with no_split_k():
         assert current() == UNSPLIT, "and they are counted anew"
     assert current() == MINE
 
 
 def test_the_outermost_of_nested_ones_changes_and_restores(library: Library) -> None:
     """One that restored on every way out would leave the rest of the outer one with split chains."""
-    with unsplit():
-        with unsplit():
+    with no_split_k():
+        with no_split_k():
             assert current() == UNSPLIT
         assert current() == UNSPLIT and library.calls == ["cublaslt"]
     assert current() == MINE and library.calls == ["cublaslt", "hipblaslt"]
@@ -83,13 +83,13 @@ def test_the_last_thread_to_leave_restores_them(library: Library) -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def other() -> tuple[object, str]:
-        with unsplit():
+        with no_split_k():
             inside.set()
             assert leave.wait(60)
             return current(), library.chosen
 
     with ThreadPoolExecutor(1) as pool:
-        with unsplit():
+        with no_split_k():
             found = pool.submit(other)
             assert inside.wait(60)
         assert current() == UNSPLIT and library.calls == ["cublaslt"]
@@ -106,7 +106,7 @@ def test_users_are_counted_under_a_lock(library: Library) -> None:
         together.wait(60)
         wrong = 0
         for _ in range(200):
-            with unsplit():
+            with no_split_k():
                 wrong += current() != UNSPLIT or library.chosen != "cublaslt"
         return wrong
 

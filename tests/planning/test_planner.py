@@ -17,7 +17,7 @@ from outrider.drafters import Nothing
 from outrider.models import width_costs
 from outrider.models.toy import ToyModel
 from outrider.planning.acceptance import Acceptance
-from outrider.planning.adaptive import CAPTURED
+from outrider.planning.adaptive import GRAPH_GAMMAS
 from outrider.planning.policies import Auto, Gradient, Planner, Setting, declared_widths, improvement_slope
 from outrider.planning.step_clock import Timing
 from outrider.runtime import timer
@@ -119,7 +119,7 @@ def test_a_drafter_that_plans_is_asked_for_all_or_none() -> None:
 def test_few_numbers_are_asked_for_where_each_is_a_graph(plans: bool) -> None:
     """And one that plans is not asked for all: guesses it does not make take their time in a replayed step."""
     asked = set(live(Auto(0.1).start(setting(splits=False, stops_itself=plans)), 0.5, 100))
-    assert asked <= {0, *CAPTURED, LIMIT} and 0 < max(asked) < LIMIT
+    assert asked <= {0, *GRAPH_GAMMAS, LIMIT} and 0 < max(asked) < LIMIT
 
 
 class Confident:

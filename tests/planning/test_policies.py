@@ -17,7 +17,7 @@ from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding.batch import RunningBatch
-from outrider.decoding.inbox import Listed
+from outrider.decoding.inbox import RequestList
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, Mixture, ModelDrafter, Nothing
@@ -233,7 +233,7 @@ def test_prices_reach_the_drafter_and_do_not_stay(drafter: Drafter) -> None:
     with pool.lend((MODEL, drafter), 1, decoder.shape(request[0])) as runner:
         for policy in (Auto(STEEP), Fixed(4)):
             batch = RunningBatch(Decoder(MODEL, drafter, gumbel_coupling, Sampling(), policy), runner, Trace())
-            list(batch.run(Listed([(0, request[0])])))
+            list(batch.run(RequestList([(0, request[0])])))
             session: Any = runner.drafter.session
             seen.append(session.prices)
     assert isinstance(seen[0], Prices) and seen[1] is None

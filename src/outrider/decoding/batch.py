@@ -19,8 +19,7 @@ from outrider.decoding.step_result import HostStep, PendingStep
 from outrider.decoding.step_runner import Rule, StepRunner
 from outrider.decoding.stopping import Row, Stopping
 from outrider.errors import require
-from outrider.planning.adaptive import Adaptive
-from outrider.planning.policies import Fixed, JointPlanner, Policy, Pricing, Setting, declared_widths
+from outrider.planning.policies import ClockPlanner, Fixed, JointPlanner, Policy, Pricing, Setting, declared_widths
 from outrider.planning.step_clock import Timing
 from outrider.runtime import timer
 from outrider.trace import Ending, Record, Stopwatch, Trace, add_levels, finite
@@ -83,7 +82,7 @@ class RunningBatch:
         self.planner = policy.start(setting)
         # A step is launched before the one before it was read: the device never waits for the host. Where the text
         # depends on gamma and no clock is asked, gamma may not depend on whether steps are replayed.
-        by_clock = isinstance(self.planner, Adaptive) and self.planner.timed_by_clock
+        by_clock = isinstance(self.planner, ClockPlanner) and self.planner.timed_by_clock
         free = same_text or by_clock or isinstance(policy, Fixed)
         self.lookahead = runner.ahead and self.rule.capturable and free  # processors are asked step by step
         self.drafter.rest(self.lookahead)
@@ -107,9 +106,12 @@ class RunningBatch:
             if len(under_way) > self.lookahead or not self._goes_on():
                 yield from self._take(under_way.popleft())
             self.watch.lap("host")
-            if not any(self.rows):
-                self.trace.runs -= len(under_way)  # every row had ended before it
-                under_way.clear()
+            if not any(self.rows):  # every row had ended before the step that is under way
+                self.trace.runs -= len(under_way)
+                while under_way:
+                    under_way.pop()
+                    if self.joint is not None:
+                        self.joint.ended([0] * len(self.rows))
 
     def _goes_on(self) -> bool:
         """Whether some row goes on behind the step under way, as far as is known: that gives each a token."""

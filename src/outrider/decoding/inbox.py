@@ -28,7 +28,7 @@ class Inbox(Protocol):
         """Asked when no row runs and nobody waits: waits for a request -> False if none will come."""
 
 
-class Listed:
+class RequestList:
     """All requests are there from the start."""
 
     def __init__(self, requests: Iterable[Numbered]) -> None:

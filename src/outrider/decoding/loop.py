@@ -12,7 +12,7 @@ from outrider.core.model_facts import facts_of
 from outrider.core.protocols import Shape, Source
 from outrider.decoding.batch import WIDTH as WIDTH
 from outrider.decoding.batch import BatchRules, RunningBatch
-from outrider.decoding.inbox import Listed, RequestQueue
+from outrider.decoding.inbox import RequestList, RequestQueue
 from outrider.decoding.request import Event as Event
 from outrider.decoding.request import Request as Request
 from outrider.decoding.session_pool import SessionPool
@@ -62,7 +62,7 @@ class Decoder(BatchRules):
         for shape, members in groups.items():
             with self.pool.lend((self.target, self.drafter), slots, shape) as runner:
                 batch = RunningBatch(decoder, runner, trace, distinct).run(
-                    Listed((names[i], requests[i]) for i in members)
+                    RequestList((names[i], requests[i]) for i in members)
                 )
                 with closing(batch):  # before its sessions serve another batch
                     for event in batch:

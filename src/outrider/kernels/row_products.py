@@ -32,7 +32,7 @@ def supported(device: torch.device, dtype: torch.dtype) -> bool:
 @cache
 def can_be_set() -> bool:
     try:
-        with unsplit():
+        with no_split_k():
             return True
     except (AttributeError, TypeError):  # an older torch
         return False
@@ -60,13 +60,17 @@ class _Settings:
 
     def _change(self) -> None:
         products = torch.backends.cuda.matmul
-        for name in _DTYPES.values():
-            option = f"allow_{name}_reduced_precision_reduction"
-            self.before[option] = getattr(products, option), getattr(products, f"{option}_split_k")
-            setattr(products, option, (False, False))
+        options = [f"allow_{name}_reduced_precision_reduction" for name in _DTYPES.values()]
+        self.before = {name: (getattr(products, name), getattr(products, f"{name}_split_k")) for name in options}
         self.library = torch.backends.cuda.preferred_blas_library()
-        with _without_a_warning():
-            torch.backends.cuda.preferred_blas_library("cublaslt")
+        try:
+            for option in options:
+                setattr(products, option, (False, False))
+            with _without_a_warning():
+                torch.backends.cuda.preferred_blas_library("cublaslt")
+        except BaseException:
+            self._restore()
+            raise
 
     def _restore(self) -> None:
         for option, value in self.before.items():
@@ -79,7 +83,7 @@ _settings = _Settings()
 
 
 @contextmanager
-def unsplit() -> Iterator[None]:
+def no_split_k() -> Iterator[None]:
     """Products inside have rows that do not depend on each other. Threads may be inside at the same time."""
     _settings.enter()
     try:
@@ -120,7 +124,7 @@ def quickest_rows(weight: Tensor) -> int:
         return 1
     key = (weight.shape, weight.dtype, weight.device)
     if key not in _known:
-        with unsplit(), torch.no_grad(), torch.cuda.device(weight.device):
+        with no_split_k(), torch.no_grad(), torch.cuda.device(weight.device):
             times = {rows: _microseconds(weight, rows) for rows in _CANDIDATES}
         best = min(times, key=times.__getitem__)
         _known[key] = best if times[best] < _GAIN * times[1] else 1

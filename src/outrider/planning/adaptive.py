@@ -26,7 +26,7 @@ _FEW = 8
 _WAKING = 8.0
 """What it costs, in plain runs, to ask a drafter again that was told nothing for a while, on a GPU."""
 
-CAPTURED = (1, 2, 3, 4, 6)
+GRAPH_GAMMAS = (1, 2, 3, 4, 6)
 """Where steps are CUDA graphs, numbers of guesses that are worth a graph each, beside none and as many as may be."""
 
 
@@ -47,7 +47,7 @@ class Adaptive:
         self.experience = experience
         self.plans, self.declines = setting.plans, setting.declines
         # What is asked for and not drafted takes its time all the same where steps are replayed.
-        few = sorted({0, setting.limit, *(number for number in CAPTURED if number < setting.limit)})
+        few = sorted({0, setting.limit, *(number for number in GRAPH_GAMMAS if number < setting.limit)})
         self.choices: Sequence[int] = range(setting.limit + 1) if setting.splits else few
         self.ladder = costs.ladder() if isinstance(costs, Clock) else Ladder.of(costs, setting.limit)
         self.rows = [self._new_row() for _ in range(setting.rows)]

@@ -81,6 +81,14 @@ class JointPlanner(Planner, Protocol):
 
 
 @runtime_checkable
+class ClockPlanner(Protocol):
+    """One that may go by timed steps: two calls with one seed may then choose another gamma."""
+
+    @property
+    def timed_by_clock(self) -> bool: ...
+
+
+@runtime_checkable
 class Policy(Protocol):
     """A way to choose gamma; shared by batches and calls."""
 

@@ -51,7 +51,7 @@ class TransformersEngine:
         self.windows = families.sliding_windows(self.config)
         self.fused = False  # True: run layer by layer with fused kernels, see fused.py
         self.capacity_granule: int | None = None  # attention reads multiples of so many positions; None: all there are
-        self.unsplit = False  # True: a row of a product does not depend on the rows beside it, see row_products.py
+        self.no_split_k = False  # True: a row of a product does not depend on the rows beside it, see row_products.py
         watch_output_layer(model)
         encoder_decoder = bool(model.config.is_encoder_decoder)
         self._own_shapes, self._cross_shapes, hidden_size = self._probe(encoder_decoder)
@@ -100,7 +100,7 @@ class TransformersEngine:
 
     @torch.no_grad()
     def run(self, tokens: Tensor, positions: Tensor, cache: RaggedCache | SourceCache, wanted: Wanted) -> Result:
-        with row_products.unsplit() if self.unsplit else nullcontext():
+        with row_products.no_split_k() if self.no_split_k else nullcontext():
             return (self._run_fused if self.fused else self._run_modules)(tokens, positions, cache, wanted)
 
     def _run_fused(self, tokens: Tensor, positions: Tensor, cache: Any, wanted: Wanted) -> Result:

@@ -34,7 +34,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class LeastRows:
+class RowPadding:
     """Attached to a linear layer: with fewer rows than this its product is slower than with as many."""
 
     count: int
@@ -50,18 +50,18 @@ def fuse(model: Any, device: torch.device) -> bool:
         _join(*parts_of(layer, "qkv"))
         _join(*parts_of(layer, "gate_up"))
         attach(attention, Window(_window(attention, config)))
-    give_rows(model, quickest=False)
+    set_row_padding(model, quickest=False)
     return True
 
 
-def give_rows(model: Any, quickest: bool) -> None:
+def set_row_padding(model: Any, quickest: bool) -> None:
     """How many rows products of few are given: as many as they have, or as is quickest by a measurement.
 
     The latter only where bits do not depend on it: a clock must not decide them.
     """
     for layer in llama_layers(model):
         for last in (layer.self_attn.o_proj, layer.mlp.down_proj):
-            attach(last, LeastRows(quickest_rows(last.weight) if quickest else 1))
+            attach(last, RowPadding(quickest_rows(last.weight) if quickest else 1))
 
 
 def _window(attention: Any, config: Any) -> int | None:
@@ -149,4 +149,4 @@ def _mlp(self: Any, x: Tensor) -> Tensor:
 
 def _room(last: Any, rows: Tensor) -> int:
     """The rows that a layer's product is given for these."""
-    return max(len(rows), expect(last, LeastRows).count)
+    return max(len(rows), expect(last, RowPadding).count)

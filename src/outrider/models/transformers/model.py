@@ -80,21 +80,21 @@ class HuggingFaceModel(CheckpointModel):
         On a GPU with fused kernels; on a CPU for encoder-decoder models whose layers were all packed. False: they do,
         and runs stay as wide as the session's shape says.
         """
-        from outrider.models.transformers.fused import give_rows
+        from outrider.models.transformers.fused import set_row_padding
 
         engine = self.engine
         if self.device.type == "cpu":
             return self.encoder_decoder and self._find_on_cpu()
         if not self.fused or not row_products.supported(self.device, self.dtype):
             return False
-        engine.unsplit, engine.trims_prefill = True, True
-        give_rows(self.model, quickest=True)
+        engine.no_split_k, engine.trims_prefill = True, True
+        set_row_padding(self.model, quickest=True)
         self.facts = replace(engine.facts, batch_invariant=True, capacity_invariant=True, slots=_SLOTS)
         if batch_invariance.holds(self) and batch_invariance.bits_do_not_depend_on_rows(self, _SLOTS):
             engine.facts = self.facts
             return True
-        engine.unsplit, engine.trims_prefill, self.facts = False, False, engine.facts
-        give_rows(self.model, quickest=False)
+        engine.no_split_k, engine.trims_prefill, self.facts = False, False, engine.facts
+        set_row_padding(self.model, quickest=False)
         return False
 
     def _find_on_cpu(self) -> bool:
