@@ -219,7 +219,7 @@ def _explained(place: Path, error: Exception) -> ModelError:
 
 
 def choose_device(device: str) -> str:
-    require(isinstance(device, str), f"device must be 'auto', 'cpu' or 'cuda', got {device!r}", DeviceError)
+    require(isinstance(device, str), f"device must be 'auto', 'cpu' or 'cuda', got {device!r}", BadOption)
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
