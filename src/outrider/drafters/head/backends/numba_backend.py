@@ -60,6 +60,7 @@ class NumbaWeights:
 
     def _compile(self) -> None:
         """Guess once: what is compiled now does not delay the first draft."""
+        from outrider.kernels.numba import race, top_p
 
         def none() -> HeadBackend:
             raise AssertionError("of one row")
@@ -68,6 +69,9 @@ class NumbaWeights:
         size = self.config.hidden_size
         backend.read(torch.zeros((1, len(self.config.layers), size)), torch.zeros((1, size)), 0)
         backend.guess(None)
+        logits, some = np.zeros(2, np.float32), np.ones(2, np.float32)  # and what draws the target's tokens
+        race.first(some, np.zeros(2, np.int32), 1)
+        top_p.cut(logits, some, 0.0, 0.5, 1.0, 1.0, some.copy())
 
     def _keep(self, weight: Tensor | OutputRows) -> int:
         from outrider.kernels.numba.int8_products import packed
