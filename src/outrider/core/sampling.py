@@ -20,7 +20,6 @@ from outrider.core.processors import ByRow, OfRows, Processor, process
 from outrider.core.top_p import nucleus
 from outrider.errors import BadOption, require
 
-
 COLDEST = 1e-6
 """Logits are divided by temperature and penalty: by less than this they may no longer be finite numbers."""
 

@@ -15,7 +15,6 @@ from outrider.drafters.head.backends import triton_backend
 from outrider.drafters.head.config import HeadConfig
 from outrider.runtime import cpu
 
-
 FEW_ROWS = 4
 """Rows up to which compiled drafts one after the other take less than one of torch for all."""
 

@@ -196,10 +196,10 @@ class NumbaBackend(OneRowBackend):
         how = Drawing(1.0, _NO_KEYS, _NO_COUNTER, probs.numpy())
         if draw is not None:
             how = Drawing(1 / draw.temperature, draw.keys.numpy(), self.output.counter.numpy(), probs.numpy())
-        reading = self._reading(token)
+        reading, cache = self._reading(token), KVCache(self.keys, self.values, self.cos, self.sin)
         self._check_room(reading, most)
         made: int = self.weights.team.run(
-            head.draft, matrices, KVCache(self.keys, self.values, self.cos, self.sin), reading, how, scratch, table or self._no_table,
+            head.draft, matrices, cache, reading, how, scratch, table or self._no_table,
             self.output.tokens.numpy(), np.array(floors), self.position, self.oldest, found.numpy(), threads,
             holding=(self, holding),
         )  # fmt: skip
@@ -214,7 +214,7 @@ class NumbaBackend(OneRowBackend):
             return
         end, capacity = self.position + guesses, self.keys.shape[1]
         first = reading.start if len(reading.states) else self.position
-        if not (0 <= first and 0 <= self.oldest <= self.position and end <= capacity):
+        if not (first >= 0 and 0 <= self.oldest <= self.position and end <= capacity):
             raise IndexError(
                 f"internal error: a draft of {guesses} guesses behind position {self.position} needs positions {first} "
                 f"to {end - 1}, and the KV cache of the head has {capacity}; please report it"
