@@ -108,6 +108,9 @@ class NumbaEngine(LlamaEngine):
             kept = kept.copy()
             kept[layers] = range(len(layers))
         keys, values, capacity = self._buffers(cache)
+        first, end = int(given.start.min()), int(given.start.max()) + tokens // len(given.start)
+        if first < 0 or end > capacity:  # compiled code does not check where it writes
+            raise IndexError(f"positions from {first} up to {end} do not fit into a KV cache of {capacity} tokens")
         found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))
         output = torch.empty((tokens if logits else 0, self.vocabulary))
         batch = llama.LlamaRows(
