@@ -13,6 +13,10 @@ LayerShape = tuple[int, int, int]
 """(key/value heads, key dimension, value dimension) of one layer."""
 
 
+GRANULE = 16
+"""Positions that an engine may keep in one block, in any order of its own: they are moved together."""
+
+
 class Buffers:
     """Keys and values of every layer, [B, H, C, D] each."""
 
@@ -48,6 +52,7 @@ class Buffers:
 
     def move(self, to: Tensor, source: Tensor, length: int) -> None:
         """Overwrite rows ``to`` with the old rows ``source``, as far as they are filled."""
+        length = -(-length // GRANULE) * GRANULE
         if len(to):
             for buffer in (b for pair in self.buffers() for b in pair):
                 buffer[to, :, :length] = buffer[source, :, :length]  # the right side is a copy: rows may change places
