@@ -19,6 +19,7 @@ from outrider.kernels.numba.code_cache import DIGEST, compiling
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine.llama_engine import Found, LlamaEngine, Run
+from outrider.models.engine.panel_buffers import PanelBuffers
 from outrider.models.engine.panel_rows import PanelRows
 from outrider.models.engine.prepared import Prepared
 from outrider.models.engine.sizes import Sizes
@@ -27,7 +28,7 @@ from outrider.models.kv_buffers import Buffers
 from outrider.models.llama_layer import PRODUCTS, layer_name
 
 Addresses = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
-"""Addresses of every layer's keys, of its values, and the capacity of both."""
+"""Addresses of every layer's keys, of its values, and the positions that both have room for."""
 
 KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Formats of the KV cache."""
@@ -78,8 +79,9 @@ class NumbaEngine(LlamaEngine):
         """Keys and values in the layouts of ``kv_panels.py``."""
         padded, sizes = -(-self.sizes.depth // PANEL) * PANEL, self.sizes
         shapes = [(sizes.shared, self._lines, padded)] * sizes.layers
-        granule = kv_panels.GRANULE
-        return Buffers.allocate(shapes, rows, -(-capacity // granule) * granule, KV_DTYPES[self.kv_cache_dtype], CPU)
+        whole = -(-capacity // PanelBuffers.BLOCK) * PanelBuffers.BLOCK
+        found = PanelBuffers.allocate(shapes, rows, whole, KV_DTYPES[self.kv_cache_dtype], CPU)
+        return PanelBuffers(found.buffers(), capacity)
 
     def _address(self, name: str) -> int:
         """Where a tensor lies, or 0 if there is none."""
@@ -125,18 +127,18 @@ class NumbaEngine(LlamaEngine):
         if layers:
             kept = kept.copy()
             kept[layers] = range(len(layers))
-        keys, values, capacity = self._buffers(cache)
+        keys, values, room = self._buffers(cache)
         rows = len(given.start)
-        longest = int(given.start.max()) + tokens // rows
-        if longest > capacity or int(given.start.min()) < 0:
-            raise IndexError(f"positions {given.start.tolist()} and {tokens // rows} tokens: the KV cache has {capacity}")
-        cut = tiled_attention.cut(rows, tokens // rows, model.shared, self.sizes.groups, longest, self.threads)
+        first, end = int(given.start.min()), int(given.start.max()) + tokens // rows
+        if first < 0 or end > cache.capacity:  # compiled code does not check where it writes
+            raise IndexError(f"positions from {first} up to {end} do not fit into a KV cache of {cache.capacity} tokens")
+        cut = tiled_attention.cut(rows, tokens // rows, model.shared, self.sizes.groups, end, self.threads)
         blocks = rows * model.shared * cut.blocks if cut.by_tile else 0
         found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))
         output = torch.empty((tokens if logits else 0, self.vocabulary))
         batch = llama.LlamaRows(
             x=given.x.numpy().copy(), found=found.numpy(), logits=output.numpy(), starts=given.start.numpy(),
-            cos=given.cos.numpy(), sin=given.sin.numpy(), capacity=capacity,
+            cos=given.cos.numpy(), sin=given.sin.numpy(), capacity=room,
             stored=self._stored, lines=self._lines, keys=keys, values=values,
             kept=kept, states=states.numpy(),
             queries=np.empty((tokens, model.heads, model.depth), np.float32),
