@@ -82,8 +82,7 @@ class CachedSession(BufferedSession):
 
     def _clear_behind(self, rows: Tensor, positions: Tensor) -> None:
         super()._clear_behind(rows, positions)
-        for buffer in (b for pair in self.cache.buffers() for b in pair):
-            buffer[rows, :, positions] = 0
+        self.cache.clear(rows, positions)
         if self.states is not None:
             self.states[rows, positions] = 0
 
