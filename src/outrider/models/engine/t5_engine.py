@@ -3,7 +3,6 @@ weights."""
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -20,14 +19,11 @@ from outrider.core.model_facts import CPU, ModelFacts
 from outrider.core.protocols import Shape, Source
 from outrider.kernels.numba import float16_products, t5, t5_records
 from outrider.kernels.numba.code_cache import DIGEST, compiling
-from outrider.kernels.numba.rows import Table
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
-from outrider.kernels.numba.tiles import PANEL
-from outrider.models.engine.panel_rows import PanelRows
 from outrider.models.engine.prepared import Prepared
+from outrider.models.engine.t5_mapped import T5Weights
 from outrider.models.engine.t5_positions import biases
 from outrider.models.engine.t5_sizes import T5Sizes
-from outrider.models.engine.weight_files import WEIGHTS
 from outrider.models.engine_protocol import Result, Wanted
 from outrider.models.kv_buffers import Buffers
 from outrider.models.settings import setting
@@ -37,8 +33,6 @@ Array = np.ndarray[Any, Any]
 
 _ENCODED_TOGETHER = 256
 """Tokens of sources that are run together, about: more would not stay in a core's cache."""
-
-_KINDS = {"relu": t5_records.RELU, "silu": t5_records.SILU}
 
 _SLOTS, _MEMORY = 128, 2**30
 """Rows that run together, as far as so many bytes hold their KV caches."""
@@ -86,72 +80,17 @@ class T5Engine:
         self.max_length: int | None = setting(config, "max_position_embeddings")
         self._team = ThreadTeam(self.threads)
         self._known: WeakKeyDictionary[Buffers, t5_records.T5Memory] = WeakKeyDictionary()
-        self._places = prepared.record["places"]
-        with (prepared.folder / WEIGHTS).open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._file = np.frombuffer(self._map, np.uint8)
-        self._half = prepared.weights == "float16"
-        if self._half:
+        self._weights = weights = T5Weights(prepared, self.sizes)
+        if weights.half:
             assert float16_products.AVAILABLE, "backends.numba_computes_in_half and float16_products.py disagree"
             self.name += " in float16"
-        self._powers = self._all_powers()
-        output = self._rows("output")
-        tied = self._places["embedding"] == self._places["output"]
-        table = output if tied else self._rows("embedding")
-        self.embedding: EmbeddingTable = table
-        self.unembedding: EmbeddingTable = output
+        self.embedding: EmbeddingTable = weights.embedding
+        self.unembedding: EmbeddingTable = weights.unembedding
+        self.encoder, self.decoder = weights.stack("encoder"), weights.stack("decoder")
+        self._cross_places = weights.addresses("decoder", ("cross_kv",))[:, 0].copy()
+        self._cross_powers = weights.powers("decoder", ("cross_kv",))[:, 0].copy()
         self._growing, self._reach, self._biases = Lock(), 0, list[Array]()
-        self.encoder, self.decoder = (self._stack(stack, table.table) for stack in ("encoder", "decoder"))
-        self._cross_places = self._addresses("decoder", ("cross_kv",))[:, 0].copy()
-        self._cross_powers = self._powers_of("decoder", ("cross_kv",))[:, 0].copy()
         self._compile()
-
-    # --- weights -----------------------------------------------------------------------------------------------------
-
-    def _view(self, name: str, kind: Any) -> Array:
-        place, shape = self._places[name]
-        found: Array = self._file[place:].view(kind)[: int(np.prod(shape))].reshape(shape)
-        return found
-
-    def _rows(self, name: str) -> PanelRows:
-        narrow = self._half and self._places[name] == self._places["output"]
-        unit = int(self._powers["output"][1]) if narrow else None
-        return PanelRows(self._view(name, np.uint16), self.sizes.vocabulary, self.sizes.hidden, unit)
-
-    def _all_powers(self) -> dict[str, Array]:
-        """What the inputs of each product are scaled by; zeros where they are not."""
-        names = self.sizes.names()
-        powers = self._view("powers", np.int64) if self._half else np.zeros((len(names), 2), np.int64)
-        return dict(zip(names, powers, strict=True))
-
-    def _products(self, stack: str, names: Sequence[str]) -> list[list[str]]:
-        return [[f"{stack}.{layer}.{name}" for name in names] for layer in range(self.sizes.layers(stack))]
-
-    def _addresses(self, stack: str, names: Sequence[str]) -> Array:
-        start = self._file.ctypes.data
-        return np.array(
-            [
-                [start + self._places[name][0] if name in self._places else 0 for name in row]
-                for row in self._products(stack, names)
-            ]
-        )
-
-    def _powers_of(self, stack: str, names: Sequence[str]) -> Array:
-        none = np.zeros(2, np.int64)
-        return np.array([[self._powers.get(name, none) for name in row] for row in self._products(stack, names)])
-
-    def _stack(self, stack: str, table: Table) -> t5_records.T5Stack:
-        sizes, names = self.sizes, ("qkv", "out", "cross_q", "cross_out", "inner", "outer")
-        norms = self._view(f"{stack}.norms", np.float32)
-        return t5_records.T5Stack(
-            sizes.layers(stack), sizes.hidden, sizes.heads, sizes.depth,
-            padded=-(-sizes.depth // PANEL) * PANEL, inner=sizes.inner, gated=sizes.gated,
-            activation=_KINDS.get(sizes.activation, t5_records.GELU), crosses=stack == "decoder",
-            epsilon=sizes.epsilon, embedding=table,
-            places=self._addresses(stack, names), norms=norms[:-1].reshape(-1, 3, sizes.hidden).copy(),
-            last_norm=norms[-1].copy(), output=self._file.ctypes.data + self._places["output"][0], half=self._half,
-            powers=self._powers_of(stack, names), last_powers=self._powers["output"].copy(),
-        )  # fmt: skip
 
     def _compile(self) -> None:
         """Run one token on buffers of its own: what is compiled is kept on disk, where the next process finds it."""
@@ -160,8 +99,6 @@ class T5Engine:
             self.run(one, one, cache, Wanted())
         with compiling("t5_cross", "encoder-decoder models", seconds=10):
             self.encode({0: [0]}, cache)
-
-    # --- what sessions ask for ---------------------------------------------------------------------------------------
 
     @property
     def facts(self) -> ModelFacts:
@@ -226,8 +163,6 @@ class T5Engine:
         if group:
             self._encode(group, cache)
 
-    # --- runs --------------------------------------------------------------------------------------------------------
-
     def _encode(self, group: Mapping[int, Sequence[int]], cache: SourceBuffers) -> None:
         """Sources, one behind the other."""
         lengths = np.array([len(source) for source in group.values()])
@@ -250,7 +185,7 @@ class T5Engine:
         firsts, rows = np.concatenate([[0], np.cumsum(list(lengths.values()))]), np.array(list(lengths))
         self._team.run(
             t5.t5_cross, self.decoder, self._cross_places, self._cross_powers, found, firsts, rows,
-            self._memory(cache.cross), zeros(1), self.threads, holding=(cache, self._file),
+            self._memory(cache.cross), zeros(1), self.threads, holding=(cache, self._weights),
         )  # fmt: skip
         for row, length in lengths.items():
             cache.filled(row, length)
@@ -274,7 +209,7 @@ class T5Engine:
             between=np.empty((count, model.inner), np.float32),
             counters=zeros(t5_records.PIECES * model.layers + 3), threads=self.threads,
         )  # fmt: skip
-        self._team.run(t5.t5_layers, model, run, holding=(given.holding, self._file))
+        self._team.run(t5.t5_layers, model, run, holding=(given.holding, self._weights))
         return run
 
     def _bias(self, decoder: bool, reach: int) -> Array:
@@ -284,7 +219,7 @@ class T5Engine:
                 self._reach = max(256, 1 << (reach - 1).bit_length())
                 self._biases = [
                     biases(
-                        torch.from_numpy(self._view(f"{stack}.bias", np.float32).copy()), self._reach,
+                        torch.from_numpy(self._weights.view(f"{stack}.bias", np.float32).copy()), self._reach,
                         self.sizes.distance, both_ways=stack == "encoder",
                     ).numpy()
                     for stack in ("encoder", "decoder")
