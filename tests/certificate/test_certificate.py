@@ -174,7 +174,7 @@ def test_too_few_draws_are_told_how_many_would_do() -> None:
 
     def tested(samples: int) -> LawResult:
         counts = (expected * samples).round()
-        return law._result("engine", "d", VERIFIERS["maximal"], counts, expected, None)
+        return law.result_of("engine", "d", VERIFIERS["maximal"], counts, expected, None)
 
     few = law.judge([tested(200)])[0]
     assert few.inconclusive and few.remedy is not None

@@ -112,7 +112,7 @@ def _rule(place: Place, right: Verifier, samples: int, progress: Progress) -> li
 
         counts = _collect(draws, samples, 10_000, lambda share, n=number: progress((n + share) / 2))  # type: ignore[misc]
         part, distance = ("rule", None) if verifier.exact else ("control", place.distance)
-        results.append(_result(part, hotter.name, verifier, counts, law, distance))
+        results.append(result_of(part, hotter.name, verifier, counts, law, distance))
     return results
 
 
@@ -131,7 +131,7 @@ def _engine(llm: LLM, place: Place, verifier: Verifier, samples: int, progress: 
         return counts_of(number[tokens.cpu()], size)
 
     counts = _collect(draws, samples, 32, progress)
-    return _result("engine", llm.drafter.name, verifier, counts, law, None)
+    return result_of("engine", llm.drafter.name, verifier, counts, law, None)
 
 
 def _collect(draws: Callable[[int, int], Tensor], samples: int, rows: int, progress: Progress) -> Tensor:
@@ -143,7 +143,9 @@ def _collect(draws: Callable[[int, int], Tensor], samples: int, rows: int, progr
     return counts
 
 
-def _result(part: str, name: str, verifier: Verifier, counts: Tensor, law: Tensor, distance: float | None) -> LawResult:
+def result_of(
+    part: str, name: str, verifier: Verifier, counts: Tensor, law: Tensor, distance: float | None
+) -> LawResult:
     tested = same_law(counts, law, false_fail_rate=FALSE_FAIL)
     p_value = chi_square_tail(tested.outcomes - 1, tested.statistic)
     needed = samples_for(law, WEAKEST, false_fail_rate=FALSE_FAIL) if tested.detects > WEAKEST else None

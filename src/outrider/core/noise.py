@@ -135,7 +135,7 @@ def exponential(u: Any, xp: Any) -> Any:
     return shift + 2 * s * series
 
 
-def _first(weights: Array, counter: Array, key: int) -> int:
+def first_to_arrive(weights: Array, counter: Array, key: int) -> int:
     """Who wins a race: the first x with the largest weights[x] / arrival[x], for weights [V] of one position.
 
     An arrival -log(1 - u) lies between u and u / (1 - u). So weights / u is a bound that nobody passes, and the token
@@ -213,7 +213,7 @@ class Noise:
             return largest(weights / self._race(stream, at, counter))
         keys, known = self.keys(stream, at).flatten().tolist(), counter.numpy()
         rows = weights.numpy().reshape(len(keys), -1)
-        first = loaded_kernel("race", "first") or _first
+        first = loaded_kernel("race", "first") or first_to_arrive
         return whole(np.array([first(*each) for each in zip(rows, repeat(known), keys)])).view(at.shape)
 
     def keys(self, stream: str, at: Tensor) -> Tensor:

@@ -164,7 +164,7 @@ def test_a_compiled_race_has_the_same_winner_to_the_bit(flat: float) -> None:
     for _ in range(200):
         weights = (torch.randn(2000, generator=drawn) * flat).softmax(-1).numpy()
         key = int(torch.randint(-(2**62), 2**62, (), generator=drawn))
-        assert race.first(weights, counter, key) == noise._first(weights, counter, key)
+        assert race.first(weights, counter, key) == noise.first_to_arrive(weights, counter, key)
     for _ in range(500):  # every arrival by itself
         bits = torch.randint(0, 2**31, (64,), generator=drawn, dtype=torch.int64).to(torch.int32).numpy()
         exact = np.float32(0.7) / noise.exponential(noise.open_uniform(bits, np), np)
