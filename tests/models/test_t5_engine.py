@@ -243,6 +243,8 @@ def test_nothing_outside_a_buffer_is_reached(tmp_path: Path) -> None:
         engine.encode({0: [5] * 9}, cache)
     with pytest.raises(IndexError, match="rows"):
         engine.encode({2: [5]}, cache)
+    with pytest.raises(BadOption, match="source"):
+        engine.encode({1: torch.zeros((3, 16))}, cache)
     engine.encode({1: [5] * 8}, cache)
     kept = [buffer.clone() for pair in cache.cross.buffers() for buffer in pair]
     assert all(not buffer[0].any() and bool(buffer[1, :, -1].any()) for buffer in kept)

@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import CPU, ModelFacts
 from outrider.core.protocols import Shape, Source
+from outrider.errors import require
 from outrider.kernels.numba import float16_products, t5, t5_records
 from outrider.kernels.numba.code_cache import DIGEST, compiling
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
@@ -59,15 +60,14 @@ class _Given:
 
     def check(self) -> None:
         """Compiled code reads and writes by address: nothing beyond the end of a buffer may reach it."""
-        inside(self.at, self.own.capacity - max(0, self.guesses - 1), "positions")
-        inside(self.seen - 1, self.own.capacity, "positions")
-        inside(self.rows, min(self.own.rows, self.cross.rows), "rows")
-        inside(self.sources[self.rows], self.cross.capacity + 1, "tokens of a source")
+        furthest = max(self.at.max() + max(0, self.guesses - 1), self.seen.max() - 1)
+        inside(self.at.min(), furthest, self.own.capacity, "positions")
+        inside(self.rows.min(), self.rows.max(), min(self.own.rows, self.cross.rows, len(self.sources)), "rows")
+        inside(self.sources.min(), self.sources.max(), self.cross.capacity + 1, "tokens of a source")
 
 
-def inside(numbers: Any, end: int, what: str) -> None:
-    """All of them are from 0 on and below the end."""
-    low, high = np.min(numbers), np.max(numbers)
+def inside(low: int, high: int, end: int, what: str) -> None:
+    """From 0 on and below the end."""
     if low < 0 or high >= end:
         raise IndexError(f"a run with {what} {low} to {high} does not fit into a KV cache for {end}")
 
@@ -175,13 +175,15 @@ class T5Engine:
         )  # fmt: skip
 
     def encode(self, sources: Mapping[int, Source], cache: SourceBuffers) -> None:
-        room, rows = int(cache.cross.slots[-1]) + 1, len(cache.lengths)
+        room, rows = self._memory(cache.cross).capacity, len(cache.lengths)
         for row, source in sources.items():
-            inside(row, rows, "rows")
-            inside(len(source), room + 1, "tokens of a source")
+            inside(row, row, rows, "rows")
+            inside(1, len(source), room + 1, "tokens of a source")
         group: dict[int, Sequence[int]] = {}
         for row, source in sources.items():
             if isinstance(source, Tensor):  # an encoder's finished output
+                size = self.sizes.hidden
+                require(source.shape[1:] == (size,), f"a source must be [tokens, {size}], got {tuple(source.shape)}")
                 self._fill({row: len(source)}, source.to(torch.float32).contiguous().numpy(), cache)
                 continue
             if group and sum(map(len, group.values())) + len(source) > _ENCODED_TOGETHER:
