@@ -63,7 +63,7 @@ def load(
     dtype: what the model computes in; "auto": what the checkpoint was saved in where the device is fast at it, else
         float32, or float16 by numba on ARM CPUs that compute in it, which is nearer to float32 than bfloat16 is.
     engine: what runs the model: "torch"; on a CPU, for families of Llama's kind, "numba" (two bytes a weight, float32
-        or float16) or "onnxruntime" (float32); or "auto": the first of numba, onnxruntime and torch that can.
+        or float16; T5's kind, too) or "onnxruntime" (float32); or "auto": the first of these and torch that can.
     weights: "full", as ``dtype`` says, or "int8": matrices in eight bits, by onnxruntime on a CPU, torchao on a GPU.
     """
     require(isinstance(target, str) and target != "", f"target must be a model's name, got {target!r}")

@@ -13,7 +13,7 @@ from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import ModelFacts
 from outrider.core.protocols import Admission, Shape, Source
 from outrider.errors import BadOption, require
-from outrider.models.engine_protocol import Engine, Wanted
+from outrider.models.engine_protocol import Engine, GreedyEngine, Pending, Wanted
 from outrider.models.prefill import PrefillRun, neighbours, side_by_side
 from outrider.models.session import BufferedSession
 
@@ -123,8 +123,31 @@ class CachedSession(BufferedSession):
         return found.hidden.gather(1, place)[:, 0]
 
     def _wanted(self, width: int) -> Wanted:
-        """What a run of all rows is for."""
-        return Wanted(states=self._kept)
+        """What a run of all rows is for: rows that have ended need not go through the model."""
+        if self.shape.fixed or self.device.type != "cpu":  # constant shapes; and elsewhere asking would sync
+            return Wanted(states=self._kept)
+        rows = self.context.active.nonzero()[:, 0]
+        return Wanted(states=self._kept, rows=rows if 0 < len(rows) < self.context.rows else None)
+
+    @torch.no_grad()
+    def guess(self, count: int, choosable: int) -> Tensor | None:
+        """The likeliest tokens behind what is committed, one after another [B, count], as ``score`` and ``extend`` find
+        them; None where the engine does not write by itself. ``choosable``: tokens that may be guessed, the first ones.
+        """
+        if self.shape.fixed or not isinstance(self.engine, GreedyEngine):
+            return None
+        rows = self.context.active.nonzero()[:, 0]
+        starts, counts = self.cached[rows], (self.context.lengths - self.cached)[rows]
+        found = self.cached.new_zeros((self.context.rows, count))
+        if len(rows):
+            behind = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+            positions = starts.repeat_interleave(counts) + behind
+            tokens = self.context.tokens[rows.repeat_interleave(counts), positions]
+            pending = Pending(rows, counts, tokens, positions)
+            found[rows] = self.engine.run_greedily(pending, self.cache, count, min(choosable, self.vocab_size))
+        self.context.write_scratch(found[:, :-1])
+        self.guessed, self._scored, self._window = count - 1, True, None
+        return found
 
     def _keep(self, rows: Tensor, positions: Tensor, given: Tensor | None) -> None:
         """Write what the layers gave where it belongs; like keys and values, stale places are written over."""
