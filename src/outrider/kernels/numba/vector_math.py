@@ -119,8 +119,8 @@ def weigh(scores: int, first: int, end: int, low: int, high: int, halves: int, o
     """Scores of the keys that a query sees, first..end -> weights, and zeros around them in low..high.
 
     -> out: the highest score (that of no key: minus infinity), and the sum of weights. ``low`` and ``high`` are
-    multiples of PANEL; ``scores``, ``halves`` and ``out`` are addresses. Unless it is 0, weights times HALF_WEIGHT go to
-    ``halves``, too, in float16.
+    multiples of PANEL; ``scores``, ``halves`` and ``out`` are addresses. Weights times HALF_WEIGHT go to ``halves`` in
+    float16, too, unless it is 0.
     """
     _weigh(scores, first, end, low, high - low, halves, out)
 
@@ -130,7 +130,9 @@ def _silu(typing: Any, gate: Any, up: Any, out: Any) -> Any:
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         gate, up = (builder.load(pointer(builder, at, number(0), _FLOATS), align=4) for at in args[:2])
         under = builder.fadd(_constant(1.0), _exp(builder, builder.fneg(gate)))
-        builder.store(builder.fmul(builder.fdiv(gate, under), up), pointer(builder, args[2], number(0), _FLOATS), align=4)
+        builder.store(
+            builder.fmul(builder.fdiv(gate, under), up), pointer(builder, args[2], number(0), _FLOATS), align=4
+        )
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), generate

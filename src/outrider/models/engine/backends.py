@@ -42,11 +42,12 @@ class Backend:
 
     weights: Callable[[Asked], str]  # the format of its weights for what is asked: float32, bfloat16, ...
     layout: Callable[[str], Layout]  # of weights in that format
-    open: Callable[[Prepared, Any], LlamaEngine]  # from prepared files and the model's config
+    open: Callable[..., LlamaEngine]  # from prepared files, the model's config, and kv_cache_dtype where it has it
     packages: tuple[str, ...] = ()  # that must be installed
     obstacle: Callable[[Asked], str | None] = lambda asked: None  # of this model or this dtype
     broken: Callable[[], str | None] = lambda: None  # why it does not work here; may take a while to find out
     int8: bool = False  # whether it has matrices in eight bits
+    kv_cache_dtypes: bool = False  # whether ``open`` takes a ``kv_cache_dtype``
 
 
 def not_float32(dtype: torch.dtype) -> str | None:
@@ -79,10 +80,10 @@ def _numba_layout(weights: str) -> Layout:
     )  # fmt: skip
 
 
-def _open_numba(prepared: Prepared, config: Any) -> LlamaEngine:
+def _open_numba(prepared: Prepared, config: Any, kv_cache_dtype: str = "auto") -> LlamaEngine:
     from outrider.models.engine.numba_engine import NumbaEngine
 
-    return NumbaEngine(prepared, config)
+    return NumbaEngine(prepared, config, kv_cache_dtype)
 
 
 def _numba_obstacle(asked: Asked) -> str | None:
@@ -149,7 +150,9 @@ def _onnx_obstacle(asked: Asked) -> str | None:
 
 
 BACKENDS: dict[str, Backend] = {
-    "numba": Backend(_numba_weights, _numba_layout, _open_numba, ("numba",), _numba_obstacle, _numba_broken),
+    "numba": Backend(
+        _numba_weights, _numba_layout, _open_numba, ("numba",), _numba_obstacle, _numba_broken, kv_cache_dtypes=True
+    ),
     "onnxruntime": Backend(_onnx_weights, _onnx_layout, _open_onnx, ("onnxruntime", "onnx"), _onnx_obstacle, int8=True),
 }
 """By the names that ``engine=`` takes, in the order in which "auto" tries them; torch comes after all."""
