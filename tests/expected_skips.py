@@ -20,6 +20,7 @@ EXPECTED: dict[str, Callable[[], bool]] = {
     r"could not import '(triton|torchao)'": _no_gpu,  # which belong to GPUs
     r"Triton's interpreter has no|interpreted, not compiled": lambda: os.environ.get("TRITON_INTERPRET") == "1",
     r"this CPU does not compute in float16": lambda: not cpu.facts().computes_in_half,
+    r"this CPU has no float16": lambda: not cpu.facts().converts_half,
     r"products of bytes": lambda: not cpu.facts().multiplies_bytes,
     r"no fused multiplication": lambda: not cpu.facts().fuses_multiplication,
     r"refused: see test_": lambda: True,  # covered by the test that it names

@@ -47,6 +47,7 @@ def load(
     graphs: bool | str = "auto",
     engine: str = "auto",
     weights: str = "full",
+    kv_cache_dtype: str = "auto",
     trust_remote_code: bool = False,
 ) -> LLM:
     """Load a target and a drafter.
@@ -65,12 +66,15 @@ def load(
     engine: what runs the model: "torch"; on a CPU, for families of Llama's kind, "numba" (two bytes a weight, float32
         or float16; T5's kind, too) or "onnxruntime" (float32); or "auto": the first of these and torch that can.
     weights: "full", as ``dtype`` says, or "int8": matrices in eight bits, by onnxruntime on a CPU, torchao on a GPU.
+    kv_cache_dtype: what the numba engine stores keys and values in: "float32", "bfloat16" or "float16"; "auto":
+        float16 where it computes in that, else float32.
     """
     require(isinstance(target, str) and target != "", f"target must be a model's name, got {target!r}")
     check_draft(draft)
     check_running(width, slots, exact, graphs)
     check_trust(trust_remote_code)
-    kernels = Kernels(engine, weights, rows=min(width, 256), release=True)  # what matrices are laid out for
+    rows = min(width, 256)  # what matrices are laid out for
+    kernels = Kernels(engine, weights, rows, release=True, kv_cache_dtype=kv_cache_dtype)
     loaded = loading.load(target, device, dtype, trust_remote_code, kernels)
     drafter = drafter_named(draft, Beside(loaded, dtype, trust_remote_code))
     return LLM(loaded, drafter, width=width, slots=slots, exact=exact, graphs=graphs)
