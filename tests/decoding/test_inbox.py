@@ -127,20 +127,28 @@ def test_a_cancelled_request_leaves_its_slot_between_steps() -> None:
     assert texts[numbers[3]] == texts[numbers[1]] == alone(requests[1])
 
 
-def test_rows_have_rules_of_their_own() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        [Sampling(), Sampling(1.0), Sampling(0.7, top_p=0.8), Sampling(1.3, frequency_penalty=1.0), Sampling(0.9)],
+        [Sampling(), Sampling(frequency_penalty=2.0), Sampling(repetition_penalty=3.0)],
+    ],
+    ids=["sampled", "greedy"],
+)
+def test_rows_have_rules_of_their_own(options: list[Sampling]) -> None:
     """Requests with other options share target runs, and each has the text of a batch of its own."""
     base = case("llama").requests
-    options = [Sampling(), Sampling(1.0), Sampling(0.7, top_p=0.8), Sampling(1.3, frequency_penalty=1.0), Sampling(0.9)]
     rules = [Rule(gumbel_coupling, one) for one in options]
     requests = [replace(base[number % len(base)], rule=rule, seed=number) for number, rule in enumerate(rules)]
-    requests.append(replace(base[0], rule=Rule(maximal_coupling, Sampling(1.0)), seed=9))
+    if any(not one.greedy for one in options):
+        requests.append(replace(base[0], rule=Rule(maximal_coupling, Sampling(1.0)), seed=9))
     drafter = ModelDrafter(wrapped("llama"))
     served = replace(decoder(), drafter=drafter, slots=3)
     queue = served.queue(CAPACITY)
     numbers = [queue.submit(request) for request in requests]
     queue.close()
     texts = {event.index: list(event.row.tokens) for event in served.serve(queue, Trace(), CAPACITY, slots=3)}
-    for number, request in zip(numbers[:-1], requests, strict=False):
+    for number, request in list(zip(numbers, requests, strict=True))[: len(options)]:
         own = replace(decoder(0), sampling=request.rule.sampling)  # type: ignore[union-attr]
         assert texts[number] == [list(event.row.tokens) for event in own.stream([request], Trace())][-1]
     assert texts[numbers[-1]]
@@ -157,3 +165,21 @@ def test_each_request_may_have_its_gamma() -> None:
         if event.row.left > 4:
             asked.setdefault(event.index, set()).add(event.asked)
     assert asked == {number: {2 if gamma is None else gamma} for number, gamma in wanted.items()}
+
+
+def test_a_long_prompt_is_prefilled_between_steps_of_others() -> None:
+    """A prompt of two chunks used to be run whole while every other request waited."""
+    requests = case("llama").requests
+    served = decoder(0)
+    queue = served.queue(CAPACITY)
+    first = queue.submit(requests[0])
+    prompt = tuple(3 + place % 20 for place in range(85))
+    long = replace(requests[1], prompt=prompt, stopping=replace(requests[1].stopping, max_new_tokens=4))
+    second, between, texts = -1, 0, {}
+    for event in served.serve(queue, Trace(), CAPACITY, slots=2):
+        if second < 0:
+            second = queue.submit(long)
+            queue.close()
+        between += event.index == first and second not in texts
+        texts[event.index] = list(event.row.tokens)
+    assert between >= 4 and texts == {first: alone(requests[0]), second: alone(long)}

@@ -20,9 +20,6 @@ from outrider.serve.refusal import Refused
 from outrider.serve.schema import ChatBody, CompletionBody, Prediction, ResponseFormat, SpeculationOptions
 from outrider.serve.settings import public_name
 
-COLDEST = 1e-3
-"""The lowest temperature above 0: logits divided by less are no numbers in single precision."""
-
 DEFAULT_TOKENS = 16
 """``max_tokens`` of a completion that does not say it: OpenAI's own default."""
 
@@ -97,8 +94,6 @@ class Compiler:
             "presence_penalty": body.presence_penalty, "repetition_penalty": body.repetition_penalty,
             "seed": body.seed, "stop": body.stop, "logit_bias": body.logit_bias,
         }  # fmt: skip
-        if body.temperature is not None and 0 < body.temperature < COLDEST:
-            raise Refused(f"temperature must be 0 or at least {COLDEST}, got {body.temperature}", "temperature")
         top_k = None if body.top_k in (None, 0, -1) else body.top_k
         temperature = 1.0 if body.temperature is None else body.temperature
         return Options(
