@@ -84,10 +84,10 @@ def test_more_commands(chatty: str, asked: list[str], outrider: Command, tmp_pat
         "did you mean 'copy'?",
     ):  # fmt: skip
         assert reason in said.err
-    one, two, *_ = said.out.split("\n")
     messages = json.loads(as_json.read_text("utf-8"))["messages"]
     assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant"]
-    assert [m["content"] for m in messages] == ["sys", "the", one, "so", two] and len(asked) == 2
+    assert [m["content"] for m in messages if m["role"] != "assistant"] == ["sys", "the", "so"] and len(asked) == 2
+    assert said.out == "".join(f"{m['content']}\n" for m in messages if m["role"] == "assistant")
     assert text.read_text("utf-8") == "\n".join(f"{m['role']}:\n{m['content']}\n" for m in messages)
 
 
@@ -100,9 +100,12 @@ def test_a_saved_conversation_is_a_prompt(chatty: str, outrider: Command, tmp_pa
 
 
 @pytest.mark.parametrize("place", [".", "no/such/place.txt", "there.txt"])
-def test_a_file_that_cannot_be_written(place: str, chatty: str, outrider: Command, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written(
+    place: str, chatty: str, asked: list[str], outrider: Command, tmp_path: Path
+) -> None:
     """Catches a file of the user's that is overwritten, and a conversation that ends because of a file."""
     (tmp_path / "there.txt").write_text("precious")
     said = outrider("chat", chatty, "-n", "3", stdin=f"the\n/save {tmp_path / place}\nso\n".encode())
-    assert said.code == 1 and f"/save {tmp_path / place}" in said.err and said.out.count("\n") == 2
+    assert said.code == 1 and f"/save {tmp_path / place}" in said.err
+    assert len(asked) == 2, "the next message was answered"
     assert (tmp_path / "there.txt").read_text() == "precious"
