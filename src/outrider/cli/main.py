@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from outrider import __version__
-from outrider.cli import bench, chat, demo, distill, generate, measure, models, theory, verify, warm
+from outrider.cli import bench, chat, demo, distill, generate, measure, models, serve, theory, verify, warm
 from outrider.cli.common import answers, notes
 from outrider.errors import NOT_UTF8, OutriderError
 
@@ -33,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(generate.generate)
 app.command()(chat.chat)
+app.command()(serve.serve)
 app.command()(demo.demo)
 app.command()(verify.verify)
 app.command()(measure.measure)
