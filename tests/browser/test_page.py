@@ -30,7 +30,7 @@ def test_two_runs_are_compared(server: StandIn, opened: Any) -> None:
     page.get_by_label("Temperature").fill("0.7")
     page.get_by_label("Seed").fill("5")
     generate(page, "say it\nin two lines")
-    page.get_by_text("the two texts are identical, token by token.").first.wait_for()
+    page.get_by_text("the two texts are identical, token by token.").wait_for()
     ours, plain = server.bodies
     assert ours["messages"] == [{"role": "user", "content": "say it\nin two lines"}]
     assert ours["speculation"] == {"enabled": True, "trace": True} and ours["seed"] == 5 and ours["stream"] is True
@@ -42,7 +42,7 @@ def test_two_runs_are_compared(server: StandIn, opened: Any) -> None:
     assert {origin for origin, _ in origins(page, "plain-text")} == {"plain"}
     assert page.locator("#tile-acceptance").text_content() == "82 %"  # 9 kept of 11 that were judged
     assert page.locator("#tile-per-run").text_content() == "2.29"
-    assert page.get_by_role("status").text_content().startswith("Finished: 16 tokens in 7 target runs, 82 %")
+    assert page.locator("#status").text_content().startswith("Finished: 16 tokens in 7 target runs, 82 %")
 
 
 def test_the_trace_is_figure_1(server: StandIn, opened: Any) -> None:
@@ -83,7 +83,7 @@ def test_tokens_arrive_one_by_one_and_cancel_stops(server: StandIn, opened: Any)
     assert page.locator("#speculative-text").text_content() == "".join(TEXTS[:4]) and len(server.bodies) == 1
     server.mode = "answer"
     generate(page)
-    page.get_by_text("the two texts are identical").first.wait_for()
+    page.get_by_text("the two texts are identical").wait_for()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_errors_are_told(mode: str, says: str, retry: bool, server: StandIn, ope
     assert button.is_visible() == retry
     server.mode = "answer"
     (button if retry else page.get_by_role("button", name="Generate")).click()
-    page.get_by_text("the two texts are identical").first.wait_for()
+    page.get_by_text("the two texts are identical").wait_for()
     assert not page.get_by_role("alert").is_visible()
 
 
@@ -129,7 +129,7 @@ def test_an_api_key_is_asked_for(server: StandIn, opened: Any) -> None:
     assert page.evaluate("document.activeElement.id") == "key"
     page.keyboard.type("let-me-in")
     page.keyboard.press("Enter")
-    page.get_by_text("the two texts are identical").first.wait_for()
+    page.get_by_text("the two texts are identical").wait_for()
     assert page.evaluate("JSON.stringify({...localStorage, ...sessionStorage})") == "{}", "a key is kept nowhere"
 
 
@@ -137,7 +137,7 @@ def test_a_text_to_continue(server: StandIn, opened: Any) -> None:
     page = opened(server.address)
     page.get_by_label("Prompt is").select_option("a text to continue")
     generate(page, "Once")
-    page.get_by_text("the two texts are identical").first.wait_for()
+    page.get_by_text("the two texts are identical").wait_for()
     assert server.bodies[0]["prompt"] == "Once" and page.locator("#speculative-text").text_content() == TEXT
 
 

@@ -23,6 +23,7 @@ async function showServer() {
       byId("server").textContent = `${now.model}, drafted for by ${now.draft ?? "none"} · ${now.engine}, ${now.dtype} · ${load}`;
     } catch (error) {
       byId("server").textContent = error instanceof Problem ? error.message : "The server gave no status.";
+      if (error.kind === "key") byId("key-details").open = true;
     }
   }
   statusTimer = setTimeout(showServer, STATUS_EVERY);
@@ -64,7 +65,6 @@ function begin() {
   for (const id of ["speculative-text", "plain-text", "trace"]) byId(id).replaceChildren();
   for (const id of ["speculative-note", "plain-note", "tile-speed-note", "tile-why", "verdict"]) byId(id).textContent = "";
   for (const id of ["tile-acceptance", "tile-per-run", "tile-speed", "tile-gamma"]) byId(id).textContent = "–";
-  byId("verdict").hidden = true;
   byId("results").hidden = false;
   const compare = byId("compare").checked;
   byId("plain-panel").hidden = !compare;
@@ -88,11 +88,10 @@ async function generate() {
   try {
     say(compare ? "Speculative run under way; the plain run comes after it." : "Speculative run under way.");
     const ours = await follow("speculative", asked[0], controller.signal);
-    let told = `Finished: ${ours.ids.length} tokens in ${ours.steps} target runs, ${percent(ours.acceptance)} of judged guesses accepted.`;
+    const told = `Finished: ${ours.ids.length} tokens in ${ours.steps} target runs, ${percent(ours.acceptance)} of judged guesses accepted.`;
     if (compare) {
       say("Plain run under way, for comparison.");
-      const plain = await follow("plain", asked[1], controller.signal);
-      told += ` ${showVerdict(ours, plain)}`;
+      showVerdict(ours, await follow("plain", asked[1], controller.signal));
     }
     say(told);
   } catch (error) {
@@ -123,11 +122,8 @@ function showVerdict(ours, plain) {
   const ratio = ours.speed && plain.speed ? ours.speed / plain.speed : null;
   const same = identical(ours, plain);
   const speed = ratio ? `Speculation was ${number(ratio)} times as fast as the plain run` : "Too few tokens to compare speeds";
-  const text = `${speed}; the two texts are ${same ? "identical, token by token" : "DIFFERENT"}.`;
   byId("tile-speed-note").textContent = `plain run: ${number(plain.speed, 1)}`;
-  byId("verdict").textContent = text;
-  byId("verdict").hidden = false;
-  return text;
+  byId("verdict").textContent = `${speed}; the two texts are ${same ? "identical, token by token" : "DIFFERENT"}.`;
 }
 
 // --- theory -------------------------------------------------------------------------------------------------
