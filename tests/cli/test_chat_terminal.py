@@ -57,7 +57,7 @@ def test_interrupts_leave(chatty: str, home: dict[str, str]) -> None:
 
 def test_colours_lines_and_history(chatty: str, home: dict[str, str], tmp_path: Path) -> None:
     """There were no colours, a message was one line, and the next session knew nothing of what was typed."""
-    with terminal("chat", chatty, "-n", "24", "--draft", "copy", **home) as shown:
+    with terminal("chat", chatty, "-n", "8", "--draft", "copy", **home) as shown:
         shown.wait_for("the target's correction")
         shown.wait_for("> ")
         shown.press("one\\\n")
@@ -82,7 +82,7 @@ def test_colours_lines_and_history(chatty: str, home: dict[str, str], tmp_path: 
     assert [m["content"] for m in said[::2]] == ["one\ntwo", "three\n/four", "/five\nsix"]
     history = tmp_path / "state/outrider/chat_history"
     assert history.stat().st_mode & 0o077 == 0, "what a person typed is nobody else's to read"
-    with terminal("chat", chatty, "-n", "24", "--draft", "copy", NO_COLOR="1", **home) as shown:
+    with terminal("chat", chatty, "-n", "8", "--draft", "copy", NO_COLOR="1", **home) as shown:
         shown.wait_for("> ")
         shown.press("\x1b[A\x1b[A\n")  # twice the key that goes up
         shown.wait_for("error: /save")

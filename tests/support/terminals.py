@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 SLOW = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests run in a shell's background
 os.close(os.open(os.ttyname(0), os.O_RDWR))  # a session's first terminal becomes the one that Ctrl-C comes from
 from outrider import LLM
 from outrider.cli.main import main
