@@ -60,6 +60,7 @@ def test_the_trace_is_figure_1(server: StandIn, opened: Any) -> None:
         ["DEL", "token unread", "!"], ["INS", "token corrected", " dog"],
     ]  # fmt: skip
     assert lines.nth(3).locator(".cost").text_content() == "γ 4 20 ms"
+    assert lines.nth(0).locator(".cost").text_content() == "γ 2 (0 made) 20 ms"
     assert "the fourth would cost more" in page.locator("#tile-why").text_content()
     assert page.locator("#tile-gamma").text_content() == "2"
     decoration = "s => getComputedStyle(s).textDecorationLine + getComputedStyle(s).textDecorationStyle"
@@ -93,6 +94,7 @@ def test_tokens_arrive_one_by_one_and_cancel_stops(server: StandIn, opened: Any)
         ("refuse", "The server refused this request (400): the reason for 400", False),
         ("break", "The server ended the answer before it was complete.", True),
         ("fail", "The server failed while it answered: the logits are not numbers", True),
+        ("noise", "The server sent a line that is not JSON.", True),
     ],
 )
 def test_errors_are_told(mode: str, says: str, retry: bool, server: StandIn, opened: Any) -> None:
@@ -136,9 +138,28 @@ def test_an_api_key_is_asked_for(server: StandIn, opened: Any) -> None:
 def test_a_text_to_continue(server: StandIn, opened: Any) -> None:
     page = opened(server.address)
     page.get_by_label("Prompt is").select_option("a text to continue")
+    page.get_by_label("Gamma").select_option("3")
     generate(page, "Once")
     page.get_by_text("the two texts are identical").wait_for()
+    assert [body["speculation"].get("gamma") for body in server.bodies] == [3, None]
     assert server.bodies[0]["prompt"] == "Once" and page.locator("#speculative-text").text_content() == TEXT
+
+
+def test_tokens_and_text_are_aligned(server: StandIn, opened: Any) -> None:
+    """Text comes behind its tokens: characters of several tokens, spaces that a token alone loses, tokens not shown."""
+    page = opened(server.address)
+    split = """async (chunks) => {
+      const { Aligner } = await import("/run.js");
+      const aligner = new Aligner();
+      return chunks.map(([text, ...tokens]) => aligner.split(text, tokens.map(([text, origin]) => ({ text, origin }))))
+        .map((parts) => parts.map(({ text, origin }) => [origin, text]));
+    }"""
+    waits = [["", ["\ufffd", "a"]], ["é", ["\ufffd", "b"]], ["é!", ["\ufffd", "a"], ["\ufffd", "c"], ["!", "b"]]]
+    assert page.evaluate(split, waits) == [[], [["b", "é"]], [["c", "é"], ["b", "!"]]]
+    lost = [["The cat", ["The", "a"], ["cat", "b"]], [" sat", ["sat", "c"]]]
+    assert page.evaluate(split, lost) == [[["a", "The"], ["b", " cat"]], [["c", " sat"]]]
+    special = [["<b>", ["<s>", "a"], ["<b>", "b"], ["</s>", "c"]], ["", ["x", "a"]], ["yz"]]
+    assert page.evaluate(split, special) == [[["b", "<b>"]], [], [["a", "yz"]]]
 
 
 def test_the_theory(server: StandIn, opened: Any) -> None:

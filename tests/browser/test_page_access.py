@@ -42,12 +42,12 @@ def test_keys_alone(server: StandIn, opened: Any) -> None:
     """Catches a control that the Tab key misses, an order that jumps, a focus that is lost, and a missing shortcut."""
     page = opened(server.address)
     order = []
-    for _ in range(11):
+    for _ in range(12):
         page.keyboard.press("Tab")
         order.append(page.evaluate("document.activeElement.id || document.activeElement.className"))
     assert order == [
-        "skip", "tab-generate", "prompt", "kind", "max-tokens", "temperature", "seed", "compare",
-        page.evaluate("document.querySelector('summary').id"), "start", order[-1],
+        "skip", "tab-generate", "prompt", "kind", "max-tokens", "temperature", "seed", "gamma", "compare",
+        "key-summary", "start", order[-1],
     ]  # fmt: skip
     page.locator("#prompt").focus()
     page.keyboard.press("Control+Enter")

@@ -21,9 +21,9 @@ def home(tmp_path: Path) -> dict[str, str]:
 
 
 def test_on_a_terminal(chatty: str, home: dict[str, str], tmp_path: Path) -> None:
-    """Catches a prompt that does not come back after Ctrl-C, a part of an answer that is lost by it, and a terminal
-    that cannot be left."""
-    with terminal("chat", chatty, "-n", "40", "--slow", **home) as shown:
+    """Catches a prompt that does not come back after Ctrl-C, a part of an answer that is lost by it, a session that a
+    second Ctrl-C ends without a word, and a terminal that cannot be left."""
+    with terminal("chat", chatty, "-n", "40", "--no-history", "--slow", **home) as shown:
         shown.wait_for("> ")
         shown.press("the fox\n")
         shown.wait_for("<ONE>")
@@ -40,19 +40,7 @@ def test_on_a_terminal(chatty: str, home: dict[str, str], tmp_path: Path) -> Non
         assert shown.code(pressing="\x04") == 0
     question, answer = json.loads((tmp_path / "said.json").read_text("utf-8"))["messages"]
     assert question["content"] == "the fox" and answer["role"] == "assistant" and answer["content"]
-
-
-def test_interrupts_leave(chatty: str, home: dict[str, str]) -> None:
-    """Catches a person held in a conversation by Ctrl-C, and one who loses it by pressing twice to stop an answer."""
-    with terminal("chat", chatty, "-n", "40", "--slow", **home) as shown:
-        shown.wait_for("> ")
-        shown.press("the fox\n")
-        shown.wait_for("<ONE>")
-        shown.wait_for("(stopped)", pressing="\x03")
-        shown.wait_for("> ")
-        shown.wait_for("Ctrl-C again", pressing="\x03")
-        shown.wait_for("> ")
-        assert shown.code(pressing="\x03") == 130
+    assert not (tmp_path / "state").exists(), "no history was wanted"
 
 
 def test_colours_lines_and_history(chatty: str, home: dict[str, str], tmp_path: Path) -> None:
@@ -90,11 +78,7 @@ def test_colours_lines_and_history(chatty: str, home: dict[str, str], tmp_path: 
         shown.press("the\n")
         shown.wait_for("tokens; see")
         assert not GREEN_OR_OTHER.search(shown.all)
-        assert shown.code(pressing="/quit\n") == 0
-
-
-def test_no_history_is_kept_where_none_is_wanted(chatty: str, home: dict[str, str], tmp_path: Path) -> None:
-    with terminal("chat", chatty, "-n", "2", "--no-history", **home) as shown:
         shown.wait_for("> ")
-        assert shown.code(pressing="/quit\n") == 0
-    assert not (tmp_path / "state").exists()
+        shown.wait_for("Ctrl-C again", pressing="\x03")
+        shown.wait_for("> ")
+        assert shown.code(pressing="\x03") == 130

@@ -59,7 +59,8 @@ def chunks(chat: bool, speculating: bool) -> Iterator[dict[str, Any]]:
         for number, emitted in enumerate(steps):
             said = text if number == len(steps) - 1 else ""
             step = {
-                "index": index, "gamma": len(drafted) if speculating else 0, "accepted": accepted if speculating else 0,
+                "index": index, "gamma": max(len(drafted), 2) if speculating else 0,
+                "accepted": accepted if speculating else 0,
                 "drafted": [_token(word) for word in drafted] if speculating else [], "seconds": 0.02,
                 "why": f"{len(drafted)} guesses: the fourth would cost more than it brings" if speculating else "off",
             }  # fmt: skip
@@ -74,7 +75,7 @@ def chunks(chat: bool, speculating: bool) -> Iterator[dict[str, Any]]:
 
 
 class StandIn:
-    """What the server does is set by ``mode``: answer, hold, full, refuse, key, break or fail."""
+    """What the server does is set by ``mode``: answer, hold, full, refuse, key, break, fail or noise."""
 
     def __init__(self) -> None:
         self.mode = "answer"
@@ -137,6 +138,8 @@ class StandIn:
                 return
             if number == 4 and self.mode == "fail":
                 chunk = {"error": {"message": "the logits are not numbers"}}
+            if number == 4 and self.mode == "noise":
+                write(handler, "data: {half\n\n")
             while number == 4 and self.mode == "hold" and not self.release.wait(0.02):
                 write(handler, ": waiting\n\n")
             write(handler, f"data: {json.dumps(chunk)}\n\n")

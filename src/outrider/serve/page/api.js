@@ -55,6 +55,14 @@ export async function* completion(path, body, key, signal) {
     signal,
   });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    yield* chunksOf(reader);
+  } finally {
+    reader.cancel().catch(() => {}); // closes the connection, where the answer is not read to its end
+  }
+}
+
+async function* chunksOf(reader) {
   let waiting = "";
   for (;;) {
     let part;
@@ -65,16 +73,24 @@ export async function* completion(path, body, key, signal) {
       throw new Problem("broken", "The connection was lost before the answer was complete.");
     }
     if (part.done) throw new Problem("broken", "The server ended the answer before it was complete.");
-    waiting += part.value;
-    const lines = waiting.split(/\r?\n/);
+    const lines = (waiting + part.value).split(/\r?\n/);
     waiting = lines.pop();
     for (const line of lines) {
       if (!line.startsWith("data:")) continue;
       const data = line.slice(5).trim();
       if (data === "[DONE]") return;
-      const chunk = JSON.parse(data);
-      if (chunk.error) throw new Problem("server", `The server failed while it answered: ${chunk.error.message ?? chunk.error}`);
-      yield chunk;
+      yield parsed(data);
     }
   }
+}
+
+function parsed(data) {
+  let chunk;
+  try {
+    chunk = JSON.parse(data);
+  } catch {
+    throw new Problem("broken", "The server sent a line that is not JSON.");
+  }
+  if (chunk.error) throw new Problem("server", `The server failed while it answered: ${chunk.error.message ?? chunk.error}`);
+  return chunk;
 }

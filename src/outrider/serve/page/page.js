@@ -32,6 +32,7 @@ async function showServer() {
 // --- runs ---------------------------------------------------------------------------------------------------
 
 function request(enabled) {
+  const gamma = byId("gamma").value; // a plain run makes no guesses
   const prompt = byId("prompt").value;
   const chat = byId("kind").value === "chat";
   return {
@@ -41,7 +42,7 @@ function request(enabled) {
       max_tokens: Number(byId("max-tokens").value),
       temperature: Number(byId("temperature").value),
       seed: Number(byId("seed").value),
-      speculation: { enabled, trace: true },
+      speculation: { enabled, trace: true, ...(enabled && gamma !== "auto" ? { gamma: Number(gamma) } : {}) },
     },
   };
 }
@@ -88,7 +89,8 @@ async function generate() {
   try {
     say(compare ? "Speculative run under way; the plain run comes after it." : "Speculative run under way.");
     const ours = await follow("speculative", asked[0], controller.signal);
-    const told = `Finished: ${ours.ids.length} tokens in ${ours.steps} target runs, ${percent(ours.acceptance)} of judged guesses accepted.`;
+    const kept = ours.examined ? `${percent(ours.acceptance)} of judged guesses accepted` : "no guesses were made";
+    const told = `Finished: ${ours.ids.length} tokens in ${ours.steps} target runs, ${kept}.`;
     if (compare) {
       say("Plain run under way, for comparison.");
       showVerdict(ours, await follow("plain", asked[1], controller.signal));
@@ -109,9 +111,9 @@ function stopped(error) {
     say("Cancelled. What had come is kept; the texts were not compared.");
     return;
   }
-  if (!(error instanceof Problem)) throw error;
   say("Stopped by an error.");
-  showProblem(error);
+  showProblem(error instanceof Problem ? error : new Problem("server", `The page failed: ${error.message}`));
+  if (!(error instanceof Problem)) throw error; // a bug of the page: the console names its place
   if (error.kind === "key") {
     byId("key-details").open = true;
     byId("key").focus();

@@ -59,7 +59,8 @@ export function appendStep(list, step, tokens) {
     guesses.append(element(token.origin === "corrected" ? "ins" : "span", `token ${token.origin}`, shown(token)));
   }
   const cost = Number.isFinite(step.seconds) ? ` ${(1000 * step.seconds).toFixed(0)} ms` : "";
-  const note = element("span", "cost", `γ ${step.gamma}${cost}`);
+  const fewer = step.drafted.length < step.gamma ? ` (${step.drafted.length} made)` : ""; // a drafter may stop itself
+  const note = element("span", "cost", `γ ${step.gamma}${fewer}${cost}`);
   if (step.why) note.title = step.why;
   line.append(guesses, note);
   following(list, () => {
