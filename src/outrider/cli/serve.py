@@ -20,7 +20,7 @@ from outrider.cli.common import (
     Width,
     graphs_option,
     notes,
-)  # fmt: skip
+)
 from outrider.errors import BadOption
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -37,7 +37,7 @@ def serve(
     allow_anonymous: Annotated[
         bool, typer.Option("--allow-anonymous", help="Serve beyond loopback without API keys.")
     ] = False,
-    model_name: Annotated[str | None, typer.Option(help="Name that requests give the model. Default: TARGET.")] = None,
+    model_name: Annotated[str | None, typer.Option(help="Name of the model in requests. Default: TARGET's.")] = None,
     slots: Annotated[
         int | None, typer.Option(help="Requests that run together. Default: what suits the model.")
     ] = None,
@@ -70,7 +70,7 @@ def serve(
         from outrider.serve import run
     except ModuleNotFoundError as error:
         raise BadOption(f"serving needs {error.name}; install it with pip install '.[serve]'") from None
-    from outrider.serve.settings import ServerSettings, read_keys, served_names
+    from outrider.serve.settings import ServerSettings, public_name, read_keys, served_names
 
     keys = read_keys(api_key_file)
     if host not in LOOPBACK and not keys and not allow_anonymous:
@@ -79,8 +79,8 @@ def serve(
             "OUTRIDER_API_KEY, or say --allow-anonymous"
         )
     settings = ServerSettings(
-        model=model_name or target, keys=keys, most_bytes=max_bytes, most_tokens=max_tokens, seconds=timeout,
-        patience=drain, origins=tuple(cors_origin or ()), hosts=served_names(host, ()),
+        model=model_name or public_name(target), keys=keys, most_bytes=max_bytes, most_tokens=max_tokens,
+        seconds=timeout, patience=drain, origins=tuple(cors_origin or ()), hosts=served_names(host, ()),
     )  # fmt: skip
     from outrider.llm import load
 
@@ -89,9 +89,9 @@ def serve(
         target, draft, device, dtype, width=width, graphs=graphs_option(graphs), engine=engine, weights=weights,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    served = run.make_engine(llm, run.Wanted(slots, context, waiting, memory))
-    notes.print(
-        f"{settings.model} with draft {llm.drafter.name}: {served.limits.slots} slots of {served.limits.context} tokens, "
-        f"{'API key needed' if keys else 'no API key'}"
-    )
-    run.run(served, settings, run.Place(host, port, drain, access_log), notes.print)
+    served = run.make_engine(llm, run.WantedSize(slots, context, waiting, memory))
+    notes.print("warming up ...")
+    llm.warm_up(coupling="gumbel")
+    size = f"{served.limits.slots} slots of {served.limits.context} tokens"
+    notes.print(f"{settings.model}, draft {llm.drafter.name}: {size}, {'API key needed' if keys else 'no API key'}")
+    run.run(served, settings, run.ListenAt(host, port, drain, access_log), notes.print)

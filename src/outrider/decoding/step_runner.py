@@ -28,9 +28,7 @@ class Rule:
 
     verifier: Verifier
     sampling: Sampling
-    logprobs: int | None = (
-        None  # tokens whose log-probabilities are wanted beside each chosen one's; None: not even that
-    )
+    logprobs: int | None = None  # likeliest tokens to report beside each chosen one; None: no log-probabilities
 
     @property
     def capturable(self) -> bool:

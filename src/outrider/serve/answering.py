@@ -15,7 +15,7 @@ from outrider.serve import refusal
 from outrider.serve.answers import Choice, Form, traced
 from outrider.serve.chat import tool_calls
 from outrider.serve.engine import Engine
-from outrider.serve.job import Progress
+from outrider.serve.job import StepProgress
 from outrider.serve.live import Live
 from outrider.serve.metrics import Metrics
 from outrider.serve.schema import ChatBody, CompletionBody
@@ -84,7 +84,7 @@ class Answering:
             yield _event(self.form.closing(self.choices, self.prompt_tokens))
         yield DONE
 
-    def _take(self, index: int, progress: Progress) -> Choice:
+    def _take(self, index: int, progress: StepProgress) -> Choice:
         if self._first and progress.tokens:
             self._first = False
             self.metrics.first.observe(timer.now() - self.began)
@@ -92,7 +92,7 @@ class Answering:
         choice.add(progress)
         return choice
 
-    def _chunk(self, choice: Choice, progress: Progress) -> dict[str, Any]:
+    def _chunk(self, choice: Choice, progress: StepProgress) -> dict[str, Any]:
         chunk = self.form.chunk(choice, progress)
         speculation = self.body.speculation
         if self.tools:
@@ -126,7 +126,7 @@ class Answering:
         return f"planned for {max(1, self.engine.running)} running: {seen}"
 
 
-def _failure(progress: Progress) -> tuple[int, str] | None:
+def _failure(progress: StepProgress) -> tuple[int, str] | None:
     if progress.finish_reason == "error":
         return 500, progress.error or "the model failed"
     return FAILED.get(progress.finish_reason or "")

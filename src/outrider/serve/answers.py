@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.serve.job import Progress
+from outrider.serve.job import StepProgress
 from outrider.trace import finite
 
 REASONS = {"eos": "stop", "stop": "stop", "criteria": "stop", "length": "length"}
@@ -29,6 +29,8 @@ class Choice:
     tokens: list[int] = field(default_factory=list)
     chosen: list[float] = field(default_factory=list)
     top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)  # each token's text, and where it begins: for log-probabilities
+    offsets: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     steps: int = 0
     drafted: int = 0
@@ -36,12 +38,15 @@ class Choice:
     lengths: Counter[int] = field(default_factory=Counter)  # steps with guesses, by how many were kept
     widest: int = 0
 
-    def add(self, progress: Progress) -> None:
+    def add(self, progress: StepProgress) -> None:
         self.text += progress.text
         self.tokens.extend(progress.tokens)
         self.finish_reason = progress.finish_reason
         if progress.logprobs is not None:
             self.chosen.extend(progress.logprobs.chosen)
+            for token in progress.tokens:
+                self.offsets.append(self.offsets[-1] + len(self.shown[-1]) if self.shown else 0)
+                self.shown.append(self.show([token]))
             self.top.extend(progress.logprobs.top)
         if (record := progress.record) is not None:
             self.steps += 1
@@ -59,13 +64,11 @@ class Choice:
         """In the form of ``/v1/completions``, of the tokens from ``start`` on."""
         if len(self.chosen) <= start:
             return None
-        texts = [self.show([token]) for token in self.tokens]
-        offsets = [sum(map(len, texts[:place])) for place in range(start, len(self.chosen))]
         return {
-            "tokens": texts[start : len(self.chosen)],
+            "tokens": self.shown[start:],
             "token_logprobs": finite(self.chosen[start:]),
             "top_logprobs": [{self.show([token]): finite(value) for token, value in one} for one in self.top[start:]],
-            "text_offset": offsets,
+            "text_offset": self.offsets[start:],
         }
 
     def chat_logprobs(self, start: int = 0) -> dict[str, Any] | None:
@@ -163,7 +166,7 @@ class Form:
         choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None}
         return {**self._head(True), "choices": [choice]}
 
-    def chunk(self, choice: Choice, progress: Progress) -> dict[str, Any]:
+    def chunk(self, choice: Choice, progress: StepProgress) -> dict[str, Any]:
         """What one step added."""
         start = len(choice.chosen) - (0 if progress.logprobs is None else len(progress.logprobs.chosen))
         reason = choice.reason
@@ -186,7 +189,7 @@ class Form:
         }
 
 
-def traced(progress: Progress, step: int, show: Show, why: str) -> dict[str, Any]:
+def traced(progress: StepProgress, step: int, show: Show, why: str) -> dict[str, Any]:
     """What the page shows of a step: its tokens by origin, its guesses and their fate."""
     record = progress.record
     drafted = () if record is None else record.drafted

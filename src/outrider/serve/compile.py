@@ -18,6 +18,7 @@ from outrider.serve.constraint import Grammars
 from outrider.serve.job import Job
 from outrider.serve.refusal import Refused
 from outrider.serve.schema import ChatBody, CompletionBody, Prediction, ResponseFormat, SpeculationOptions
+from outrider.serve.settings import public_name
 
 DEFAULT_TOKENS = 16
 """``max_tokens`` of a completion that does not say it: OpenAI's own default."""
@@ -106,12 +107,12 @@ class Compiler:
             raise Refused(f"max_tokens must be at most {self.most_tokens} on this server, got {most}", "max_tokens")
         if length + most > self.context:
             raise Refused(
-                f"the prompt has {length} tokens and max_tokens is {most}: together more than the {self.context} tokens "
-                "of this server's context; shorten one of them", "messages", code="context_length_exceeded",
+                f"the prompt has {length} tokens and max_tokens is {most}: together more than this server's context of "
+                f"{self.context} tokens; shorten one of them", "messages", code="context_length_exceeded",
             )  # fmt: skip
 
     def _check_speculation(self, asked: SpeculationOptions, seed: int | None) -> None:
-        drafts = ("auto", "none", self.llm.drafter.name)
+        drafts = ("auto", "none", public_name(self.llm.drafter.name))
         if asked.draft not in (None, *drafts):
             raise Refused(f"speculation.draft must be one of {', '.join(drafts)}, got {asked.draft!r}",
                           "speculation.draft")  # fmt: skip

@@ -17,6 +17,9 @@ from outrider.serve.schema import ResponseFormat
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How JSON is written: where any space may stand, a model may write nothing else until its tokens are used up."""
+
 MOST_BYTES = 1 << 16
 """Of a schema: what a client may have compiled for it."""
 
@@ -51,7 +54,7 @@ class Grammars:
             text = json.dumps(schema)
             if len(text) > MOST_BYTES:
                 raise Refused(f"the schema has {len(text)} bytes, at most {MOST_BYTES} are taken", "response_format")
-            grammar = llguidance.LLMatcher.grammar_from_json_schema(text)
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=COMPACT)
             wrong = llguidance.LLMatcher.validate_grammar(grammar, self._tokenizer)
         except (ValueError, RecursionError, TypeError) as error:
             wrong = str(error)

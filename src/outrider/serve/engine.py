@@ -13,10 +13,11 @@ from outrider.core.verification.choose import choose
 from outrider.decoding.loop import Decoder, Event, Request
 from outrider.decoding.step_runner import Rule
 from outrider.drafters.predicted import Predicted
+from outrider.errors import require
 from outrider.llm import LLM
 from outrider.options import Options
 from outrider.runtime import timer
-from outrider.serve.job import Deliver, Job, Progress, QueueFull, ServerStopping
+from outrider.serve.job import Deliver, Job, QueueFull, ServerStopping, StepProgress
 from outrider.serve.observed import Observed
 from outrider.trace import Trace
 
@@ -81,12 +82,18 @@ class Engine:
         with self._lock:
             if self.failure is not None or self.queue.closed:
                 raise ServerStopping(self.failure or "the server is about to stop; send the request to another one")
-            if len(self.queue) + len(requests) > max(self.limits.waiting, len(requests) * (len(self.queue) == 0)):
-                raise QueueFull(f"{len(self.queue)} requests wait already; try again in a moment")
+            self._check_count(len(requests))
             for request in requests:
                 self.queue.check(request)
             pairs = zip(requests, deliver, strict=True)
             return [self.queue.submit(request, partial(self._register, told)) for request, told in pairs]
+
+    def _check_count(self, count: int) -> None:
+        limits, waiting = self.limits, len(self.queue)
+        most = limits.slots + limits.waiting
+        require(count <= most, f"a request may have at most {most} prompts and choices on this server, got {count}")
+        if len(self._tickets) + count > most:
+            raise QueueFull(f"{waiting} requests wait and {self.running} run already; try again in a moment")
 
     def _register(self, deliver: Deliver, number: int) -> None:
         self._tickets[number] = _Ticket(deliver)
@@ -160,7 +167,7 @@ class Engine:
         ticket.shown += len(text)
         if event.row.finish_reason is not None:
             self._tickets.pop(event.index, None)
-        ticket.deliver(Progress.of(event, text))
+        ticket.deliver(StepProgress.of(event, text))
 
     def _fail(self, reason: str, for_good: bool) -> None:
         """Requests that ran are told; those that wait go into the next batch, unless there will be none."""
@@ -170,4 +177,4 @@ class Engine:
             waiting = set() if for_good else self.queue.numbers()
             lost = [self._tickets.pop(number) for number in list(self._tickets) if number not in waiting]
         for ticket in lost:
-            ticket.deliver(Progress.failed(f"the batch failed: {reason}"))
+            ticket.deliver(StepProgress.failed(f"the batch failed: {reason}"))

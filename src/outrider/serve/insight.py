@@ -6,6 +6,7 @@ from typing import Any
 
 from outrider.planning.policies import Auto
 from outrider.serve.engine import Engine
+from outrider.serve.settings import public_name
 from outrider.theory import speedup
 from outrider.trace import finite
 
@@ -33,7 +34,7 @@ def status(engine: Engine, model: str) -> dict[str, Any]:
         finite(
             {
                 "model": model,
-                "draft": engine.llm.drafter.name,
+                "draft": public_name(engine.llm.drafter.name),
                 "engine": facts.engine,
                 "dtype": facts.computes_in,
                 "slots": engine.limits.slots,

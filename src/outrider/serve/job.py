@@ -32,7 +32,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Progress:
+class StepProgress:
     """What one step added to a text."""
 
     text: str
@@ -46,16 +46,16 @@ class Progress:
     logprobs: TokenLogprobs | None = None
 
     @staticmethod
-    def of(event: Event, text: str) -> Progress:
+    def of(event: Event, text: str) -> StepProgress:
         row = event.row
-        return Progress(
+        return StepProgress(
             text, event.tokens, event.accepted, row.finish_reason, row.error, event.record, event.asked, event.seconds,
             event.logprobs,
         )  # fmt: skip
 
     @staticmethod
-    def failed(error: str) -> Progress:
-        return Progress("", (), 0, "error", error, None, 0, 0.0)
+    def failed(error: str) -> StepProgress:
+        return StepProgress("", (), 0, "error", error, None, 0, 0.0)
 
     @property
     def origins(self) -> list[str]:
@@ -68,5 +68,5 @@ class Progress:
         return ["accepted" if place < self.accepted else own for place in range(len(self.tokens))]
 
 
-Deliver = Callable[[Progress], None]
+Deliver = Callable[[StepProgress], None]
 """Called in the engine's thread with everything that happens to a job; must not block."""

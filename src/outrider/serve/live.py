@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from outrider.decoding.request import Request
 from outrider.serve.engine import Engine
-from outrider.serve.job import Progress
+from outrider.serve.job import StepProgress
 
 
 class Live:
@@ -21,14 +21,14 @@ class Live:
     def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
         self.engine, self.left = engine, len(requests)
         self._loop = asyncio.get_running_loop()
-        self._arrived: asyncio.Queue[tuple[int, Progress]] = asyncio.Queue()
+        self._arrived: asyncio.Queue[tuple[int, StepProgress]] = asyncio.Queue()
         self._numbers = engine.submit(requests, [partial(self._put, index) for index in range(len(requests))])
 
-    def _put(self, index: int, progress: Progress) -> None:
+    def _put(self, index: int, progress: StepProgress) -> None:
         with suppress(RuntimeError):  # the loop has been closed: nobody reads any more
             self._loop.call_soon_threadsafe(self._arrived.put_nowait, (index, progress))
 
-    async def progress(self) -> AsyncGenerator[tuple[int, Progress]]:
+    async def progress(self) -> AsyncGenerator[tuple[int, StepProgress]]:
         """What happens to each text, by its place, until all have ended."""
         while self.left:
             index, progress = await self._arrived.get()

@@ -25,7 +25,7 @@ from outrider.serve.settings import ServerSettings
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedSize:
     """The size that was asked for."""
 
     slots: int | None = None  # None: what suits the model
@@ -34,7 +34,7 @@ class Wanted:
     memory: float | None = None  # GiB for KV caches; None: half of what is free
 
 
-def make_engine(llm: LLM, wanted: Wanted) -> Engine:
+def make_engine(llm: LLM, wanted: WantedSize) -> Engine:
     """An engine whose KV caches fit into memory, those of the draft included: nothing is allocated later for them."""
     for name, value in (("slots", wanted.slots), ("context", wanted.context), ("waiting", wanted.waiting)):
         require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
@@ -80,7 +80,7 @@ def free_memory(device: torch.device) -> float:
 
 
 @dataclass(frozen=True)
-class Place:
+class ListenAt:
     """Where to listen, and how to stop."""
 
     host: str = "127.0.0.1"
@@ -89,7 +89,7 @@ class Place:
     access_log: bool = False
 
 
-def run(engine: Engine, settings: ServerSettings, place: Place, say: Callable[[str], object]) -> None:
+def run(engine: Engine, settings: ServerSettings, place: ListenAt, say: Callable[[str], object]) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     server = make_server(make_app(engine, settings), place.host, place.port, place.drain, place.access_log)
     threading.Thread(target=_announce, args=(server, place.host, say), daemon=True).start()

@@ -40,6 +40,11 @@ def read_keys(file: Path | None) -> tuple[str, ...]:
     return tuple(keys)
 
 
+def public_name(name: str) -> str:
+    """The name of a model or draft as clients may see it: of a path its last part only."""
+    return Path(name).name if Path(name).exists() or name.startswith(("/", "~", ".")) else name
+
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
