@@ -130,6 +130,7 @@ BAD: list[tuple[Any, str]] = [
     ({"prompt": "a", "max_tokens": 0}, "max_tokens"), ({"prompt": "a", "max_tokens": 10**9}, "max_tokens"),
     ({"prompt": "a", "max_tokens": "5"}, "max_tokens"), ({"prompt": "a", "temperature": -1}, "temperature"),
     (b'{"prompt": "a", "temperature": NaN}', "temperature"), ({"prompt": "a", "top_p": 0}, "top_p"),
+    ({"prompt": "a", "temperature": 1e-30}, "temperature"), ({"prompt": "a", "repetition_penalty": 1e-30}, "penalty"),
     ({"prompt": "a", "n": 0}, "n"), ({"prompt": "a", "n": 100}, "n"), ({"prompt": "a", "seed": 2**64}, "seed"),
     ({"prompt": "a", "stop": [""]}, "stop"), ({"prompt": "a", "stop": ["a"] * 99}, "stop"),
     (b'{"prompt": "a", "stop": "\\udc00"}', "stop"), ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),

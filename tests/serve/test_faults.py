@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,14 +163,14 @@ def test_logits_that_are_no_numbers_end_their_own_request_only(
     llm: LLM, started: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = started(llm, Limits(slots=3, context=120, waiting=8))
-    marked, feed = llm.encode("z")[0], CachedSession._feed
+    marked, score = llm.encode("z")[0], CachedSession.score
 
-    def spoiled(self: CachedSession, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
-        logits, hidden = feed(self, tokens, positions)
+    def spoiled(self: CachedSession, tail: torch.Tensor) -> torch.Tensor:
+        logits = score(self, tail)
         logits[self.context.tokens[:, 0] == marked] = torch.nan
-        return logits, hidden
+        return logits
 
-    monkeypatch.setattr(CachedSession, "_feed", spoiled)
+    monkeypatch.setattr(CachedSession, "score", spoiled)
     _, heard = submit(engine, job(llm), job(llm, "zoo"), job(llm, "a dog"))
     assert heard[1].reason == "error" and "NaN" in str(heard[1].parts[-1].error)
     assert heard[0].reason == heard[2].reason == "length"
@@ -186,15 +186,15 @@ def test_memory_that_is_full_at_admission_turns_one_request_away(
     engine = started(llm, Limits(slots=2, context=120, waiting=8))
     _, first = submit(engine, job(llm, tokens=100))
     assert eventually(lambda: first[0].parts)
-    prefill = CachedSession._prefill
 
-    def full(self: CachedSession, *arguments: Any) -> Any:
+    def full(self: CachedSession, *arguments: Any) -> Iterator[None]:
+        yield
         raise MemoryError("no more")
 
-    monkeypatch.setattr(CachedSession, "_prefill", full)
+    monkeypatch.setattr(CachedSession, "prefill_in_parts", full)
     _, second = submit(engine, job(llm, "a dog"))
     assert second[0].reason == "error" and "memory" in str(second[0].parts[-1].error)
-    monkeypatch.setattr(CachedSession, "_prefill", prefill)
+    monkeypatch.undo()
     assert first[0].text == llm.generate("the cat", max_new_tokens=100, eos=()).text
     _, third = submit(engine, job(llm, "a dog"))
     assert third[0].reason == "length"
@@ -205,16 +205,16 @@ def test_a_step_that_fails_takes_its_requests_and_no_others(
     llm: LLM, started: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = started(llm, Limits(slots=1, context=120, waiting=8))
-    feed = CachedSession._feed
+    score = CachedSession.score
     failed = threading.Event()
 
-    def broken(self: CachedSession, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
+    def broken(self: CachedSession, tail: torch.Tensor) -> torch.Tensor:
         if failed.is_set():
-            return feed(self, tokens, positions)
+            return score(self, tail)
         failed.set()
         raise RuntimeError("a broken kernel")
 
-    monkeypatch.setattr(CachedSession, "_feed", broken)
+    monkeypatch.setattr(CachedSession, "score", broken)
     _, heard = submit(engine, job(llm), job(llm, "a dog"))
     assert heard[0].reason == "error" and "broken kernel" in str(heard[0].parts[-1].error)
     assert heard[1].text == llm.generate("a dog", max_new_tokens=30, eos=()).text and engine.failure is None

@@ -20,7 +20,6 @@ from outrider.core.processors import ByRow, OfRows, Processor, process
 from outrider.core.top_p import nucleus
 from outrider.errors import BadOption, require
 
-
 COLDEST = 1e-6
 """Logits are divided by temperature and penalty: by less than this they may no longer be finite numbers."""
 
@@ -120,6 +119,10 @@ class Sampling:
     def penalised(self) -> bool:
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
+    def of_row(self, row: int) -> Sampling:
+        """The options of one row, where rows have their own."""
+        return self
+
     def behind(self, q: Tensor) -> Sampling:
         """The options behind tokens drawn from q [B, V]: where q was no distribution, processors are not asked."""
         return self.only(q.amax(-1) > 0) if self.processors else self  # NaN is not above zero
@@ -139,12 +142,16 @@ class SamplingByRow(Sampling):
 
     @staticmethod
     def of(groups: Sequence[tuple[Sampling, tuple[int, ...]]]) -> SamplingByRow:
-        """``temperature`` is the highest, so that the batch is greedy where every row is."""
+        """``temperature`` is the highest: what a drafter that knows of one temperature goes by."""
         return SamplingByRow(
             temperature=max(options.temperature for options, _ in groups),
             processors=tuple(one for options, _ in groups for one in options.processors),
             groups=tuple(groups),
         )
+
+    @property
+    def greedy(self) -> bool:
+        return False  # rows that are greedy may differ in other options: all go through ``standardise``
 
     @property
     def adjusts(self) -> bool:
@@ -158,6 +165,10 @@ class SamplingByRow(Sampling):
         if not self.processors or bool(rows.all()):
             return self
         return replace(self, groups=tuple((options.only(rows[list(own)]), own) for options, own in self.groups))
+
+    def of_row(self, row: int) -> Sampling:
+        """An empty slot's are anybody's."""
+        return next((options for options, own in self.groups if row in own), self.groups[0][0])
 
     def greedy_rows(self, like: Tensor) -> Tensor:
         """[B] bool: the rows at temperature 0, for a tensor [B, ...]."""

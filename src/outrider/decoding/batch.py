@@ -10,17 +10,18 @@ import torch
 
 from outrider.core.model_facts import facts_of
 from outrider.core.processors import ByRow
-from outrider.core.protocols import Admission, Drafter, LanguageModel, Verifier, admit_all
+from outrider.core.protocols import Drafter, LanguageModel, Verifier
 from outrider.core.sampling import Sampling
+from outrider.decoding.entering import Entering, release, share_prefixes
 from outrider.decoding.fault import fault
-from outrider.decoding.inbox import Inbox, Numbered
+from outrider.decoding.inbox import Inbox
 from outrider.decoding.memory import exhausted
 from outrider.decoding.request import Event, Request, TokenLogprobs
 from outrider.decoding.row_rules import joint_rule
 from outrider.decoding.step_result import HostStep, PendingStep
 from outrider.decoding.step_runner import Rule, StepRunner
 from outrider.decoding.stopping import Row, Stopping
-from outrider.errors import DeviceError, require
+from outrider.errors import require
 from outrider.planning.policies import ClockPlanner, Fixed, JointPlanner, Policy, Pricing, Setting, declared_widths
 from outrider.planning.step_clock import Timing
 from outrider.runtime import timer
@@ -72,6 +73,10 @@ class RunningBatch:
         """``distinct``: no two requests share a seed, so what one row shows says nothing of another's draws.
         ``serving``: a request that memory is too small for ends with an error, and the others go on."""
         self.serving = serving
+        if serving:
+            share_prefixes([runner.target, *runner.drafter.abilities.model_sessions])
+        self.entering: Entering | None = None  # requests whose prompts are being run
+        self.unwanted: set[int] = set()  # those of them that were cancelled
         self.decoder, self.runner, self.trace = decoder, runner, trace
         self.own_rule = self.rule = Rule(decoder.verifier, decoder.sampling)
         self.watch = Stopwatch(trace.seconds)
@@ -112,7 +117,7 @@ class RunningBatch:
 
     def _run(self, inbox: Inbox) -> Generator[Event]:
         under_way: deque[_Launched] = deque()
-        while any(self.rows) or inbox.waiting or inbox.more():
+        while any(self.rows) or self.entering is not None or inbox.waiting or inbox.more():
             yield from self._cancel(inbox.cancelled())
             yield from self._admit(inbox)
             if not any(self.rows) and not under_way:  # whoever ran or was to run has left
@@ -136,7 +141,10 @@ class RunningBatch:
         return any(row is not None and row[1].left > 1 for row in self.rows)
 
     def _cancel(self, numbers: set[int]) -> Iterator[Event]:
-        """Rows of requests that are no longer wanted leave their slots."""
+        """Rows of requests that are no longer wanted leave their slots, those on their way into one a little later."""
+        numbers, self.unwanted = numbers | self.unwanted, set()
+        if self.entering is not None:
+            self.unwanted = numbers & {index for index, _ in self.entering.requests}
         for slot, entry in enumerate(self.rows):
             if entry is not None and entry[0] in numbers:
                 entry[1].finish_reason = "cancelled"
@@ -148,7 +156,7 @@ class RunningBatch:
         index, row = entry
         self.trace.endings.append(Ending(index, str(row.finish_reason), row.stop_reason))
         self.rows[slot] = self.requests[slot] = None
-        self.target.release(slot)
+        release(self.target, slot, failed=row.error is not None)
         self.drafter.release(slot)
         self._set_rule()
 
@@ -161,44 +169,44 @@ class RunningBatch:
     def _admit(self, inbox: Inbox) -> Iterator[Event]:
         """Empty slots take who waits, and prompts of like length side by side where they are prefilled together.
 
-        Requests for which there is no memory end with an error, and the others go on.
+        While serving, rows that run take a step between two parts of others' prompts, and requests for which there is
+        no memory end with an error.
         """
-        empty = [slot for slot, row in enumerate(self.rows) if row is None]
-        entering = inbox.take(len(empty)) if empty and inbox.waiting else []
-        if not entering:
-            return
+        if self.entering is None:
+            empty = [slot for slot, row in enumerate(self.rows) if row is None]
+            taken = inbox.take(len(empty)) if empty and inbox.waiting else []
+            if not taken:
+                return
+            by_slot = any(isinstance(one, ByRow) for one in self.decoder.sampling.processors)
+            if facts_of(self.decoder.target).batch_invariant and not by_slot:
+                taken.sort(key=lambda entry: -len(entry[1].prompt))
+            self.entering = Entering.of(taken, empty, self.target, self.serving and not self.ahead)
         self.watch.lap("host")
-        by_slot = any(isinstance(one, ByRow) for one in self.decoder.sampling.processors)
-        if facts_of(self.decoder.target).batch_invariant and not by_slot:
-            entering.sort(key=lambda entry: -len(entry[1].prompt))
-        new = [
-            Admission(slot, request.prompt, request.source, request.prediction)
-            for slot, (_, request) in zip(empty, entering, strict=False)
-        ]
         try:
-            admit_all(self.target, new)
+            while not (done := self.entering.advance()) and not any(self.rows):
+                pass
         except (RuntimeError, MemoryError) as error:
             if not self.serving or (kind := exhausted(error)) is None:
                 raise
-            yield from self._turn_away(new, entering, f"no {kind} for the prompt; send a shorter one, or try later")
+            yield from self.entering.refused(f"no {kind} for the prompt; send a shorter one, or try later", self.target)
+            self.entering = None
             return
-        self.drafter.admit_all(new)
-        slots = torch.tensor([one.row for one in new])
-        seeds = torch.tensor([request.seed for _, request in entering], dtype=torch.int64)
+        if done:
+            self._enter(self.entering)
+            self.entering = None
+        self.watch.lap("prefill")
+
+    def _enter(self, entering: Entering) -> None:
+        """Prompts have been run: their rows begin."""
+        self.drafter.admit_all(entering.admissions)
+        slots = torch.tensor([one.row for one in entering.admissions])
+        seeds = torch.tensor([request.seed for _, request in entering.requests], dtype=torch.int64)
         self.seeds[slots.to(self.seeds.device)] = seeds.to(self.seeds.device)
-        for one, (index, request) in zip(new, entering, strict=True):
+        for one, (index, request) in zip(entering.admissions, entering.requests, strict=True):
             self.planner.admit(one.row)
             self.rows[one.row] = (index, self.decoder.stopping(request).start(request.prompt))
             self.requests[one.row] = request
         self._set_rule()
-        self.watch.lap("prefill")
-
-    def _turn_away(self, new: list[Admission], entering: list[Numbered], reason: str) -> Iterator[Event]:
-        for one, (index, request) in zip(new, entering, strict=True):
-            self.target.release(one.row)
-            row = request.stopping.start(request.prompt)
-            row.finish_reason, row.error, row.failure = "error", reason, DeviceError
-            yield Event(index, (), 0, row)
 
     def _begin(self, waiting: bool) -> _Launched:
         began, drafted, captures = timer.now(), self.trace.seconds["draft"], self.runner.captures

@@ -16,6 +16,7 @@ from outrider.errors import BadOption, require
 from outrider.models.engine_protocol import Engine, Wanted
 from outrider.models.prefill import PrefillRun, neighbours, side_by_side
 from outrider.models.session import BufferedSession
+from outrider.models.shared_prefixes import shared_prefixes
 
 
 class Runnable(Protocol):
@@ -48,6 +49,9 @@ class CachedSession(BufferedSession):
             self.embedding, self.unembedding = model.embedding, model.unembedding
             self.hidden = torch.zeros((rows, facts.hidden_size), dtype=facts.dtype, device=facts.device)
         self._written = 0  # tokens of the longest prompt so far; 0: nothing was ever run
+        self.share_prefixes = False  # see ``SharesPrefixes``
+        self.reused = 0  # tokens of prompts that were copied instead of run
+        self._starts: dict[int, int] = {}  # of rows that are prefilled now: tokens copied
         self._kept: tuple[int, ...] = ()  # layers whose output ``states`` holds
 
     def keep_states(self, layers: Sequence[int]) -> None:
@@ -64,21 +68,58 @@ class CachedSession(BufferedSession):
         self.states = torch.zeros(shape, dtype=facts.dtype, device=facts.device)
 
     def prefill_in_parts(self, admissions: Sequence[Admission], steps: bool = True) -> Iterator[None]:
+        rows = [new.row for new in admissions]
+        self._starts = self._copy_prefixes(admissions) if self._may_share else {}
         if self._written:
-            self._clear(sorted(new.row for new in admissions))
+            self._clear(sorted(set(rows) - set(self._starts)))
         self._written = max(self._written, *(len(new.prompt) for new in admissions))
-        yield from super().prefill_in_parts(admissions, steps)
+        complete = False
+        try:
+            yield from super().prefill_in_parts(admissions, steps)
+            complete = True
+        finally:
+            if not complete:  # nothing that was not run may be copied
+                for row in rows:
+                    self.forget(row)
 
-    def _clear(self, rows: list[int]) -> None:
+    def forget(self, row: int) -> None:
+        """Make the row an empty slot: nothing of what it holds is copied."""
+        self._written = max(self._written, int(self.context.lengths[row]) + 2 * self.shape.width)
+        self.context.release(row)
+        self.context.lengths[row], self.cached[row] = 1, 0
+
+    @property
+    def _may_share(self) -> bool:
+        return self.share_prefixes and self.model.facts.batch_invariant and self.engine.trims_prefill
+
+    def _copy_prefixes(self, admissions: Sequence[Admission]) -> dict[int, int]:
+        """Copy what some slot holds of the prompts already -> tokens that need not be run, by row."""
+        context = self.context
+        prompts = {new.row: list(new.prompt) for new in admissions if new.source is None}
+        texts = context.tokens[:, : int(context.lengths.max())].tolist()
+        found = shared_prefixes(prompts, texts, self.cached.tolist())
+        if not found:
+            return {}
+        to, source = torch.tensor(list(found)), torch.tensor([slot for slot, _ in found.values()])
+        longest = max(length for _, length in found.values())
+        self.cache.move(to, source, longest)
+        if self.states is not None:
+            self.states[to, :longest] = self.states[source, :longest]
+        for row, (_, length) in found.items():
+            self._clear([row], length)
+        self.reused += sum(length for _, length in found.values())
+        return {row: length for row, (_, length) in found.items()}
+
+    def _clear(self, rows: list[int], start: int = 0) -> None:
         """Zero what rows before have left: it is masked, but a NaN passes through any mask."""
         # As far as any row may have written, guesses and prefill chunks included: the rest was never touched.
         end = max(int(self.context.lengths.max()) + 2 * self.shape.width, self._written) + self.shape.chunk
         for part in neighbours(rows):
             here = slice(part.start, part.stop)
             for buffer in (b for pair in self.cache.buffers() for b in pair):
-                buffer[here, :, :end].zero_()
+                buffer[here, :, start:end].zero_()
             if self.states is not None:
-                self.states[here, :end] = 0  # a prompt of one token has nothing behind it, least of all another's
+                self.states[here, start:end] = 0  # a prompt of one token has nothing behind it, least of all another's
 
     def _clear_behind(self, rows: Tensor, positions: Tensor) -> None:
         super()._clear_behind(rows, positions)
@@ -106,9 +147,14 @@ class CachedSession(BufferedSession):
         return found.logits, found.hidden
 
     def _prefill_runs(self, lengths: Mapping[int, int]) -> Iterator[PrefillRun]:
-        if self.engine.trims_prefill and not self.shape.fixed:
-            return side_by_side(lengths, self.engine.prefill_tokens)
-        return super()._prefill_runs(lengths)
+        if not self.engine.trims_prefill or self.shape.fixed:
+            yield from super()._prefill_runs(lengths)
+            return
+        most = self.engine.prefill_tokens
+        yield from side_by_side({row: length for row, length in lengths.items() if row not in self._starts}, most)
+        for row, start in self._starts.items():
+            for begin in range(start, lengths[row], most):
+                yield PrefillRun(range(row, row + 1), range(begin, min(begin + most, lengths[row])))
 
     @torch.no_grad()
     def _prefill(self, rows: range, tokens: Tensor, positions: Tensor, last: Sequence[int]) -> Tensor | None:

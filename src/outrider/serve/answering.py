@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse, Response
 
+from outrider.decoding.fault import NO_CHOICE
 from outrider.runtime import timer
 from outrider.serve import refusal
 from outrider.serve.answers import Choice, Form, traced
@@ -128,7 +129,8 @@ class Answering:
 
 def _failure(progress: StepProgress) -> tuple[int, str] | None:
     if progress.finish_reason == "error":
-        return 500, progress.error or "the model failed"
+        reason = progress.error or "the model failed"
+        return 400 if reason.startswith(NO_CHOICE) else 500, reason
     return FAILED.get(progress.finish_reason or "")
 
 

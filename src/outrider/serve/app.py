@@ -98,8 +98,8 @@ def _wrap(app: FastAPI, settings: ServerSettings, metrics: Metrics) -> None:
     @app.middleware("http")
     async def counted(request: Request, call_next: Callable[[Request], Any]) -> Response:
         response: Response = await call_next(request)
-        known = request.url.path if request.scope.get("route") is not None else "other"
-        metrics.requests.labels(known, str(response.status_code)).inc()
+        route = request.scope.get("route")  # never the path itself: clients choose those, and every one would be kept
+        metrics.requests.labels("other" if route is None else route.path, str(response.status_code)).inc()
         return response
 
     if settings.origins:

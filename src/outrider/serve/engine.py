@@ -147,14 +147,14 @@ class Engine:
     def _run_batch(self) -> None:
         """Until the queue is closed and empty, or until the drafter has failed and nobody waits: the next batch has
         it again."""
-        trace = Trace()
+        trace, drafting = Trace(), True
         for event in self.decoder.serve(self.queue, trace, self.limits.context, self.limits.slots):
             self._tell(event)
             trace.records.clear()  # a server runs for months
             trace.endings.clear()
-            if trace.drafter_error is not None:
+            if drafting and trace.drafter_error is not None:
+                drafting = False
                 self.drafter_failures += 1
-                trace.drafter_error = None
                 self.queue.renew()
 
     def _tell(self, event: Event) -> None:

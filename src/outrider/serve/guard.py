@@ -66,8 +66,7 @@ class Guard:
                 await self._too_large()(scope, receive, sending)
 
     def _refuse(self, path: str, headers: Headers) -> Any:
-        host = headers.get("host", "").rpartition(":")[0] or headers.get("host", "")
-        if self.hosts and host.strip("[]").lower() not in self.hosts:
+        if self.hosts and _name(headers.get("host", "")) not in self.hosts:
             return refusal.answer("the Host header names another server", 403)
         if not self._admitted(path, headers.get("authorization", "")):
             return refusal.answer(
@@ -103,3 +102,9 @@ class Guard:
             return message
 
         return counted
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without the port: localhost:8000, [::1]:8000."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower()

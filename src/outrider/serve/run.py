@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -93,7 +94,13 @@ def run(engine: Engine, settings: ServerSettings, place: ListenAt, say: Callable
     """Serve until SIGTERM or Ctrl-C."""
     server = make_server(make_app(engine, settings), place.host, place.port, place.drain, place.access_log)
     threading.Thread(target=_announce, args=(server, place.host, say), daemon=True).start()
-    server.run()
+    # uvicorn raises the signal again once all is drained: the process has done what it asked for, and ends well.
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        server.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     say("stopped")
 
 

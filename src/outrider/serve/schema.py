@@ -109,7 +109,7 @@ class _Generation(_Body):
     min_p: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
     frequency_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[FiniteFloat, Field(gt=0, le=1000)] | None = None
+    repetition_penalty: Annotated[FiniteFloat, Field(gt=0, le=1e6)] | None = None
     logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
