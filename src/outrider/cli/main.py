@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from outrider import __version__
-from outrider.cli import bench, chat, demo, distill, generate, measure, models, theory, verify, warm
+from outrider.cli import batch, bench, chat, demo, distill, generate, measure, models, theory, verify, warm
 from outrider.cli.common import answers, notes
 from outrider.errors import NOT_UTF8, OutriderError
 
@@ -32,6 +32,7 @@ app = typer.Typer(
     epilog="Models and compiled code are kept in ~/.cache/outrider; OUTRIDER_CACHE names another place.",
 )
 app.command()(generate.generate)
+app.command()(batch.batch)
 app.command()(chat.chat)
 app.command()(demo.demo)
 app.command()(verify.verify)
