@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.beam.search import beam_search
 from outrider.call import Call, DecoderBuilder
-from outrider.checks import check_running, check_trust, check_whole, check_width, only_known_options
+from outrider.checks import check_parallel, check_running, check_trust, check_whole, check_width, only_known_options
 from outrider.core.model_facts import dtype_name
 from outrider.core.protocols import Drafter
 from outrider.decoding.loop import WIDTH, Decoder, Request
@@ -48,6 +48,7 @@ def load(
     engine: str = "auto",
     weights: str = "full",
     trust_remote_code: bool = False,
+    tensor_parallel: int = 1,
 ) -> LLM:
     """Load a target and a drafter.
 
@@ -65,13 +66,22 @@ def load(
     engine: what runs the model: "torch"; on a CPU, for families of Llama's kind, "numba" (two bytes a weight, float32
         or float16) or "onnxruntime" (float32); or "auto": the first of numba, onnxruntime and torch that can.
     weights: "full", as ``dtype`` says, or "int8": matrices in eight bits, by onnxruntime on a CPU, torchao on a GPU.
+    tensor_parallel: processes of torchrun over which the target's layers are sharded. On rank 0 this returns; on every
+        other rank it serves rank 0 until that ends, then ends the process.
     """
     require(isinstance(target, str) and target != "", f"target must be a model's name, got {target!r}")
     check_draft(draft)
     check_running(width, slots, exact, graphs)
     check_trust(trust_remote_code)
+    check_parallel(tensor_parallel, graphs)
     kernels = Kernels(engine, weights, rows=min(width, 256), release=True)  # what matrices are laid out for
-    loaded = loading.load(target, device, dtype, trust_remote_code, kernels)
+    if tensor_parallel > 1:
+        from outrider.models.hub import sharded
+
+        graphs = False  # a graph that is replayed here runs on no other rank
+        loaded = sharded.load(target, tensor_parallel, device, dtype, trust_remote_code, kernels)
+    else:
+        loaded = loading.load(target, device, dtype, trust_remote_code, kernels)
     drafter = drafter_named(draft, Beside(loaded, dtype, trust_remote_code))
     return LLM(loaded, drafter, width=width, slots=slots, exact=exact, graphs=graphs)
 

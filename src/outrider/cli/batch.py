@@ -64,6 +64,7 @@ def batch(
     weights: common.Weights = "full",
     graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
+    tensor_parallel: common.TensorParallel = 1,
 ) -> None:
     """Answer the lines of a file, offline. Options hold for lines that have none of their own.
 
@@ -81,10 +82,11 @@ def batch(
         {
             "draft": draft, "device": device, "dtype": dtype, "width": width, "graphs": common.graphs_option(graphs),
             "engine": engine, "weights": weights, "trust_remote_code": trust_remote_code,
+            "tensor_parallel": tensor_parallel,
         },
     )  # fmt: skip
     lines = prompt_file.read_lines(source, system, prompts_format="jsonl", target=target, called="IN")
-    settings = {"target": target, "dtype": dtype, "weights": weights, "exact": True}
+    settings = {"target": target, "dtype": dtype, "weights": weights, "exact": True, "tensor_parallel": tensor_parallel}
     run(PromptBatch(lines, options, settings, out, slots), answering(loading, ray, workers))
 
 

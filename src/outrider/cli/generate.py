@@ -76,6 +76,7 @@ def generate(
     weights: common.Weights = "full",
     graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
+    tensor_parallel: common.TensorParallel = 1,
     trace: Annotated[Path | None, typer.Option(help="Write the trace here, as JSON lines.")] = None,
     show_trace: Annotated[bool, typer.Option("--show-trace", help="Print the coloured trace afterwards.")] = False,
     stats: Annotated[bool, typer.Option(help="Print statistics on stderr.")] = True,
@@ -100,7 +101,7 @@ def generate(
         {
             "draft": draft, "device": device, "dtype": dtype, "width": width, "exact": exact,
             "graphs": common.graphs_option(graphs), "engine": engine, "weights": weights,
-            "trust_remote_code": trust_remote_code,
+            "trust_remote_code": trust_remote_code, "tensor_parallel": tensor_parallel,
         },
     )  # fmt: skip
     if prompts is not None:
@@ -108,7 +109,13 @@ def generate(
 
         common.check_writable(out, "--out")
         lines = prompt_file.read_lines(prompts, system, chat or system is not None, prompts_format, target)
-        settings = {"target": target, "dtype": dtype, "weights": weights, "exact": exact}
+        settings = {
+            "target": target,
+            "dtype": dtype,
+            "weights": weights,
+            "exact": exact,
+            "tensor_parallel": tensor_parallel,
+        }
         batch.run(PromptBatch(lines, options, settings, out, slots), batch.answering(loading))
         return
     with progress.loading(target):

@@ -67,6 +67,7 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning  # type: ignore[assignment]
         try:
+            _follow_rank_0()
             code = app(prog_name="outrider", standalone_mode=False)
         except KeyboardInterrupt:  # typer turns those inside a command into exit code 130 itself
             code = 130
@@ -75,6 +76,14 @@ def main() -> None:
         finally:
             gc.freeze()  # the process ends: one more collection would take half a second
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _follow_rank_0() -> None:
+    """With --tensor-parallel, of the processes of torchrun the first alone is the command; the others serve it."""
+    if any(word.split("=")[0] == "--tensor-parallel" for word in sys.argv) and os.environ.get("RANK", "0") != "0":
+        from outrider.models.hub import sharded
+
+        sharded.follow()
 
 
 def _open_closed_streams() -> None:

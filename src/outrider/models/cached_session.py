@@ -74,11 +74,11 @@ class CachedSession(BufferedSession):
         # As far as any row may have written, guesses and prefill chunks included: the rest was never touched.
         end = max(int(self.context.lengths.max()) + 2 * self.shape.width, self._written) + self.shape.chunk
         for part in neighbours(rows):
-            here = slice(part.start, part.stop)
-            for buffer in (b for pair in self.cache.buffers() for b in pair):
-                buffer[here, :, :end].zero_()
+            self.cache.clear(part, end)
             if self.states is not None:
-                self.states[here, :end] = 0  # a prompt of one token has nothing behind it, least of all another's
+                self.states[part.start : part.stop, :end] = (
+                    0  # a prompt of one token has nothing behind it, least of all another's
+                )
 
     def _encode(self, sources: Mapping[int, Source]) -> None:
         self.engine.encode(sources, self.cache)

@@ -52,5 +52,10 @@ class Buffers:
             for buffer in (b for pair in self.buffers() for b in pair):
                 buffer[to, :, :length] = buffer[source, :, :length]  # the right side is a copy: rows may change places
 
+    def clear(self, rows: range, end: int) -> None:
+        """Zero the first ``end`` positions of rows that lie side by side."""
+        for buffer in (b for pair in self.buffers() for b in pair):
+            buffer[rows.start : rows.stop, :, :end].zero_()
+
     def buffers(self) -> list[tuple[Tensor, Tensor]]:
         return self._pairs
