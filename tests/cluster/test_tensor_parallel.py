@@ -106,7 +106,7 @@ def test_what_is_refused_of_models(
     if given.get("target") == "gpt2":
         (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(BadOption, match=says):
-        outrider.load(target, **{"tensor_parallel": size, **given, "target": target})
+        outrider.load(**{"tensor_parallel": size, **given, "target": target})
 
 
 def test_after_an_error_in_a_run_no_rank_is_left_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

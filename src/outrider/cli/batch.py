@@ -15,6 +15,7 @@ from outrider.cli.common import check_writable, notes
 from outrider.cli.progress import loading as loading_shown
 from outrider.cli.results import results
 from outrider.cluster.answers import Advance, Answer, Loading, PromptBatch, PromptLine, answers
+from outrider.errors import require
 from outrider.runtime import timer
 
 MOST_SLOTS = 8
@@ -86,12 +87,19 @@ def batch(
         },
     )  # fmt: skip
     lines = prompt_file.read_lines(source, system, prompts_format="jsonl", target=target, called="IN")
-    settings = {"target": target, "dtype": dtype, "weights": weights, "exact": True, "tensor_parallel": tensor_parallel}
+    settings = {**loading.decides, "exact": True}
     run(PromptBatch(lines, options, settings, out, slots), answering(loading, ray, workers))
 
 
 def answering(loading: Loading, ray: bool = False, workers: int | None = None) -> Answering:
     """One model in this process, or several on a cluster."""
+    if ray:
+        from outrider.cluster.ray_batch import OnRay
+
+        parallel = loading.options["tensor_parallel"]
+        require(parallel == 1, f"--tensor-parallel {parallel} is of one model under torchrun; leave it out with --ray")
+        return OnRay(loading, workers)
+    require(workers is None, f"--workers {workers} means something with --ray only; leave it out")
 
     def here(lines: Sequence[PromptLine], slots: int) -> Callable[[Advance], Iterator[Answer]]:
         llm = None

@@ -109,13 +109,7 @@ def generate(
 
         common.check_writable(out, "--out")
         lines = prompt_file.read_lines(prompts, system, chat or system is not None, prompts_format, target)
-        settings = {
-            "target": target,
-            "dtype": dtype,
-            "weights": weights,
-            "exact": exact,
-            "tensor_parallel": tensor_parallel,
-        }
+        settings = {**loading.decides, "exact": exact}
         batch.run(PromptBatch(lines, options, settings, out, slots), batch.answering(loading))
         return
     with progress.loading(target):

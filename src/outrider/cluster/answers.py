@@ -35,6 +35,11 @@ class Loading:
     target: str
     options: Mapping[str, Any]  # of outrider.load
 
+    @property
+    def decides(self) -> dict[str, Any]:
+        """What a text follows from."""
+        return {"target": self.target, **{name: self.options[name] for name in ("dtype", "weights", "tensor_parallel")}}
+
     def load(self, slots: int | None) -> Any:
         import outrider
 

@@ -76,9 +76,8 @@ class CachedSession(BufferedSession):
         for part in neighbours(rows):
             self.cache.clear(part, end)
             if self.states is not None:
-                self.states[part.start : part.stop, :end] = (
-                    0  # a prompt of one token has nothing behind it, least of all another's
-                )
+                # A prompt of one token has nothing behind it, least of all another's.
+                self.states[part.start : part.stop, :end] = 0
 
     def _encode(self, sources: Mapping[int, Source]) -> None:
         self.engine.encode(sources, self.cache)

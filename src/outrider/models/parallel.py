@@ -193,11 +193,14 @@ class ShardedModel(CheckpointModel):
 
     @property
     def embedding(self) -> NoReturn:
-        raise BadOption("tensor_parallel: a draft that reads the target's embeddings cannot be used; use a draft model")
+        raise BadOption(
+            "with tensor_parallel the target's embeddings are sharded; use a draft that does not read them: copy, "
+            "ngram, or a model of its own"
+        )
 
     @property
     def unembedding(self) -> NoReturn:
-        return self.embedding
+        raise BadOption("with tensor_parallel the target's output layer is sharded; use a draft that does not read it")
 
 
 def follow(build: Callable[..., CheckpointModel]) -> NoReturn:
