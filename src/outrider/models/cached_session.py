@@ -63,21 +63,27 @@ class CachedSession(BufferedSession):
         shape = (self.context.rows, self.shape.capacity, len(self._kept), facts.hidden_size)
         self.states = torch.zeros(shape, dtype=facts.dtype, device=facts.device)
 
-    def admit_all(self, admissions: Sequence[Admission]) -> None:
+    def prefill_in_parts(self, admissions: Sequence[Admission], steps: bool = True) -> Iterator[None]:
         if self._written:
             self._clear(sorted(new.row for new in admissions))
         self._written = max(self._written, *(len(new.prompt) for new in admissions))
-        super().admit_all(admissions)
+        yield from super().prefill_in_parts(admissions, steps)
 
     def _clear(self, rows: list[int]) -> None:
         """Zero what rows before have left: it is masked, but a NaN passes through any mask."""
         # As far as any row may have written, guesses and prefill chunks included: the rest was never touched.
         end = max(int(self.context.lengths.max()) + 2 * self.shape.width, self._written) + self.shape.chunk
         for part in neighbours(rows):
-            self.cache.clear(part, end)
+            self.cache.clear_rows(part, range(end))
             if self.states is not None:
                 # A prompt of one token has nothing behind it, least of all another's.
                 self.states[part.start : part.stop, :end] = 0
+
+    def _clear_behind(self, rows: Tensor, positions: Tensor) -> None:
+        super()._clear_behind(rows, positions)
+        self.cache.clear(rows, positions)
+        if self.states is not None:
+            self.states[rows, positions] = 0
 
     def _encode(self, sources: Mapping[int, Source]) -> None:
         self.engine.encode(sources, self.cache)

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -135,12 +135,22 @@ class ShardedCache:
         return _known(self.ranks, self.local.select(rows), "select", self.number, rows.cpu())
 
     def reorder(self, rows: Tensor, length: int) -> None:
-        with self.ranks.told("reorder", self.number, rows.cpu(), length):
-            self.local.reorder(rows, length)
+        self._change("reorder", rows, length)
 
-    def clear(self, rows: range, end: int) -> None:
-        with self.ranks.told("clear", self.number, rows, end):
-            self.local.clear(rows, end)
+    def move(self, to: Tensor, source: Tensor, length: int) -> None:
+        self._change("move", to, source, length)
+
+    def clear_rows(self, rows: range, positions: range) -> None:
+        self._change("clear_rows", rows, positions)
+
+    def clear(self, rows: Tensor, positions: Tensor) -> None:
+        self._change("clear", rows, positions)
+
+    def _change(self, method: str, *given: Any) -> None:
+        """What a session does to its cache, done on every rank."""
+        on_host = [one.cpu() if isinstance(one, Tensor) else one for one in given]
+        with self.ranks.told("change", self.number, method, on_host):
+            _changed(self.local, method, given)
 
 
 def _known(ranks: Ranks, local: Any, name: str, *given: Any) -> ShardedCache:
@@ -255,12 +265,19 @@ def _repeat(ranks: Ranks, build: Callable[..., CheckpointModel]) -> None:
         elif name == "select":
             engine, cache = caches[given[0]]
             caches[number] = engine, cache.select(given[1].to(ranks.device))
-        elif name == "reorder":
-            caches[number][1].reorder(given[0].to(ranks.device), given[1])
-        elif name == "clear":
-            caches[number][1].clear(*given)
+        elif name == "change":
+            _changed(caches[number][1], given[0], [_moved(one, ranks.device) for one in given[1]])
         else:
             engine, cache = caches[number]
             part, shape, wanted = given
             tokens, positions = ranks.share(torch.empty((2, *shape), dtype=torch.int64, device=ranks.device)).unbind()
             engine.run(tokens, positions, cache if part is None else cache.part(part), wanted)
+
+
+def _changed(cache: Any, method: str, given: Sequence[Any]) -> None:
+    changes = {"reorder": cache.reorder, "move": cache.move, "clear": cache.clear, "clear_rows": cache.clear_rows}
+    changes[method](*given)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value
