@@ -115,11 +115,10 @@ class CachedSession(BufferedSession):
         # As far as any row may have written, guesses and prefill chunks included: the rest was never touched.
         end = max(int(self.context.lengths.max()) + 2 * self.shape.width, self._written) + self.shape.chunk
         for part in neighbours(rows):
-            here = slice(part.start, part.stop)
-            for buffer in (b for pair in self.cache.buffers() for b in pair):
-                buffer[here, :, start:end].zero_()
+            self.cache.clear_rows(part, range(start, end))
             if self.states is not None:
-                self.states[here, start:end] = 0  # a prompt of one token has nothing behind it, least of all another's
+                # A prompt of one token has nothing behind it, least of all another's.
+                self.states[part.start : part.stop, start:end] = 0
 
     def _clear_behind(self, rows: Tensor, positions: Tensor) -> None:
         super()._clear_behind(rows, positions)

@@ -80,11 +80,11 @@ def load(
         prepared = _by_engine(name, place, config, kernels, where, kind, settled=dtype != "auto")
         if prepared is not None:
             return Loaded(name, prepared, tokenizer, kernels)
-        model = _whole(place, _class(config), dtype=kind, **common)
+        model = by_transformers(place, _class(config), dtype=kind, **common)
     except OutriderError:
         raise
     except Exception as error:
-        raise _explained(place, error) from error
+        raise explained(place, error) from error
     wrapped = HuggingFaceModel(_moved(name, model, where).requires_grad_(False))
     if where.type == "cpu":
         warn_of_other_bits(kernels.rows, model.dtype)
@@ -104,7 +104,7 @@ def load(
     return Loaded(name, wrapped, tokenizer, kernels)
 
 
-def _whole(place: Path, kind: Any, **options: Any) -> PreTrainedModel:
+def by_transformers(place: Path, kind: Any, **options: Any) -> PreTrainedModel:
     """The model by transformers, which fills weights that a checkpoint does not have with random numbers."""
     model: PreTrainedModel
     model, told = kind.from_pretrained(place, use_safetensors=True, output_loading_info=True, **options)
@@ -212,7 +212,7 @@ def _moved(name: str, model: PreTrainedModel, where: torch.device) -> PreTrained
         ) from error
 
 
-def _explained(place: Path, error: Exception) -> ModelError:
+def explained(place: Path, error: Exception) -> ModelError:
     """Turn what transformers raises into one line with a remedy."""
     reason = " ".join(str(error).split())[:300]
     if "mismatched" in reason:
