@@ -7,7 +7,6 @@ import multiprocessing
 import re
 import sys
 import threading
-import types
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
@@ -19,7 +18,7 @@ import pytest
 import torch
 
 import outrider
-from executors import AtOnce, Done, Lazy
+from executors import AtOnce, Lazy
 from outrider import speculation
 from outrider.errors import BadOption
 
