@@ -162,8 +162,9 @@ class NumbaBackend(OneRowBackend):
         if table is None:
             return None
         draw = None
-        if not sampling.greedy:
-            draw = Draw(sampling.temperature, request.noise.keys("token", request.at[:, : request.gamma])[self.row])
+        own = sampling.of_row(self.row)
+        if not own.greedy:
+            draw = Draw(own.temperature, request.noise.keys("token", request.at[:, : request.gamma])[self.row])
         tokens, q = self.guesses(table, request.floors(self.row), draw, holding=texts.embedding)
         return WholeDraft(tokens[None], None if q is None else q[None], torch.ones_like(tokens[None], dtype=torch.bool))
 
