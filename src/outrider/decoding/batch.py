@@ -156,7 +156,7 @@ class RunningBatch:
         index, row = entry
         self.trace.endings.append(Ending(index, str(row.finish_reason), row.stop_reason))
         self.rows[slot] = self.requests[slot] = None
-        release(self.target, slot, failed=row.error is not None)
+        release(self.target, slot, failed=self.serving and row.error is not None)
         self.drafter.release(slot)
         self._set_rule()
 
