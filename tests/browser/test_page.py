@@ -171,9 +171,7 @@ def test_the_theory(server: StandIn, opened: Any) -> None:
     assert page.locator("#chart .curve").count() == 5 and page.locator("#chart .here").count() == 1
     points = page.locator("#chart .curve").last.get_attribute("points").split()
     heights = [float(point.split(",")[1]) for point in points]
-    assert len(points) == 9 and heights == sorted(set(heights), reverse=True), (
-        "at alpha 0.9 more guesses are faster here"
-    )
+    assert len(points) == 9 and heights == sorted(set(heights), reverse=True), "more guesses are faster at alpha 0.9"
     assert page.get_by_role("img").get_attribute("aria-labelledby") == "chart-title"
     page.get_by_text("The curves as a table").click()
     assert page.get_by_role("row").nth(2).get_by_role("cell").first.text_content() == "1.43"  # 1.5 / 1.05
