@@ -14,15 +14,11 @@ import transformers as tf
 from torch import Tensor
 
 import library
-import outrider
 import tiny
 from helpers import case, run
-from outrider.bench import prompts
 from outrider.core.protocols import Admission, Shape
-from outrider.drafters import ModelDrafter, Nothing
-from outrider.errors import BadOption, ModelError
-from outrider.models.engine.choice import Kernels, chosen_engine
-from outrider.models.hub import pairs
+from outrider.drafters import Nothing
+from outrider.errors import BadOption
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.runtime import cpu
 from outrider.testing import check_session
@@ -31,9 +27,9 @@ pytest.importorskip("numba")
 
 from exactness.test_bits import Recording
 from models.test_engines import ROUNDING, off_by, rounded, with_fma
+from outrider.kernels.numba import t5
 from outrider.models.engine.backends import BACKENDS
 from outrider.models.engine.model import EngineModel
-from outrider.models.engine.t5_engine import T5Engine
 from outrider.models.engine_protocol import Wanted
 
 pytestmark = [pytest.mark.cpu_paths, pytest.mark.usefixtures("cache"), with_fma]
@@ -194,16 +190,15 @@ def test_a_row_that_has_ended_is_not_run(tmp_path: Path, monkeypatch: pytest.Mon
     session.admit_all([Admission(row, TEXTS[row], SOURCES[row]) for row in range(4)])
     session.release(0)
     session.release(2)
-    tokens: list[int] = []
-    run = T5Engine._run
+    tokens, layers = set[int](), t5.t5_layers
 
-    def counted(self: Any, stack: Any, given: Any, *rest: Any, **named: Any) -> Any:
-        tokens.append(len(given.tokens))
-        return run(self, stack, given, *rest, **named)
+    def counted(stack: Any, given: Any) -> None:
+        tokens.add(len(given.tokens))
+        layers(stack, given)
 
-    monkeypatch.setattr(T5Engine, "_run", counted)
+    monkeypatch.setattr(t5, "t5_layers", counted)
     found = session.score(torch.tensor([[row + 3, row + 4] for row in range(4)]))
-    assert tokens == [6] and torch.equal(found[[1, 3]], every[[1, 3]])
+    assert tokens == {6} and torch.equal(found[[1, 3]], every[[1, 3]])
 
 
 @pytest.fixture
@@ -248,62 +243,3 @@ def test_nothing_outside_a_buffer_is_reached(tmp_path: Path) -> None:
     engine.encode({1: [5] * 8}, cache)
     kept = [buffer.clone() for pair in cache.cross.buffers() for buffer in pair]
     assert all(not buffer[0].any() and bool(buffer[1, :, -1].any()) for buffer in kept)
-
-
-# --- which models it is chosen for ---------------------------------------------------------------------------------
-
-
-def chosen(config: Any, size: float = 1e8, engine: str = "auto") -> str:
-    config.dtype = torch.bfloat16
-    return chosen_engine(Kernels(engine), config, torch.device("cpu"), torch.float32, size, settled=False)
-
-
-def test_the_engine_is_chosen_for_layers_it_has() -> None:
-    assert chosen(tf.T5Config(**SIZES)) == chosen(tf.MT5Config(**SIZES)) == "numba"
-    assert chosen(tf.T5Config(**SIZES), size=2e6) == "numba", "torch is slow at small operations"
-    assert chosen(tf.T5Config(**SIZES), size=1e5) == "torch"
-    assert chosen(tf.BartConfig()) == "torch"
-    for wrong, reason in (({"feed_forward_proj": "gelu_fast"}, "gelu_fast"), ({"d_ff": 100}, "multiple of 16")):
-        config = tf.T5Config(**SIZES | wrong)
-        assert chosen(config) == "torch"
-        with pytest.raises(BadOption, match=reason):
-            chosen(config, engine="numba")
-    with pytest.raises(BadOption, match="t5"):
-        chosen(tf.T5Config(**SIZES), engine="onnxruntime")
-
-
-def test_an_embedding_of_its_own_for_the_decoder_is_refused(tmp_path: Path) -> None:
-    """The engine has one table for encoder and decoder: a checkpoint with two must not lose one."""
-    from safetensors.torch import load_file, save_file
-
-    by_numba(built("v1.0: relu, tied, scaled"), tmp_path)
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    for factor, fits in ((1, True), (2, False)):
-        save_file(tensors | {"decoder.embed_tokens.weight": factor * tensors["shared.weight"]}, file, {"format": "pt"})
-        config = tf.AutoConfig.from_pretrained(tmp_path)
-        if fits:
-            library.prepared(tmp_path, config, "numba", "bfloat16")
-            continue
-        with pytest.raises(ModelError, match="embed_tokens"):
-            library.prepared(tmp_path, config, "numba", "bfloat16")
-
-
-def test_the_shipped_pair_writes_what_transformers_writes() -> None:
-    """Target and draft are both compiled, and texts are those of transformers' own ``generate``."""
-    plain = outrider.load("t5-ende", draft=None, dtype="float32")
-    auto, given = plain.with_draft("auto"), [text for task in prompts.SOURCES.values() for text in task[:5]]
-    assert isinstance(auto.drafter, ModelDrafter)
-    for model in (plain.target.model, auto.drafter.model):
-        assert "numba" in model.facts.engine  # type: ignore[attr-defined]
-    folder = pairs.find("t5-ende")
-    assert folder is not None
-    peer = tf.AutoModelForSeq2SeqLM.from_pretrained(folder / "target", dtype=torch.float32)
-    how = {"max_new_tokens": 24}
-    texts = [output.tokens for output in plain.generate(given, **how)]
-    assert [output.tokens for output in auto.generate(given, **how)] == texts
-    assert [plain.generate(text, **how).tokens for text in given[:4]] == texts[:4]
-    assert [auto.generate(text, gamma=3, **how).tokens for text in given[:4]] == texts[:4]
-    for text, found in zip(given, texts, strict=True):
-        expected = peer.generate(torch.tensor([plain.encode(text)]), do_sample=False, **how)[0, 1:].tolist()
-        assert list(found) == expected[: len(found)] and len(found) >= len(expected) - 1, text
