@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 import library
 import outrider
@@ -107,6 +108,15 @@ def test_what_is_refused_of_models(
         (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(BadOption, match=says):
         outrider.load(**{"tensor_parallel": size, **given, "target": target})
+
+
+def test_a_sharded_model_of_the_caller_is_refused(models: tuple[str, str]) -> None:
+    """Ranks that plan by their own clocks run different numbers of tokens, and wait for each other for ever."""
+    model = AutoModelForCausalLM.from_pretrained(models[0])
+    model._tp_size = 2
+    ids = parallel.torch.tensor([[5, 6]])
+    with pytest.raises(BadOption, match="sharded over 2 processes"):
+        model.generate(ids, max_new_tokens=2, custom_generate=outrider.transformers_generate, draft="copy")
 
 
 def test_after_an_error_in_a_run_no_rank_is_left_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ class OnRay:
             Worker, fn_constructor_args=(self.loading, slots), batch_size=None, num_cpus=place.cpus,
             num_gpus=place.gpus, compute=ray_data.ActorPoolStrategy(size=place.workers),
         )  # fmt: skip
-        for row in done.iter_rows(prefetch_batches=0):
+        for row in done.iter_rows():
             record = json.loads(row["record"])
             advance(0, len(record.get("tokens", ())))
             yield by_index[int(row["index"])], record

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from outrider.errors import BadOption, require
+from outrider.models.settings import setting
 
 HONOURED = frozenset(
     {
@@ -114,6 +115,12 @@ _NAMES = {"mm_encoder_outputs": "pixel_values (or another input beside text: mm_
 
 def check_inputs(model: PreTrainedModel, ids: Tensor, given: dict[str, Any]) -> None:
     """Refuse every input of the model that would not be used: a vision model must not answer without its image."""
+    shards = setting(model, "_tp_size") or 1
+    require(
+        shards == 1,
+        f"the model is sharded over {shards} processes, which would each decide for itself: not supported with "
+        "custom_generate=transformers_generate; use outrider.load(..., tensor_parallel=N)",
+    )
     decoder_mask = given.get("decoder_attention_mask")
     require(
         decoder_mask is None or bool((decoder_mask == 1).all()),

@@ -81,7 +81,7 @@ class Ranks:
                 DeviceError,
             )
             self._in_step = False
-            dropped, self.dropped[:] = list(self.dropped), ()
+            dropped = [self.dropped.pop() for _ in range(len(self.dropped))]  # the garbage collector may add meanwhile
             dist.broadcast_object_list([(dropped, *command)], src=0, group=self._commands)
             yield
             self._in_step = True
