@@ -29,6 +29,7 @@ class Asked:
     dtype: torch.dtype  # to compute in
     settled: bool = True  # whether the user asked for this dtype; False: it is only what torch would use
     int8: bool = False  # whether matrices are to be in eight bits
+    packed: str | None = None  # the format of a GGUF file's weights, where they are to be run as they are
     by_name: bool = True  # whether the user asked for this engine; False: "auto" looks for one
 
 
@@ -66,12 +67,16 @@ def numba_computes_in_half(dtype: torch.dtype, settled: bool) -> bool:
 
 
 def _numba_weights(asked: Asked) -> str:
+    if asked.packed:
+        return asked.packed
     return "float16" if numba_computes_in_half(asked.dtype, asked.settled) else "bfloat16"
 
 
 def _numba_layout(weights: str) -> Layout:
-    from outrider.models.engine import numba_weights
+    from outrider.models.engine import numba_weights, packed_weights
 
+    if weights not in ("bfloat16", "float16"):
+        return Layout("numba", weights, packed_weights.FORMAT, packed_weights.write_gguf)
     half = weights == "float16"
     return Layout(
         "numba", weights, numba_weights.FORMAT,

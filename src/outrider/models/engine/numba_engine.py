@@ -12,17 +12,20 @@ import numba
 import numpy as np
 import torch
 
-from outrider.kernels.numba import float16_products, llama
+from outrider.kernels.numba import float16_products, llama, products
 from outrider.kernels.numba.code_cache import DIGEST, compiling
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine.llama_engine import Found, LlamaEngine, Run
-from outrider.models.engine.panel_rows import PanelRows
+from outrider.models.engine.panel_rows import PackedRows, PanelRows
 from outrider.models.engine.prepared import Prepared
 from outrider.models.engine.sizes import Sizes
 from outrider.models.engine.weight_files import WEIGHTS
 from outrider.models.kv_buffers import Buffers
 from outrider.models.llama_layer import PRODUCTS, layer_name
+
+FLOATS = ("bfloat16", "float16")
+"""Formats of weights that are not packed."""
 
 Addresses = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
 """Addresses of every layer's keys, of its values, and the capacity of both."""
@@ -43,12 +46,15 @@ class NumbaEngine(LlamaEngine):
         with (prepared.folder / WEIGHTS).open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._file = np.frombuffer(self._map, np.uint8)
-        self._half = prepared.weights == "float16"
-        if self._half:
+        self._half: bool | int = prepared.weights == "float16"
+        if prepared.weights not in FLOATS:
+            self._half = products.PACKED
+        elif self._half:
             assert float16_products.AVAILABLE, "engines.computes_in_half and float16_products.py disagree"
             self.name += " in float16"
         self.model = self._model(self.sizes, config)
-        self.embedding = self.unembedding = self._rows("output", self.model.hidden)
+        self.embedding: PanelRows | PackedRows = self._rows("output", self.model.hidden)
+        self.unembedding = self.embedding
         if self._places["embedding"] != self._places["output"]:
             self.embedding = self._rows("embedding", self.model.hidden)
         self._none_kept = np.full(self.model.layers, -1)
@@ -67,8 +73,10 @@ class NumbaEngine(LlamaEngine):
         """Where a tensor lies, or 0 if there is none."""
         return self._file.ctypes.data + self._places[name][0] if name in self._places else 0
 
-    def _rows(self, name: str, hidden: int) -> PanelRows:
+    def _rows(self, name: str, hidden: int) -> PanelRows | PackedRows:
         place, shape = self._places[name]
+        if self._half == products.PACKED:
+            return PackedRows(self._file, place, self.vocabulary, hidden)
         bits = self._file[place:].view(np.uint16)[: math.prod(shape)].reshape(shape)
         narrow = self._half and self._places[name] == self._places["output"]
         return PanelRows(bits, self.vocabulary, hidden, int(self._powers(0)[-1][1]) if narrow else None)
