@@ -40,7 +40,9 @@ class LlamaWeights(NamedTuple):
     windows: np.ndarray[Any, Any]  # [L]: how far back a position looks
     output: int  # address of the output matrix
     half: bool | int  # whether products are computed in float16; or PACKED (``products.py``)
-    powers: np.ndarray[Any, Any]  # [L, 4, 2]: what their inputs are scaled by, or the inputs of a scale (``products.py``)
+    powers: np.ndarray[
+        Any, Any
+    ]  # [L, 4, 2]: what their inputs are scaled by, or the inputs of a scale (``products.py``)
     last_powers: np.ndarray[Any, Any]  # [2]: those of the output matrix
 
 

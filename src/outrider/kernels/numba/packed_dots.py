@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from outrider.kernels.numba.packed_formats import UNIT, Format
+from outrider.kernels.numba.packed_formats import BYTE_PLACES, UNIT, Format
 from outrider.kernels.numba.tiles import FLOAT, PANEL, WORD, number, pointer
 from outrider.runtime import cpu
 
@@ -66,8 +66,15 @@ class Vectors:
         return self._builder.load(pointer(self._builder, at, number(0), ir.VectorType(kind, count)), align=1)
 
     def bytes(self, at: Any) -> list[Any]:
-        """Signed bytes [16] -> parts of whole numbers."""
-        return self._split(self._builder.sext(self._load(at, ir.IntType(8), PANEL), ir.VectorType(WORD, PANEL)))
+        """Signed bytes of the 16 columns, in the order of ``BYTE_PLACES`` -> parts of whole numbers."""
+        builder, octets = self._builder, self._load(at, ir.IntType(8), PANEL)
+        if self.lanes == 4:  # each column of a part is in a word of its own
+            words, found = builder.bitcast(octets, self.sums), []
+            for part in range(self.parts):
+                moved = builder.shl(words, ir.Constant(self.sums, [24 - 8 * part] * 4)) if part < 3 else words
+                found.append(builder.ashr(moved, ir.Constant(self.sums, [24] * 4)))
+            return found
+        return self._split(builder.sext(self._chosen(octets, list(BYTE_PLACES)), ir.VectorType(WORD, PANEL)))
 
     def halves(self, at: Any) -> list[Any]:
         """float16 [16] -> parts in float32."""

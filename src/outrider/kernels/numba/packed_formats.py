@@ -22,6 +22,9 @@ UNIT = 32
 BLOCK = 256
 """Inputs of a block of a K format."""
 
+BYTE_PLACES = tuple(4 * (column % 4) + column // 4 for column in range(PANEL))
+"""Where a column's scale or minimum of one byte lies: vectors of four columns then get theirs by shifts."""
+
 Array = np.ndarray[Any, Any]
 
 
@@ -108,6 +111,8 @@ def panels(rows: Rows) -> Array:
 def _by_unit(numbers: Array, each: int) -> Array:
     """Numbers [R, U * each] -> bytes [P, U, each * 16 columns]."""
     split = numbers.reshape(-1, PANEL, numbers.shape[1] // each, each).transpose(0, 2, 3, 1)
+    if numbers.itemsize == 1:
+        split = split[..., np.argsort(BYTE_PLACES)]
     return np.ascontiguousarray(split).view(np.uint8).reshape(*split.shape[:2], -1)
 
 

@@ -194,18 +194,18 @@ def _emit_tile(v: Vectors, builder: Any, form: Format, rows: int, args: Any) -> 
             builder.store(totals[v.parts * row + part], to, align=4)
 
 
-def tiles(facts: cpu.CpuFacts) -> Any:
-    """A function (format's code, rows up to MOST_ROWS, weights, x, x's stride in bytes, out, out's stride in numbers,
+def tiles(facts: cpu.CpuFacts, most: int = MOST_ROWS) -> Any:
+    """A function (format's code, up to ``most`` rows, weights, x, x's stride in bytes, out, out's stride in numbers,
     units): rows times one panel. One switch over all tiles: functions that call each other take long to compile."""
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         v, after = vectors(builder, facts), builder.append_basic_block("end")
-        which = builder.add(builder.mul(args[0], number(MOST_ROWS)), args[1])
+        which = builder.add(builder.mul(args[0], number(most)), args[1])
         choice = builder.switch(which, after)
         for code, form in enumerate(FORMATS):
-            for rows in range(1, MOST_ROWS + 1):
+            for rows in range(1, most + 1):
                 case = builder.append_basic_block(f"{form.name}_{rows}")
-                choice.add_case(number(MOST_ROWS * code + rows), case)
+                choice.add_case(number(most * code + rows), case)
                 builder.position_at_end(case)
                 _emit_tile(v, builder, form, rows, args[2:])
                 builder.branch(after)

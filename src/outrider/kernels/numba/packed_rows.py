@@ -9,7 +9,7 @@ from numba import carray
 
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.float16_products import wide
-from outrider.kernels.numba.packed_formats import BFLOAT16, FORMATS, UNIT
+from outrider.kernels.numba.packed_formats import BFLOAT16, BYTE_PLACES, FORMATS, UNIT
 from outrider.kernels.numba.packed_products import strict, units_of
 from outrider.kernels.numba.tiles import PANEL, float_of_bits, pointer_to
 
@@ -19,6 +19,9 @@ _BITS, _OFFSETS, _GROUPS, _VALUES, _UNITS, _RECORDS, _MINIMA, _BLOCKS = (
         *((f.bits, f.offset, f.groups, f.values, f.unit, f.record, f.minimum, f.blocks) for f in FORMATS), strict=True
     )
 )
+
+
+_PLACES = np.array(BYTE_PLACES)
 
 
 @strict
@@ -51,7 +54,13 @@ def unpack_row(matrix: int, row: int, out: Any) -> None:
         for j in range(inputs):
             out[j] = float_of_bits(np.int32(np.uint32(bits[j, column % 8, column // 8]) << np.uint32(16)))
         return
-    values, groups, minimum, factor, minimum_factor = _VALUES[code], _GROUPS[code], np.float32(0), np.float32(0), np.float32(0)
+    values, groups, minimum, factor, minimum_factor = (
+        _VALUES[code],
+        _GROUPS[code],
+        np.float32(0),
+        np.float32(0),
+        np.float32(0),
+    )
     for unit in range(units_of(inputs)):
         at = here + _RECORDS[code] * unit
         if _BLOCKS[code]:
@@ -64,9 +73,9 @@ def unpack_row(matrix: int, row: int, out: Any) -> None:
         for j in range(min(UNIT, inputs - UNIT * unit)):
             group = j * groups // UNIT
             if _BLOCKS[code]:
-                scale = factor * np.float32(np.int8(octets[values + PANEL * group + column]))
+                scale = factor * np.float32(np.int8(octets[values + PANEL * group + _PLACES[column]]))
                 if _MINIMA[code]:
-                    minimum = -(minimum_factor * np.float32(octets[values + PANEL * groups + column]))
+                    minimum = -(minimum_factor * np.float32(octets[values + PANEL * groups + _PLACES[column]]))
             else:
                 scale = _half(at + values, column)
                 if _MINIMA[code]:

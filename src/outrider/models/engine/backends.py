@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from outrider.models.engine.llama_engine import LlamaEngine
 
 
+QUANTISED = ("int8", "int4")
+"""What matrices can be quantised to when a model is prepared."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """A model, and how it is to be run."""
@@ -28,7 +32,7 @@ class Asked:
     config: Any
     dtype: torch.dtype  # to compute in
     settled: bool = True  # whether the user asked for this dtype; False: it is only what torch would use
-    int8: bool = False  # whether matrices are to be in eight bits
+    weights: str = "full"  # or what matrices are to be quantised to: int8, int4
     packed: str | None = None  # the format of a GGUF file's weights, where they are to be run as they are
     by_name: bool = True  # whether the user asked for this engine; False: "auto" looks for one
 
@@ -47,7 +51,7 @@ class Backend:
     packages: tuple[str, ...] = ()  # that must be installed
     obstacle: Callable[[Asked], str | None] = lambda asked: None  # of this model or this dtype
     broken: Callable[[], str | None] = lambda: None  # why it does not work here; may take a while to find out
-    int8: bool = False  # whether it has matrices in eight bits
+    quantises: tuple[str, ...] = ()  # what it quantises matrices to: int8, int4
 
 
 def not_float32(dtype: torch.dtype) -> str | None:
@@ -69,12 +73,20 @@ def numba_computes_in_half(dtype: torch.dtype, settled: bool) -> bool:
 def _numba_weights(asked: Asked) -> str:
     if asked.packed:
         return asked.packed
+    if asked.weights != "full":
+        return asked.weights
     return "float16" if numba_computes_in_half(asked.dtype, asked.settled) else "bfloat16"
 
 
 def _numba_layout(weights: str) -> Layout:
     from outrider.models.engine import numba_weights, packed_weights
 
+    if weights in QUANTISED:
+        each = {"int8": 1.1, "int4": 0.8}[weights]  # bytes: the output matrix of the latter has eight bits
+        return Layout(
+            "numba", weights, packed_weights.FORMAT,
+            lambda to, source, config: packed_weights.write_quantised(to, source, config, weights), bytes_each=each,
+        )  # fmt: skip
     if weights not in ("bfloat16", "float16"):
         return Layout("numba", weights, packed_weights.FORMAT, packed_weights.write_gguf)
     half = weights == "float16"
@@ -92,12 +104,16 @@ def _open_numba(prepared: Prepared, config: Any) -> LlamaEngine:
 
 def _numba_obstacle(asked: Asked) -> str | None:
     saved = str(setting(asked.config, "dtype")).removeprefix("torch.")
-    if saved != "bfloat16":
+    if saved != "bfloat16" and asked.weights == "full":
         return f"it reads weights that were saved in bfloat16, and these are in {saved}; leave it out"
     sizes = Sizes.of(asked.config)
     if sizes.hidden % 16 or sizes.inner % 16 or sizes.heads * sizes.depth % 4 or sizes.depth % 2:
         return f"it runs layers of a multiple of 16, not of {sizes.hidden} and {sizes.inner}; leave it out"
     if not asked.settled:
+        return None
+    if asked.weights != "full":
+        return not_float32(asked.dtype)
+    if asked.dtype == torch.bfloat16:  # these are the weights that it reads; it computes in more
         return None
     if asked.dtype != torch.float16:
         return not_float32(asked.dtype)
@@ -128,7 +144,7 @@ def import_error() -> str | None:
 
 
 def _onnx_weights(asked: Asked) -> str:
-    return "int8" if asked.int8 else "float32"
+    return "int8" if asked.weights == "int8" else "float32"
 
 
 def _onnx_layout(weights: str) -> Layout:
@@ -149,12 +165,14 @@ def _open_onnx(prepared: Prepared, config: Any) -> LlamaEngine:
 
 def _onnx_obstacle(asked: Asked) -> str | None:
     # It reads four bytes of each weight: where "auto" looks for an engine, it leaves bfloat16 to torch.
-    computes_in_float32 = asked.by_name and (asked.int8 or not asked.settled)
+    computes_in_float32 = asked.by_name and (asked.weights == "int8" or not asked.settled)
     return None if computes_in_float32 else not_float32(asked.dtype)
 
 
 BACKENDS: dict[str, Backend] = {
-    "numba": Backend(_numba_weights, _numba_layout, _open_numba, ("numba",), _numba_obstacle, _numba_broken),
-    "onnxruntime": Backend(_onnx_weights, _onnx_layout, _open_onnx, ("onnxruntime", "onnx"), _onnx_obstacle, int8=True),
+    "numba": Backend(_numba_weights, _numba_layout, _open_numba, ("numba",), _numba_obstacle, _numba_broken, QUANTISED),
+    "onnxruntime": Backend(
+        _onnx_weights, _onnx_layout, _open_onnx, ("onnxruntime", "onnx"), _onnx_obstacle, quantises=("int8",)
+    ),
 }
 """By the names that ``engine=`` takes, in the order in which "auto" tries them; torch comes after all."""

@@ -1,4 +1,4 @@
-"""A Llama-like model's weights of four to eight bits in one file, as ``kernels/numba/packed_products.py`` reads them."""
+"""A Llama-like model's weights of four to eight bits in one file, for ``kernels/numba/packed_products.py``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from outrider.errors import ModelCorrupt, ModelError, require
 from outrider.kernels.numba.packed_formats import BFLOAT16, BLOCK, CODES, FORMATS, UNIT, panels
 from outrider.kernels.numba.tiles import PANEL
-from outrider.models.engine import numba_weights
+from outrider.models.engine import numba_weights, quantised
+from outrider.models.engine import weight_files as safetensors
 from outrider.models.engine.gguf_rows import rows_of
 from outrider.models.engine.sizes import Sizes
 from outrider.models.engine.weight_files import REMEDY, WEIGHTS, WeightFile
@@ -71,6 +72,42 @@ class PackedGguf:
         return bfloat16_panels(torch.from_numpy(_numbers(kind, raw)))
 
 
+class Quantised:
+    """A full checkpoint's matrices in groups of 32 inputs: eight bits, or four with the output matrix in eight."""
+
+    def __init__(self, folder: Path, bits: int) -> None:
+        self._tensors, self._bits = safetensors.Tensors(folder), bits
+        self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        """The one that was read last is kept: a matrix is packed some panels at a time."""
+        if self._last[0] != name:
+            self._last = (name, self._tensors.tensor(name))
+        return self._last[1]
+
+    def code(self, name: str) -> int:
+        return CODES["Q8_0" if self._bits == 8 or name in (EMBEDDING, OUTPUT) else "Q4_1"]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensor(name).shape)
+
+    def full(self, name: str) -> Array:
+        found: Array = self._tensor(name).to(torch.float32).numpy()
+        return found
+
+    def panels(self, name: str, rows: Array) -> Array:
+        weight, index = self._tensor(name), torch.from_numpy(rows)
+        chosen = weight[index.clamp(min=0)].to(torch.float32).masked_fill((index < 0)[:, None], 0.0)
+        quantise = quantised.in_eight_bits if self.code(name) == CODES["Q8_0"] else quantised.in_four_bits
+        return panels(quantise(chosen))
+
+    def require_all_used(self, except_for: set[str]) -> None:
+        self._tensors.require_all_used(except_for)
+
+
 def _numbers(kind: str, raw: Array) -> Array:
     """Bytes of float32, float16 or bfloat16 as float32."""
     assert kind in FULL
@@ -89,6 +126,14 @@ def write_gguf(folder: Path, source: Path, config: Any) -> dict[str, tuple[int, 
     packed = manifest.packed(source)
     require(packed is not None, f"{source} has no GGUF file whose weights are run as they are", ModelError)
     return write(folder, PackedGguf(packed.require(), Sizes.of(config).depth), config)
+
+
+def write_quantised(folder: Path, source: Path, config: Any, weights: str) -> dict[str, tuple[int, list[int]]]:
+    """The weights of a full checkpoint, quantised to int8 or int4."""
+    tensors = Quantised(source, {"int8": 8, "int4": 4}[weights])
+    found = write(folder, tensors, config)
+    tensors.require_all_used(except_for={OUTPUT} if config.tie_word_embeddings else set())
+    return found
 
 
 def write(folder: Path, tensors: Tensors, config: Any) -> dict[str, tuple[int, list[int]]]:
@@ -125,9 +170,7 @@ def _check_shape(tensors: Tensors, name: str, shape: tuple[int, int]) -> None:
     require(found == shape, f"{name} is {found}, and the config says {shape}; the file is damaged", ModelCorrupt)
 
 
-def _write_matrix(
-    file: WeightFile, tensors: Tensors, name: str, parts: Sequence[str], sizes: Sizes
-) -> tuple[int, int]:
+def _write_matrix(file: WeightFile, tensors: Tensors, name: str, parts: Sequence[str], sizes: Sizes) -> tuple[int, int]:
     """A table of panels, then the panels -> inputs with one scale, and 0."""
     weights = [f"{part}.weight" for part in parts]
     rows = [_rows(tensors.shape(weight)[0], sizes.depth if name.endswith(".qkv") else 0) for weight in weights]

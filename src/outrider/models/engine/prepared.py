@@ -45,7 +45,7 @@ class Layout:
     weights: str  # their format: float32, bfloat16, ...
     version: int  # raised whenever the files change: what was written before is then written again
     write: Callable[[Path, Path, Any], Places]  # into a folder, from a checkpoint's directory and its config
-    bytes_each: int = 0  # of a weight; 0: those of a GGUF file, as many as it has
+    bytes_each: float = 0  # of a weight; 0: those of a GGUF file, as many as it has
     tables: bool = False  # whether embeddings lie beside them in float32
 
     def bytes_needed(self, source: Path, config: Any) -> int:

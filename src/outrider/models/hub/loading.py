@@ -152,7 +152,7 @@ def _by_engine(
     if packed is None:
         names.unpack(place)
     try:
-        asked = Asked(config, kind, settled, kernels.weights == "int8", packed.weights if packed else None)
+        asked = Asked(config, kind, settled, kernels.weights, packed.weights if packed else None)
         return _prepared(place, engine, asked)
     except ModelCorrupt:
         raise
