@@ -56,7 +56,8 @@ def rounded(x: Array, span: int) -> tuple[Array, Array]:
 
 def product(weights: Array, x: Array, given: Array, outputs: int = OUTPUTS) -> Array:
     out = np.full((len(x), outputs), np.nan, np.float32)
-    packed_products.packed_product(weights.ctypes.data, 0, outputs // 16, x, given, out)
+    where = [array.ctypes.data for array in (x, given, out)]
+    packed_products.packed_product(weights.ctypes.data, 0, outputs // 16, *x.shape, *where, outputs)
     return out
 
 

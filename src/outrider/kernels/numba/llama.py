@@ -39,7 +39,7 @@ class LlamaWeights(NamedTuple):
     norms: np.ndarray[Any, Any]  # [2 L + 1, hidden]
     windows: np.ndarray[Any, Any]  # [L]: how far back a position looks
     output: int  # address of the output matrix
-    half: bool | int  # whether products are computed in float16; or PACKED (``products.py``)
+    half: bool | int  # whether products are computed in float16; of packed weights, an address (``products.py``)
     powers: np.ndarray[
         Any, Any
     ]  # [L, 4, 2]: what their inputs are scaled by, or the inputs of a scale (``products.py``)
@@ -258,3 +258,7 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
     finish(counters, piece, done, rows)
     if len(batch.logits):
         _write(model, batch.found, batch.logits, counters, piece + 1, threads)
+
+
+packed_layers = on_disk(layers.py_func, "packed_layers")
+"""The same for packed weights."""

@@ -10,6 +10,7 @@ the code of its format), and the panels. So parts of a matrix may have different
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-from outrider.kernels.numba.layer_math import product
+from outrider.kernels.numba.code_cache import compiling, native
 from outrider.kernels.numba.packed_dots import Vectors, vectors
 from outrider.kernels.numba.packed_formats import BFLOAT16, FORMATS, UNIT, Format
 from outrider.kernels.numba.tiles import (
@@ -32,6 +33,7 @@ from outrider.kernels.numba.tiles import (
     pointer,
     pointer_to,
 )
+from outrider.kernels.numba.tiles import tile as bfloat16_tile
 from outrider.runtime import cpu
 
 strict = njit(nogil=True, error_model="numpy")
@@ -228,23 +230,54 @@ def tiles(facts: cpu.CpuFacts, most: int = MOST_ROWS) -> Any:
 
 
 _multiply = tiles(cpu.facts())
+_bfloat16 = bfloat16_tile(1, 1)
 
 
 @strict
-def packed_product(matrix: int, first: int, panels: int, x: Any, given: Any, out: Any) -> None:
-    """Rows, x [T, inputs] and rounded as ``given``, times panels of a matrix -> out [T, 16 * panels]."""
-    rows, units, wide = x.shape[0], units_of(x.shape[1]), given.shape[1]
+def packed_product(
+    matrix: int, first: int, panels: int, rows: int, inputs: int, x: int, given: int, out: int, stride: int
+) -> None:
+    """Rows times panels of a matrix -> out [rows, 16 * panels], whose rows lie ``stride`` numbers apart.
+
+    By their addresses: x [rows, inputs], and what ``shorten`` made of it.
+    """
+    units = units_of(inputs)
     table = carray(pointer_to(matrix), (first + panels, 2), np.int64)
     for panel in range(panels):
         here, code = matrix + table[first + panel, 0], table[first + panel, 1]
-        to = out.ctypes.data + 4 * PANEL * panel
-        if code == BFLOAT16:
-            product(here, x.ctypes.data, rows, x.shape[1], to, out.shape[1], 1)
-            continue
-        row = 0
+        to, row = out + 4 * PANEL * panel, 0
+        while row < rows and code == BFLOAT16:
+            _bfloat16(here, x + 4 * inputs * row, inputs, to + 4 * stride * row, stride, inputs)
+            row += 1
         while row < rows:  # in parts as equal as possible
             left = (rows - row + MOST_ROWS - 1) // MOST_ROWS
             count = (rows - row + left - 1) // left
-            begin = given.ctypes.data + wide * row
-            _multiply(code, count, here, begin, wide, to + 4 * out.shape[1] * row, out.shape[1], units)
+            begin = given + GIVEN * units * row
+            _multiply(code, count, here, begin, GIVEN * units, to + 4 * stride * row, stride, units)
             row += count
+
+
+_ARGUMENTS = 9
+
+
+@cache
+def address() -> int:
+    """Where ``packed_product`` is in memory, once it is compiled. Called by its address it is compiled once, and not
+    anew into every function around it."""
+    with compiling("packed_product", "products of packed weights", seconds=10):
+        return native(packed_product.py_func, types.void(*[types.int64] * _ARGUMENTS))
+
+
+@intrinsic
+def call_product(
+    typing: Any, where: Any, matrix: Any, first: Any, panels: Any, rows: Any, inputs: Any, x: Any, given: Any, out: Any,
+    stride: Any,
+) -> Any:  # fmt: skip
+    """``packed_product`` by its address."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * _ARGUMENTS)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * (1 + _ARGUMENTS)), generate

@@ -1,7 +1,7 @@
 """A matrix product compiled by numba, as its weights were prepared: in float32, in float16, or of packed weights.
 
 Which of them a model needs is known by the type of ``LlamaWeights.half`` when code is compiled for it: True or False
-for the first two, the number ``PACKED`` for the third. So nobody waits for code that is not run.
+for the first two, the address of ``packed_product`` for the third. So nobody waits for code that is not run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ from numba.extending import overload
 from outrider.kernels.numba.code_cache import OPTIONS
 from outrider.kernels.numba.float16_products import CHAIN, half_product, narrow
 from outrider.kernels.numba.layer_math import product
-from outrider.kernels.numba.packed_products import GIVEN, packed_product, shorten, units_of
+from outrider.kernels.numba.packed_products import GIVEN, call_product, shorten, units_of
 from outrider.kernels.numba.tiles import PANEL, compiled
-
-PACKED = 2
-"""In place of ``half``: weights are packed."""
 
 
 class ProductInput(NamedTuple):
@@ -34,6 +31,7 @@ class ProductInput(NamedTuple):
 class PackedInput(NamedTuple):
     """Inputs of a product with packed weights: x, and a thread's own copy of it in eight bits."""
 
+    product: int  # address
     x: np.ndarray[Any, Any]  # [rows, inputs]
     given: np.ndarray[Any, Any]  # [rows, units * GIVEN] bytes
 
@@ -69,7 +67,7 @@ def _product_input(half: Any, x: Any, room: Any, factors: Any) -> Any:
 
     def packed(half: int, x: Any, room: Any, factors: Any) -> PackedInput:
         rows, size = x.shape[0], GIVEN * units_of(x.shape[1])
-        return PackedInput(x, room[: rows * size].reshape((rows, size)))
+        return PackedInput(half, x, room[: rows * size].reshape((rows, size)))
 
     return floating if isinstance(half, types.Boolean) else packed
 
@@ -112,6 +110,8 @@ def _multiply(given: Any, weights: Any, first: Any, panels: Any, out: Any) -> An
             product(at, given.x.ctypes.data, rows, inputs, out.ctypes.data, out.shape[1], panels)
 
     def packed(given: PackedInput, weights: int, first: int, panels: int, out: Any) -> None:
-        packed_product(weights, first, panels, given.x, given.given, out)
+        rows, inputs = given.x.shape
+        x, short = given.x.ctypes.data, given.given.ctypes.data
+        call_product(given.product, weights, first, panels, rows, inputs, x, short, out.ctypes.data, out.shape[1])
 
     return floating if given.instance_class is ProductInput else packed

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 import torch
 
-from outrider.kernels.numba import float16_products, llama, products
+from outrider.kernels.numba import float16_products, llama, packed_products
 from outrider.kernels.numba.code_cache import DIGEST, compiling
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
 from outrider.kernels.numba.tiles import PANEL
@@ -47,8 +47,9 @@ class NumbaEngine(LlamaEngine):
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._file = np.frombuffer(self._map, np.uint8)
         self._half: bool | int = prepared.weights == "float16"
+        self._layers = llama.layers
         if prepared.weights not in FLOATS:
-            self._half = products.PACKED
+            self._half, self._layers = packed_products.address(), llama.packed_layers
         elif self._half:
             assert float16_products.AVAILABLE, "engines.computes_in_half and float16_products.py disagree"
             self.name += " in float16"
@@ -66,7 +67,7 @@ class NumbaEngine(LlamaEngine):
             [(sizes.shared, sizes.depth, sizes.depth)] * sizes.layers, 1, 1, torch.float32, torch.device("cpu")
         )
         half = torch.zeros((1, sizes.depth // 2))
-        with compiling("layers", "models", seconds=20):
+        with compiling(self._layers.py_func.__name__, "models", seconds=20):
             self.run_layers(cache, Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), half, half, None), (), True)
 
     def _address(self, name: str) -> int:
@@ -75,7 +76,7 @@ class NumbaEngine(LlamaEngine):
 
     def _rows(self, name: str, hidden: int) -> PanelRows | PackedRows:
         place, shape = self._places[name]
-        if self._half == products.PACKED:
+        if self._layers is llama.packed_layers:
             return PackedRows(self._file, place, self.vocabulary, hidden)
         bits = self._file[place:].view(np.uint16)[: math.prod(shape)].reshape(shape)
         narrow = self._half and self._places[name] == self._places["output"]
@@ -127,7 +128,7 @@ class NumbaEngine(LlamaEngine):
             gated=np.empty((tokens, model.inner), np.float32),
             counters=zeros(llama.PIECES * model.layers + 2), threads=self.threads,
         )  # fmt: skip
-        self._team.run(llama.layers, model, batch, holding=(cache, self._file))
+        self._team.run(self._layers, model, batch, holding=(cache, self._file))
         return found, dict(zip(layers, states, strict=True)) if layers else {}, output if logits else None
 
     def _buffers(self, cache: Buffers) -> Addresses:
