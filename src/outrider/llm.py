@@ -63,7 +63,7 @@ def load(
     dtype: what the model computes in; "auto": what the checkpoint was saved in where the device is fast at it, else
         float32, or float16 by numba on ARM CPUs that compute in it, which is nearer to float32 than bfloat16 is.
     engine: what runs the model: "torch"; on a CPU, for families of Llama's kind, "numba" (two bytes a weight, float32
-        or float16, or packed) or "onnxruntime" (float32); or "auto": the first of numba, onnxruntime and torch that can.
+        or float16; packed) or "onnxruntime" (float32); or "auto": the first of numba, onnxruntime and torch that can.
     weights: "full", as they were saved (those of a .gguf file as they are, by numba, unless a dtype is asked for), or
         quantised: "int8" by numba on a CPU and torchao on a GPU, "int4" by numba.
     """

@@ -66,7 +66,9 @@ Engine = Annotated[
         help="Engine of the target: torch; on a CPU numba or onnxruntime; auto: the fastest that supports it."
     ),
 ]
-Weights = Annotated[str, typer.Option(help="full (as saved; GGUF as it is), or int8, int4: matrices quantised to 8 or 4 bits.")]
+Weights = Annotated[
+    str, typer.Option(help="full (as saved; GGUF as it is), or int8, int4: matrices quantised to 8 or 4 bits.")
+]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Maximum number of tokens to generate.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Allow Python code that comes with the model to run.")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0: greedy decoding.")]

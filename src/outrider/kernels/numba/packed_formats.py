@@ -128,7 +128,7 @@ def _values(form: Format, whole: Array) -> Array:
     if form.bits == 8:
         return steps.reshape(*steps.shape[:2], -1)
     low = steps & 15
-    parts = [(low[:, :, :4] | low[:, :, 4:] << 4).reshape(*steps.shape[:2], -1)]
+    parts: list[Array] = [(low[:, :, :4] | low[:, :, 4:] << 4).reshape(*steps.shape[:2], -1)]
     above = form.bits - 4
     for first in range(0, 8, 8 // above) if above else ():
         plane = np.zeros_like(steps[:, :, 0])

@@ -26,11 +26,11 @@ def rows_of(name: str, raw: Array) -> Rows:
         return Rows(form, _joined(whole), scales, minima, factors, minimum_factors)
     if form.bits == 8:
         return Rows(form, _joined(blocks[..., 2:]).view(np.int8), _half(blocks[..., :2]))
-    minima = _half(blocks[..., 2:4]) if form.minimum else None
+    least = _half(blocks[..., 2:4]) if form.minimum else None
     whole = _nibbles(blocks[..., -16:])
     if form.bits == 5:
         whole = whole | np.unpackbits(np.ascontiguousarray(blocks[..., -20:-16]), axis=-1, bitorder="little") << 4
-    return Rows(form, _joined(whole), _half(blocks[..., :2]), minima)
+    return Rows(form, _joined(whole), _half(blocks[..., :2]), least)
 
 
 BLOCK_BYTES = {

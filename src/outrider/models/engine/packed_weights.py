@@ -124,7 +124,8 @@ def bfloat16_panels(weight: torch.Tensor) -> Array:
 def write_gguf(folder: Path, source: Path, config: Any) -> dict[str, tuple[int, list[int]]]:
     """The weights of a converted model's GGUF file, as they are."""
     packed = manifest.packed(source)
-    require(packed is not None, f"{source} has no GGUF file whose weights are run as they are", ModelError)
+    if packed is None:
+        raise ModelError(f"{source} has no GGUF file whose weights are run as they are; {REMEDY}")
     return write(folder, PackedGguf(packed.require(), Sizes.of(config).depth), config)
 
 

@@ -46,4 +46,4 @@ def in_four_bits(weight: Tensor) -> Rows:
 def _groups(weight: Tensor) -> Tensor:
     """[out, in] -> [out, groups, 32], filled up with zeros."""
     require(bool(weight.isfinite().all()), "weights that are not finite; the checkpoint is damaged", ModelCorrupt)
-    return torch.nn.functional.pad(weight, (0, -weight.shape[1] % UNIT)).unflatten(1, (-1, UNIT))
+    return torch.nn.functional.pad(weight, (0, -weight.shape[1] % UNIT)).view(len(weight), -1, UNIT)

@@ -10,7 +10,8 @@ from typing import Any
 
 from outrider.errors import ModelCorrupt, ModelNotFound
 from outrider.models.hub.checksums import sha256
-from outrider.models.hub.gguf import KNOWN, Metadata
+from outrider.models.hub.gguf import KNOWN
+from outrider.models.hub.gguf_tokenizer import Metadata
 from outrider.models.hub.safetensors_files import INDEX, check_length, read_json, weight_files
 from outrider.runtime.cache_dir import cache_dir
 from outrider.runtime.files import write_whole
