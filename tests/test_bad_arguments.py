@@ -27,6 +27,8 @@ from outrider.planning.policies import chosen
         ({"width": True}, "width must be a whole number of at least 1, got True"),
         ({"slots": "a"}, "slots must be None or a whole number of at least 1, got 'a'"),
         ({"exact": "no"}, "exact must be True or False, got 'no'"),
+        ({"width": 2**70}, "width must be at most 4096, got 1180591620717411303424; leave it out"),
+        ({"slots": 10**7}, "slots must be at most 4096, got 10000000; leave it out for up to 8"),
         ({"width": 2.5}, "width must be a whole number of at least 1, got 2.5; leave it out"),
         ({"graphs": 1}, 'graphs must be True, False or "auto", got 1; leave it out'),
         ({"draft": ""}, "draft must be a name or have `name` and `start`, got ''; leave it out for 'auto'"),
@@ -64,6 +66,38 @@ def test_a_gamma_that_is_none(gamma: Any) -> None:
         assert remedy in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"temperature": 1e-38}, "temperature must be 0, which is greedy, or at least 1e-06, got 1e-38; use 0"),
+        ({"temperature": 1, "draft_temperature": 1e-9}, "draft_temperature must be 0, which is greedy, or at least"),
+        ({"temperature": True}, "temperature must be a number, got True"),
+        ({"top_p": True}, "top_p must be a number, got True"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty must be at least 1e-06, got 1e-300; 1 is none"),
+        ({"logit_bias": {0: 1e300}}, "logit_bias must be at most 1e+30, got {0: 1e+300}; 100 is plenty"),
+        ({"beams": 2, "draft_beams": 10**7}, "draft_beams must be at most 4096, got 10000000"),
+        ({"beams": 10**7}, "beams must be at most 4096, got 10000000"),
+    ],
+)
+def test_numbers_that_no_decoding_can_use(asked: dict[str, Any], said: str) -> None:
+    """Logits became infinite and the model was blamed, or all tokens were said to be forbidden; ten million rows
+    filled the memory; and True was a temperature."""
+    with pytest.raises(BadOption, match=re.escape(said)):
+        Options.parse(asked)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"temperature": 1e-6}, {"repetition_penalty": 1e-6}, {"logit_bias": {0: 1e30}, "temperature": 1e-6}],
+    ids=str,
+)
+def test_the_last_numbers_that_can_be_used_can_be(asked: dict[str, Any], tmp_path: Path) -> None:
+    """Catches a bound beyond which logits are infinite all the same."""
+    library.save_llama(tmp_path)
+    output = outrider.load(str(tmp_path)).generate([1, 2], max_new_tokens=4, seed=1, **{"temperature": 1.0, **asked})
+    assert len(output.tokens) and output.finish_reason in ("length", "stop")
+
+
 @pytest.mark.parametrize("bias", [{7.9: 1.0}, {True: 1.0}, {"7.9": 1.0}, {7: "much"}, {7: float("inf")}], ids=str)
 def test_biases_of_no_token(bias: dict[Any, Any]) -> None:
     """A bias of token 7.9 was added to token 7, and one of True to token 1."""
@@ -80,6 +114,30 @@ def test_runs_that_a_model_cannot_have(tmp_path: Path) -> None:
     size = llm.target.model.vocab_size
     with pytest.raises(BadOption, match=f"beams must be at most the {size} tokens of the vocabulary, got {size + 1}"):
         llm.generate([1, 2], beams=size + 1, max_new_tokens=3)
+
+
+def test_a_device_without_memory(tmp_path: Path) -> None:
+    """torch has one that holds shapes alone: it was accepted, and failed deep inside with torch's own words."""
+    library.save_llama(tmp_path)
+    with pytest.raises(BadOption, match="device 'meta' holds no numbers, so nothing runs on it; use 'auto' or 'cpu'"):
+        outrider.load(str(tmp_path), device="meta")
+
+
+def test_a_stream_checks_what_it_is_given_at_once(tmp_path: Path) -> None:
+    """Nothing was said before the first ``next``, which may be far from the call that was wrong."""
+    library.save_llama(tmp_path)
+    llm = outrider.load(str(tmp_path))
+    for prompt, options, said in (
+        ([1, 2], {"temprature": 1}, "unknown option 'temprature'"),
+        ([1, 2], {"beams": 2}, "beams=2 cannot be streamed"),
+        ([1] * 200, {}, "limit"),
+        ([], {}, "prompt"),
+    ):
+        with pytest.raises(BadOption, match=said):
+            llm.stream(prompt, **options)
+    assert "".join(chunk.text for chunk in llm.stream([1, 2], max_new_tokens=3)) == llm.generate(
+        [1, 2], max_new_tokens=3
+    ).text
 
 
 def test_end_tokens_and_prompts_are_tokens(tmp_path: Path) -> None:

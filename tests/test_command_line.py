@@ -73,11 +73,12 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_closed_stdout() -> None:
-    """`>&-` was a traceback: Python has no sys.stdout then."""
+    """`>&-` was a traceback: Python has no sys.stdout then. What cannot be written is an error, as in any program."""
     done = run_python(
         "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-m', 'outrider', '--version'])"
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 2 and done.stderr.startswith("error: standard output is closed; send it somewhere")
+    assert done.stderr.count("\n") == 1
 
 
 def test_an_interrupt_while_the_command_is_imported() -> None:

@@ -21,6 +21,12 @@ LOADING = (
 )  # fmt: skip
 """The arguments of ``outrider.load``."""
 
+MOST_ROWS = 4096
+"""Tokens or sequences of a run: more are a slip, and would fill the memory before anything could be said about it."""
+
+LARGEST_BIAS = 1e30
+"""Of ``logit_bias``: a logit with more than that is not finite in float32 once it is divided by a temperature."""
+
 
 @runtime_checkable
 class GammaPolicy(Protocol):
@@ -34,17 +40,20 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def check_whole(name: str, value: Any, least: int, remedy: str = "") -> None:
-    """Refuse a value that is not a whole number of at least ``least``."""
+def check_whole(name: str, value: Any, least: int, remedy: str = "", *, most: int | None = None) -> None:
+    """Refuse a value that is not a whole number of at least ``least``, and of at most ``most``."""
     good = is_whole(value) and value >= least
     require(good, f"{name} must be a whole number of at least {least}, got {value!r}{remedy}")
+    require(most is None or value <= most, f"{name} must be at most {most}, got {value!r}{remedy}")
 
 
 def check_running(width: Any, slots: Any, exact: Any, graphs: Any) -> None:
     """Refuse bad values of what ``outrider.load`` and ``transformers_generate`` are told about running a model."""
-    check_whole("width", width, 1, "; leave it out for the default")
+    check_whole("width", width, 1, "; leave it out for the default", most=MOST_ROWS)
     good = slots is None or (is_whole(slots) and slots >= 1)
     require(good, f"slots must be None or a whole number of at least 1, got {slots!r}; leave it out for up to 8")
+    good = slots is None or slots <= MOST_ROWS
+    require(good, f"slots must be at most {MOST_ROWS}, got {slots!r}; leave it out for up to 8")
     require(isinstance(exact, bool), f"exact must be True or False, got {exact!r}")
     good = isinstance(graphs, bool) or (isinstance(graphs, str) and graphs == "auto")
     require(good, f'graphs must be True, False or "auto", got {graphs!r}; leave it out for "auto"')
@@ -99,6 +108,8 @@ def biases(given: Any) -> dict[int, float]:
             raise BadOption(f"{rule}, got {{{token!r}: {value!r}}}") from None
         good = not isinstance(token, bool) and found[whole] < math.inf  # NaN is not
         require(good, f"{rule}, got {{{token!r}: {value!r}}}")
+        good = found[whole] <= LARGEST_BIAS
+        require(good, f"logit_bias must be at most {LARGEST_BIAS:g}, got {{{token!r}: {value!r}}}; 100 is plenty")
     return found
 
 

@@ -153,14 +153,20 @@ class LLM:
             yield Output.of_beams(beams, len(prompt), trace)
 
     def stream(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Iterator[Chunk]:
-        """Like generate, but yields text as soon as it is accepted and can no longer change."""
+        """Like generate, but yields text as soon as it is accepted and can no longer change.
+
+        Prompts and options are checked by the call itself, not by the first ``next``.
+        """
         prompts, _ = self._prompts(prompt)
         call = self.call(Options.parse(options))
         beams = call.options.beams
         require(beams == 1, f"beams={beams} cannot be streamed: no text is final before the end; use generate")
+        return self._chunks(call, call.requests(prompts), prompts)
+
+    def _chunks(self, call: Call, requests: list[Request], prompts: list[list[int]]) -> Iterator[Chunk]:
         trace = call.trace()
         shown = [0] * len(prompts)
-        with closing(call.events(call.requests(prompts), trace)) as events:  # at once, where the caller leaves early
+        with closing(call.events(requests, trace)) as events:  # at once, where the caller leaves early
             for event in events:
                 new = event.row.printable(self.decode, shown[event.index])
                 shown[event.index] += len(new)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from outrider.checks import LOADING, biases, check_64_bits, check_gamma, check_whole, is_list, unknown
+from outrider.checks import LOADING, MOST_ROWS, biases, check_64_bits, check_gamma, check_whole, is_list, unknown
 from outrider.core.noise import row_seeds
 from outrider.core.sampling import Sampling
 from outrider.errors import BadOption, require, require_unicode
@@ -71,10 +71,10 @@ class Options:
         for text in stops:
             require_unicode("stop", text)
         self.sampling()  # checks the rest
-        check_whole("beams", self.beams, 1)
+        check_whole("beams", self.beams, 1, most=MOST_ROWS)
         check_whole("num_return", self.num_return, 1)
         if self.draft_beams is not None:
-            check_whole("draft_beams", self.draft_beams, self.beams)
+            check_whole("draft_beams", self.draft_beams, self.beams, most=MOST_ROWS)
         self._check_beams()
 
     def _check_beams(self) -> None:

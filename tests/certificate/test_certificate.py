@@ -167,6 +167,22 @@ def test_how_law_tests_are_judged() -> None:
     assert judged[2].inconclusive and "--engine-samples" in (judged[2].remedy or "")
 
 
+def test_too_few_draws_are_told_how_many_would_do() -> None:
+    """``--engine-samples 200`` was accepted, took a minute, and was inconclusive; twice the number asked for then was,
+    too: rare outcomes are pooled, and what may hide among them does not shrink with the square root of draws."""
+    expected = torch.tensor([0.7, 0.09, 0.08, 0.07, 0.06], dtype=torch.float64)
+
+    def tested(samples: int) -> LawResult:
+        counts = (expected * samples).round()
+        return law._result("engine", "d", VERIFIERS["maximal"], counts, expected, None)
+
+    few = law.judge([tested(200)])[0]
+    assert few.inconclusive and few.remedy is not None
+    asked = int(few.remedy.rpartition(" ")[2])
+    assert few.remedy == f"200 draws are too few: use --engine-samples {asked}"
+    assert law.judge([tested(asked)])[0].passed and asked <= 1000
+
+
 def test_at_least_so_many_tokens(folders: dict[str, str]) -> None:
     """Catches a total that is not reached, and one that silently is not possible."""
     llm = outrider.load(folders["llama"], draft="auto")

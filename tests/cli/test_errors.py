@@ -148,8 +148,19 @@ def test_help_and_version(outrider: Command) -> None:
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "2>&-"])
 def test_streams_that_the_shell_has_closed(closed: str) -> None:
-    """They are None in Python: `outrider generate ... >&-` was an AttributeError after the model was loaded."""
+    """They are None in Python: `outrider generate ... >&-` was an AttributeError after the model was loaded, and then
+    nothing at all: exit code 0, and the text was lost without a word."""
     command = f'exec "{sys.executable}" -c "from outrider.cli.main import main; main()"'
     words = "generate The -t gpt-small -n 2" if ">" in closed else "generate -t gpt-small"
     done = subprocess.run(f"{command} {words} {closed}", shell=True, capture_output=True, text=True, check=False)
-    assert "Traceback" not in done.stderr and done.returncode == (0 if ">" in closed else 2), done.stderr
+    assert "Traceback" not in done.stderr and done.returncode == (0 if closed == "2>&-" else 2), done.stderr
+    assert ("error: standard output is closed" in done.stderr) is (closed in (">&-", "<&- >&-"))
+
+
+def test_help_says_what_is_true(outrider: Command) -> None:
+    """It left out a dtype, and read as if no more than eight sequences could run together."""
+    from outrider.models.hub.loading import DTYPES
+
+    said = " ".join(outrider("verify", "--help").out.split())
+    assert all(name in said for name in DTYPES if not name.startswith("torch"))
+    assert "Sequences that run together, any number; if not given, one per prompt up to 8." in said

@@ -32,6 +32,7 @@ from outrider.models.batch_invariance import bits_do_not_depend_on_width
 from outrider.models.cached_session import CachedSession
 from outrider.models.engine.backends import BACKENDS
 from outrider.models.engine.model import EngineModel
+from outrider.models.engine_protocol import Wanted
 
 pytestmark = [pytest.mark.cpu_paths, pytest.mark.usefixtures("cache")]
 
@@ -176,6 +177,15 @@ def test_threads_that_share_an_engine(tmp_path: Path) -> None:
         for _ in range(5):
             for found, alone in zip(pool.map(logits, texts), expected, strict=True):
                 assert torch.equal(found, alone)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nothing_is_written_behind_the_cache(engine: str, tmp_path: Path) -> None:
+    """Compiled code writes wherever it is told to: a position behind the last would be another tensor's memory."""
+    model = run_by(engine, rounded(BUILT["llama"]()), tmp_path)
+    cache = model.engine.allocate(1, Shape(8, 9))
+    with pytest.raises((IndexError, RuntimeError)):
+        model.engine.run(torch.zeros((1, 2), dtype=torch.int64), torch.tensor([[7, 8]]), cache, Wanted())
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -165,3 +165,33 @@ def test_prompts_of_several_rows_run_together() -> None:
     model.facts = replace(model.facts, batch_invariant=False)
     admit_all(model.start(3, Shape(CAPACITY, 4, chunk=8)), admissions)
     assert model.backend.runs == [(1, 8)] * 6
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_prompts_prefilled_between_steps_of_other_rows_are_those_prefilled_alone(invariant: bool) -> None:
+    """Chunked prefill: a row that is being prefilled is an empty slot for the steps in between, even of bad guesses."""
+
+    def started(steps: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        model = WholeNumberModel()
+        model.facts = replace(model.facts, batch_invariant=invariant)
+        session = model.start(6, Shape(CAPACITY, 4, chunk=8))
+        session.keep_states((0, -1))
+        session.admit(4, [2, 7, 1])
+        first, taken = [], 0
+        for _ in session.prefill_in_parts(prompts(FIRST, 2)):
+            taken += 1
+            if steps:
+                guesses = torch.where(torch.arange(6)[:, None] == 4, TAIL, BAD)
+                first.append(session.score(guesses)[4])
+                session.commit(guesses[:, :2], torch.full((6,), 2))
+        assert taken > 2
+        assert session.hidden is not None and session.states is not None
+        rows, hidden = list(FIRST), session.hidden.clone()
+        states = torch.cat([session.states[row, : max(1, count - 1)].flatten() for row, count in FIRST.items()])
+        logits = session.score(TAIL.expand(6, -1))
+        return logits[rows], hidden[rows], states, torch.stack(first) if steps else torch.zeros(1)
+
+    found, expected = started(True), started(False)
+    for one, other in zip(found[:3], expected[:3], strict=True):
+        assert one.isfinite().all() and torch.equal(one, other)
+    assert found[3].isfinite().all(), "the row that goes on is not disturbed either"

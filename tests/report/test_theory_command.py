@@ -68,7 +68,7 @@ def test_endless_acceptance_is_valid_json() -> None:
         (["--alpha", "1.5"], "--alpha must be between 0 and 1, got 1.5"),
         (["--alpha", "0.5", "--c", "-1"], "--c must be a number of at least 0, got -1"),
         (["--alpha", "0.5", "--operations", "-1"], "--operations must be a number of at least 0"),
-        (["--alpha", "0.5", "--most", "-1"], "--most must be at least 0, got -1"),
+        (["--alpha", "0.5", "--most", "-1"], "--most must be from 1 to 1000 guesses, got -1"),
         (["--alpha", "0.5", "--width-costs", "wide"], "--width-costs must look like 1:1,5:1.3,9:1.8, got 'wide'"),
         (["--alpha", "0.5", "--width-costs", "2:1,5:2"], "--width-costs must start at width 1"),
         (["--alpha", "0.5", "--width-costs", "1:1,5:-2"], "--width-costs must be costs above 0"),
@@ -118,3 +118,17 @@ def test_pictures(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     taken = run("--alpha", "0.75", "--plot", str(tmp_path / "file"), "--no-figures")
     assert isinstance(taken.exception, BadOption) and "is a file; name a directory" in str(taken.exception)
+
+
+@pytest.mark.parametrize("most", [0, -1, 99_999_999])
+def test_a_longest_draft_that_makes_no_sense(most: int) -> None:
+    """None at all was answered with "speculation does not pay", and a hundred million took minutes."""
+    result = run("--alpha", "0.8", "--most", str(most))
+    assert isinstance(result.exception, BadOption) and not result.stdout
+    assert str(result.exception) == f"--most must be from 1 to 1000 guesses, got {most}"
+
+
+def test_costs_of_plain_steps_alone() -> None:
+    """They leave no room for a guess, and the answer was that speculation does not pay."""
+    result = run("--alpha", "0.8", "--width-costs", "1:1")
+    assert isinstance(result.exception, BadOption) and "must have a width above 1" in str(result.exception)

@@ -7,6 +7,7 @@ same table must be caught, or the test has no power. The whole engine, with its 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,7 @@ from outrider.core.sampling import Sampling, draw
 from outrider.core.verification.maximal import kept, take
 from outrider.drafters import ModelDrafter
 from outrider.llm import LLM
-from outrider.testing.law import chi_square_tail, same_law
+from outrider.testing.law import chi_square_tail, same_law, samples_for
 from outrider.testing.rollout import counts_of, exact_law, sample
 
 FALSE_FAIL = 1e-6
@@ -51,6 +52,7 @@ class LawResult:
     distance: float | None = None  # of the wrong rule: the total variation it is off by at the first token, exactly
     power: bool = True  # False: the test could not have found a mistake
     remedy: str | None = None
+    needed: int | None = None  # draws that would find WEAKEST on this law; None: not known
 
     @property
     def caught(self) -> bool:
@@ -144,9 +146,11 @@ def _collect(draws: Callable[[int, int], Tensor], samples: int, rows: int, progr
 def _result(part: str, name: str, verifier: Verifier, counts: Tensor, law: Tensor, distance: float | None) -> LawResult:
     tested = same_law(counts, law, false_fail_rate=FALSE_FAIL)
     p_value = chi_square_tail(tested.outcomes - 1, tested.statistic)
+    needed = samples_for(law, WEAKEST, false_fail_rate=FALSE_FAIL) if tested.detects > WEAKEST else None
     return LawResult(
-        part, name, verifier.name, tested.samples, tested.outcomes, p_value, tested.detects, verifier.exact, distance
-    )
+        part, name, verifier.name, tested.samples, tested.outcomes, p_value, tested.detects, verifier.exact, distance,
+        needed=needed,
+    )  # fmt: skip
 
 
 def judge(results: list[LawResult]) -> list[LawResult]:
@@ -169,6 +173,8 @@ def _remedy(result: LawResult, control: LawResult | None, option: str) -> str:
             f"this target is nearly certain of its next tokens after every prompt (a wrong rule is off by "
             f"{distance:.2g} only): give prompts with open answers by --prompts FILE"
         )
+    if result.needed is not None and (control is None or control.caught):
+        return f"{result.samples} draws are too few: use {option} {100 * math.ceil(result.needed / 100)}"
     wanted = WEAKEST / 2 if distance == 0 else min(WEAKEST / 2, distance)
     needed = result.samples * (result.detects / wanted) ** 2
     return f"{result.samples} draws are too few: use {option} {100 * int(needed / 100 + 1)}"

@@ -32,7 +32,7 @@ Draft = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="Device of the models: auto, cpu, cuda, cuda:1 ...")]
-Dtype = Annotated[str, typer.Option(help="Dtype of the target: auto, float32, bfloat16 or float16.")]
+Dtype = Annotated[str, typer.Option(help="Dtype of the target: auto, float32, bfloat16, float16 or float64.")]
 Coupling = Annotated[
     str,
     typer.Option(

@@ -32,7 +32,7 @@ def generate(
         typer.Option("--out", "-o", help="With --prompts: write here, and resume where a run was interrupted."),
     ] = None,
     slots: Annotated[
-        int | None, typer.Option(min=1, help="With --prompts: sequences generated at a time; default: 8 at most.")
+        int | None, typer.Option(min=1, help="With --prompts: sequences generated at a time; if not given, up to 8, or more on a GPU.")
     ] = None,
     target: common.Target = common.DEFAULT_TARGET,
     draft: common.Draft = "auto",

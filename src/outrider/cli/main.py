@@ -19,6 +19,7 @@ from outrider import __version__
 from outrider.cli import bench, chat, demo, distill, generate, measure, models, theory, verify, warm
 from outrider.cli.common import answers, notes
 from outrider.errors import NOT_UTF8, OutriderError
+from outrider.runtime.streams import ClosedOutput, open_closed_streams
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """A wrong option or argument: typer exports no name for the base class."""
@@ -60,7 +61,7 @@ def main() -> None:
     """Run the command. Errors of ours are one line and exit code 2; with --json also one JSON object on stdout."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    _open_closed_streams()
+    open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows '?' for what it does not have
     with warnings.catch_warnings():
@@ -76,14 +77,6 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _open_closed_streams() -> None:
-    """Standard streams that a shell has closed (``>&-``) are None in Python: nothing is read from them, and what is
-    written to them is lost, as with /dev/null. Otherwise the next file that is opened would be standard output."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-
-
 def _failed(error: Exception) -> int:
     """Print an error -> the exit code. A bug of Outrider keeps its traceback."""
     if isinstance(error, BrokenPipeError):
@@ -97,7 +90,7 @@ def _failed(error: Exception) -> int:
         return 2
     expected = isinstance(error, (OutriderError, OSError, UsageError, UnicodeDecodeError))
     message = _message(error)
-    if "--json" in sys.argv[1:]:
+    if "--json" in sys.argv[1:] and not isinstance(sys.stdout, ClosedOutput):
         kind = "UsageError" if isinstance(error, UsageError) else type(error).__name__
         answers.out(json.dumps({"error": {"type": kind, "message": message}}), highlight=False)
     if not expected:

@@ -21,6 +21,9 @@ from outrider.report import plots, terminal
 from outrider.report.theory import Case, figures
 from outrider.trace import finite
 
+LONGEST = 1000
+"""The longest draft that can be asked about: no run has room for more, and each length is computed."""
+
 
 def theory(
     alpha: Annotated[float, typer.Option(help="Acceptance rate: the chance that a guess is kept, 0 to 1.")],
@@ -60,7 +63,7 @@ def _check(alpha: float, c: float, operations: float, most: int) -> None:
     require(0 <= alpha <= 1, f"--alpha must be between 0 and 1, got {alpha:g}")
     for option, value in (("--c", c), ("--operations", operations)):
         require(math.isfinite(value) and value >= 0, f"{option} must be a number of at least 0, got {value:g}")
-    require(most >= 0, f"--most must be at least 0, got {most}")
+    require(1 <= most <= LONGEST, f"--most must be from 1 to {LONGEST} guesses, got {most}")
 
 
 def _widths(text: str | None) -> formulas.ByNumber:
@@ -81,6 +84,7 @@ def _pairs(text: str) -> dict[int, float]:
     except ValueError:
         raise BadOption(f"--width-costs must look like 1:1,5:1.3,9:1.8, got {text!r}") from None
     require(min(table) == 1, f"--width-costs must start at width 1, the plain step, got {text!r}")
+    require(max(table) > 1, f"--width-costs must have a width above 1, for runs with guesses, got {text!r}")
     good = all(math.isfinite(cost) and cost > 0 for cost in table.values())
     require(good, f"--width-costs must be costs above 0, got {text!r}")
     return table

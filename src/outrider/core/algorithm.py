@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.noise import Noise
+from outrider.core.numpy_ops import highest
 from outrider.core.protocols import Choices, Draft, DraftSession, Scoring, Session, Verdict, Verifier
 from outrider.core.sampling import Sampling, choices, standardise
 
@@ -30,7 +31,7 @@ class Step:
     @property
     def finite(self) -> Tensor:
         """[B]: how many leading tokens rest on finite logits. ``standardise`` makes NaN of all others."""
-        most = self.p.weight if isinstance(self.p, Choices) else self.p.amax(-1)  # [B, G+1]; NaN goes through
+        most = self.p.weight if isinstance(self.p, Choices) else highest(self.p)  # [B, G+1]; NaN goes through
         return most.isfinite().to(torch.int64).cumprod(-1).sum(-1)
 
 

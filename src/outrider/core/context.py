@@ -37,7 +37,7 @@ class Context:
     def admit(self, row: int, prompt: Sequence[int]) -> None:
         self.admit_all([row], [prompt])
 
-    def admit_all(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+    def admit_all(self, rows: Sequence[int], prompts: Sequence[Sequence[int]], active: bool = True) -> None:
         """New sequences in these rows: a copy to the device for all of them, not several for each."""
         tokens = torch.zeros((len(rows), self.capacity), dtype=torch.int64)
         for line, prompt in zip(tokens, prompts, strict=True):
@@ -46,7 +46,7 @@ class Context:
         lengths = torch.tensor([len(prompt) for prompt in prompts]).to(self.device)
         self.tokens[index] = tokens.to(self.device)
         self.lengths[index], self.prompt_lengths[index] = lengths, lengths
-        self.active[index] = True
+        self.active[index] = active
 
     def release(self, row: int) -> None:
         self.active[row] = False

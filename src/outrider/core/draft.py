@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core import host_sync
 from outrider.core.numpy_ops import whole
 
 
@@ -136,6 +137,8 @@ class Draft:
         rows, guesses = self.tokens.shape
         if guesses == 0:
             return p
+        if self._on_host(p):
+            return self._taken_on_host(p, n.tolist())
         index = n.clamp(max=guesses - 1)[:, None]  # [B, 1]
         real = (n < guesses) & self.proposed.gather(1, index)[:, 0]  # [B]
         if self.probs is None:
@@ -145,6 +148,31 @@ class Draft:
         if self.support is None:
             return (p - q).clamp_(min=0)
         return p.index_copy(1, self.support, (p.index_select(1, self.support) - q).clamp_(min=0))
+
+    def _on_host(self, p: Tensor) -> bool:
+        """Whether numpy can do it, a row at a time: over a vocabulary torch's threads wait longer than they work."""
+        known = (torch.float32, torch.float64)
+        return host_sync.free(p.device) and p.dtype in known and (self.probs is None or self.probs.dtype in known)
+
+    def _taken_on_host(self, p: Tensor, n: list[int]) -> Tensor:
+        """``taken_from`` to the bit."""
+        rest, proposed = p.clone(), self.proposed.tolist()
+        for row, k in enumerate(n):
+            if k >= len(proposed[row]) or not proposed[row][k]:
+                continue
+            left = rest[row].numpy()
+            if self.probs is None:
+                token = int(self.tokens[row, k])
+                left[token] = np.maximum(left[token] - left.dtype.type(1), 0)
+                continue
+            q = self.probs[row, k].numpy().astype(left.dtype, copy=False)
+            q = np.where(q > 0, q, 0)
+            if self.support is None:
+                np.maximum(np.subtract(left, q, out=left), 0, out=left)
+            else:
+                known = self.support.numpy()
+                left[known] = np.maximum(left.take(known) - q, 0)
+        return rest
 
     def padded(self, like: Tensor) -> Tensor:
         """q at every index and a row of zeros behind it -> [B, G+1, V] as ``like``; zero where there is none."""
@@ -163,6 +191,8 @@ class Draft:
             tokens = p.tokens[:, :guesses]
             shared = self.tokens == tokens if self.probs is None else self._of(tokens)
             return (shared * p.weight[:, :guesses]).masked_fill_(~self.proposed, 0)
+        if guesses and self.probs is not None and self._on_host(p):
+            return self._overlap_on_host(p, self.probs)
         p = p[:, :guesses]
         if self.probs is None:
             shared = p.gather(-1, self.tokens[..., None])[..., 0].clamp(max=1)  # p/l may be above q's one
@@ -170,3 +200,14 @@ class Draft:
             p = p if self.support is None else p.index_select(-1, self.support)
             shared = torch.minimum(p, self.probs.to(p.dtype)).sum(-1)
         return shared.masked_fill_(~self.proposed, 0)
+
+    def _overlap_on_host(self, p: Tensor, probs: Tensor) -> Tensor:
+        """``overlap`` up to the order of summation: it is told, and decides nothing."""
+        found = torch.zeros(self.tokens.shape, dtype=p.dtype)
+        known = None if self.support is None else self.support.numpy()
+        target, q, shared = p.numpy(), probs.numpy(), found.numpy()
+        for row, flags in enumerate(self.proposed.tolist()):
+            for k in range(sum(flags)):
+                own = target[row, k] if known is None else target[row, k].take(known)
+                shared[row, k] = np.minimum(own, q[row, k].astype(own.dtype, copy=False)).sum()
+        return found

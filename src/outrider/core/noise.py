@@ -34,6 +34,9 @@ _FEW = 16
 _MANY = 1024
 """Tokens from which on it pays, on a CPU, to find the winner of a race without running all of it."""
 
+TINY = 1e-37
+"""Below this float32 has fewer bits with every halving, and none below 1e-45."""
+
 Array = NDArray[Any]
 
 
@@ -147,6 +150,8 @@ def _first(weights: Array, counter: Array, key: int) -> int:
     bound = weights / u
     best = bound.argmax()
     reached = bound[best] * (1 - u[best] * 2.0**-31) * (1 - 1e-5)  # arrivals are rounded by far less than that
+    if reached < TINY:  # bounds this small are rounded by more: all are worked out
+        reached = np.float32(0)
     rivals = np.flatnonzero(bound >= reached)
     if len(rivals) < 2:  # none at all: the weights are no numbers
         return int(best)

@@ -21,6 +21,10 @@ from outrider.core.top_p import nucleus
 from outrider.errors import BadOption, require
 
 
+COLDEST = 1e-6
+"""Logits are divided by temperature and penalty: by less than this they may no longer be finite numbers."""
+
+
 class LogitBias(dict[int, float]):
     """What is added to which logits, and those numbers on the devices they were used on.
 
@@ -66,6 +70,7 @@ class Sampling:
 
         def number(name: str, low: float, high: float = float("inf"), open_low: bool = False) -> None:
             value = getattr(self, name)
+            require(not isinstance(value, bool), f"{name} must be a number, got {value!r}")
             try:
                 inside = (low < value if open_low else low <= value) and value <= high
             except TypeError:
@@ -75,6 +80,8 @@ class Sampling:
 
         number("temperature", 0)
         require(self.temperature < 1e6, f"temperature must be finite, got {self.temperature!r}")
+        rule = f"temperature must be 0, which is greedy, or at least {COLDEST:g}, got {self.temperature!r}; use 0"
+        require(self.temperature == 0 or self.temperature >= COLDEST, rule)
         if self.top_k is not None:
             require(
                 isinstance(self.top_k, int) and not isinstance(self.top_k, bool),
@@ -84,6 +91,8 @@ class Sampling:
         number("top_p", 0, 1, open_low=True)
         number("min_p", 0, 1)
         number("repetition_penalty", 0, 1e6, open_low=True)
+        rule = f"repetition_penalty must be at least {COLDEST:g}, got {self.repetition_penalty!r}; 1 is none"
+        require(self.repetition_penalty >= COLDEST, rule)
         number("frequency_penalty", -2, 2)
         number("presence_penalty", -2, 2)
 

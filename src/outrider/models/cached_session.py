@@ -63,11 +63,11 @@ class CachedSession(BufferedSession):
         shape = (self.context.rows, self.shape.capacity, len(self._kept), facts.hidden_size)
         self.states = torch.zeros(shape, dtype=facts.dtype, device=facts.device)
 
-    def admit_all(self, admissions: Sequence[Admission]) -> None:
+    def prefill_in_parts(self, admissions: Sequence[Admission], steps: bool = True) -> Iterator[None]:
         if self._written:
             self._clear(sorted(new.row for new in admissions))
         self._written = max(self._written, *(len(new.prompt) for new in admissions))
-        super().admit_all(admissions)
+        yield from super().prefill_in_parts(admissions, steps)
 
     def _clear(self, rows: list[int]) -> None:
         """Zero what rows before have left: it is masked, but a NaN passes through any mask."""
@@ -79,6 +79,12 @@ class CachedSession(BufferedSession):
                 buffer[here, :, :end].zero_()
             if self.states is not None:
                 self.states[here, :end] = 0  # a prompt of one token has nothing behind it, least of all another's
+
+    def _clear_behind(self, rows: Tensor, positions: Tensor) -> None:
+        super()._clear_behind(rows, positions)
+        self.cache.clear(rows, positions)
+        if self.states is not None:
+            self.states[rows, positions] = 0
 
     def _encode(self, sources: Mapping[int, Source]) -> None:
         self.engine.encode(sources, self.cache)

@@ -30,16 +30,24 @@ class Buffers:
 
     def part(self, rows: range) -> Self:
         """A view of rows that lie side by side: what is written there is written here."""
-        return type(self)([(k[rows.start : rows.stop], v[rows.start : rows.stop]) for k, v in self.buffers()])
+        return self._like([(k[rows.start : rows.stop], v[rows.start : rows.stop]) for k, v in self.buffers()])
 
     def select(self, rows: Tensor) -> Self:
-        return type(self)([(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.buffers()])
+        return self._like([(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.buffers()])
+
+    def _like(self, layers: Sequence[tuple[Tensor, Tensor]]) -> Self:
+        """Other rows of the same kind."""
+        return type(self)(layers)
+
+    @property
+    def capacity(self) -> int:
+        """C."""
+        return self.buffers()[0][0].shape[2]
 
     @cached_property
     def slots(self) -> Tensor:
         """[C]: the positions there is room for."""
-        keys = self.buffers()[0][0]
-        return torch.arange(keys.shape[2], device=keys.device)
+        return torch.arange(self.capacity, device=self.buffers()[0][0].device)
 
     def reorder(self, rows: Tensor, length: int) -> None:
         """Make row i the old row rows[i], in place and as far as they are filled: most rows stay where they are."""
@@ -51,6 +59,11 @@ class Buffers:
         if len(to):
             for buffer in (b for pair in self.buffers() for b in pair):
                 buffer[to, :, :length] = buffer[source, :, :length]  # the right side is a copy: rows may change places
+
+    def clear(self, rows: Tensor, positions: Tensor) -> None:
+        """Zero what is at positions [n, k] of rows [n, 1]: it is masked, but a NaN passes through any mask."""
+        for buffer in (b for pair in self.buffers() for b in pair):
+            buffer[rows, :, positions] = 0
 
     def buffers(self) -> list[tuple[Tensor, Tensor]]:
         return self._pairs

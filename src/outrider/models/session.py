@@ -64,6 +64,10 @@ class BufferedSession(ABC):
     def _encode(self, sources: Mapping[int, Source]) -> None:
         raise no_source()
 
+    def _clear_behind(self, rows: Tensor, positions: Tensor) -> None:
+        """Forget what is at positions [n, k] of rows [n, 1]: it is masked, but a NaN passes through any mask."""
+        self.context.tokens[rows, positions] *= positions < self.context.lengths[rows]
+
     def keep_states(self, layers: Sequence[int]) -> None:
         raise BadOption("this model shows no states of its layers; use a draft that reads none")
 
@@ -72,18 +76,38 @@ class BufferedSession(ABC):
 
     def admit_all(self, admissions: Sequence[Admission]) -> None:
         """Start sequences; all but the last token of each is run now."""
+        for _ in self.prefill_in_parts(admissions, steps=False):
+            pass
+
+    def prefill_in_parts(self, admissions: Sequence[Admission], steps: bool = True) -> Iterator[None]:
+        """``admit_all``, one run of prompts at a time: chunked prefill.
+
+        Between two of them other rows may take ``steps``. The new rows are empty slots until the end: what steps write
+        there lies behind the prompts.
+        """
         rows = [new.row for new in admissions]
-        self.context.admit_all(rows, [new.prompt for new in admissions])
+        self.context.admit_all(rows, [new.prompt for new in admissions], active=False)
         sources = {new.row: new.source for new in admissions if new.source is not None}
         if sources:
             self._encode(sources)
         index = torch.tensor(rows).to(self.device)
-        if self.hidden is not None:
-            self.hidden[index] = 0  # a prompt of one token has no state behind it, least of all another request's
         lengths = {new.row: len(new.prompt) - 1 for new in admissions}
+        self.cached[index] = torch.tensor(list(lengths.values())).to(self.device)
+        behind = self.cached[index][:, None] + torch.arange(2 * self.shape.width, device=self.device)
+        behind = behind.clamp(max=self.shape.capacity - 1)
+        last: dict[int, Tensor] = {}  # states behind the prompts; steps in between write over those of all rows
         for run in self._prefill_runs(lengths):
             self._run_prompts(run, lengths)
-        self.cached[index] = torch.tensor(list(lengths.values())).to(self.device)
+            if self.hidden is not None:
+                ended = (row for row in run.rows if run.positions.start < lengths[row] <= run.positions.stop)
+                last |= {row: self.hidden[row].clone() for row in ended}
+            yield
+            if steps:
+                self._clear_behind(index[:, None], behind)
+        if self.hidden is not None:  # a prompt of one token has none behind it, least of all another request's
+            nothing = torch.zeros_like(self.hidden[0])
+            self.hidden[index] = torch.stack([last.get(row, nothing) for row in rows])
+        self.context.active[index] = True
 
     def _run_prompts(self, run: PrefillRun, lengths: Mapping[int, int]) -> None:
         start, count = run.positions.start, len(run.positions)

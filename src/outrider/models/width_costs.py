@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from outrider.core.model_facts import facts_of
 from outrider.core.protocols import LanguageModel, Shape
 from outrider.runtime import timer
 
@@ -25,8 +26,9 @@ _STEP = 0.05
 @torch.no_grad()
 def measured(model: LanguageModel) -> dict[int, float]:
     """By width, in runs of one token: of several turns the quickest counts."""
-    session = model.start(1, Shape(256, max(_WIDTHS), fixed=False))
-    session.admit(0, [token % model.vocab_size for token in range(3, 67)])
+    session = model.start(1, Shape(256, max(_WIDTHS), fixed=False, source_capacity=64))
+    text = [token % model.vocab_size for token in range(3, 67)]
+    session.admit(0, text, text[:16] if facts_of(model).encoder_decoder else None)
     quickest = dict.fromkeys(_WIDTHS, float("inf"))
     for _ in range(_TURNS):
         for width in _WIDTHS:

@@ -76,6 +76,23 @@ def same_law(counts: Tensor, expected: Tensor, *, false_fail_rate: float = 1e-9)
     return SameLaw(int(total), len(p), math.inf if impossible else statistic, threshold, power)
 
 
+def samples_for(expected: Tensor, detects: float, *, false_fail_rate: float = 1e-9) -> int:
+    """How many draws from the probabilities ``expected`` find a total variation of ``detects``."""
+    p = expected.flatten().to(torch.float64)
+
+    def enough(samples: int) -> bool:
+        return same_law(p * samples, expected, false_fail_rate=false_fail_rate).detects <= detects
+
+    samples = 1
+    while not enough(samples):
+        samples *= 2
+    low = samples // 2
+    while samples - low > 1:
+        middle = (low + samples) // 2
+        low, samples = (low, middle) if enough(middle) else (middle, samples)
+    return samples
+
+
 def chi_square_tail(freedom: int, statistic: float) -> float:
     """P(chi-square of ``freedom`` > statistic): the p-value."""
     if math.isinf(statistic):

@@ -18,7 +18,7 @@ from outrider.core.protocols import Shape
 from outrider.drafters.head import Head, HeadConfig
 from outrider.drafters.head.backend import OutputRows
 from outrider.drafters.head.backends import numpy_backend
-from outrider.drafters.head.backends.numba_backend import Draw, NumbaWeights, table_of
+from outrider.drafters.head.backends.numba_backend import Draw, NumbaBackend, NumbaWeights, table_of
 from outrider.drafters.head.backends.numpy_backend import NumpyWeights
 from outrider.drafters.head.choice import choose_for_one_row
 
@@ -169,3 +169,21 @@ def test_a_compiled_race_has_the_same_winner_to_the_bit(flat: float) -> None:
         bits = torch.randint(0, 2**31, (64,), generator=drawn, dtype=torch.int64).to(torch.int32).numpy()
         exact = np.float32(0.7) / noise.exponential(noise.open_uniform(bits, np), np)
         assert np.array_equal([race.exponential(np.float32(0.7), np.uint32(b)) for b in bits], exact)
+
+
+@pytest.mark.parametrize("guesses", [3, 5])
+def test_a_draft_beyond_the_cache_is_refused_before_compiled_code_runs(guesses: int) -> None:
+    """Compiled code checks no bounds: a draft one position too long wrote into whatever memory came next."""
+    head, output = made(SHAPES["all"])
+    row = NumbaWeights(head, output).start(1, Shape(12, 5), several=_never)
+    assert isinstance(row, NumbaBackend)
+    room = np.zeros((row.keys.shape[0] + 1, *row.keys.shape[1:]), np.float32)  # what follows the cache in memory
+    row.keys = room[:-1]
+    states, tokens = torch.randn(11, 3, 64), torch.randn(11, 64)
+    row.read(states, tokens, 0)  # up to position 10 of 0..11
+    before = room.copy()
+    with pytest.raises(IndexError, match=f"draft of {guesses} guesses behind position 10 .* has 12"):
+        row.guesses(table_of(torch.randn(90, 64)), [0.0] * guesses)
+    assert np.array_equal(room, before)
+    row.read(states, tokens, 0)
+    assert len(row.guesses(table_of(torch.randn(90, 64)), [0.0] * 2)[0]) == 2, "there is room for two"

@@ -22,6 +22,8 @@ def _block(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
     behind it. Where nothing is proposed behind it q is zero, and h_i is w_i: the end of a draft, of a ragged one
     too, needs no case of its own.
     """
+    if draft.tokens.shape[1] == 0:  # p' is p: plain decoding need not work that out
+        return Verdict(torch.zeros_like(at[:, 0]), noise.winner("token", at[:, :1], p)[:, 0])
     p = _numbers(p)
     guesses = draft.tokens.shape[1]
     w = prefix_weights(p, draft)  # [B, G+1], float64

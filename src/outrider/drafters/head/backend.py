@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -81,12 +81,22 @@ class DraftRequest:
     at: Tensor  # [B, gamma + 1]: absolute positions
     floor: float  # the least chance that all guesses so far are right at which another is made
     prices: Prices | None  # give every guess a floor of its own
+    caps: Tensor | None = None  # [B]: guesses each row may have; None: as many as are asked for
 
     def floors(self, row: int) -> list[float]:
-        """Of each guess of a row."""
+        """Of each guess that a row may have."""
+        most = self.gamma if self.caps is None else min(self.gamma, int(self.caps[row]))
         if self.prices is not None and self.floor > 0:
-            return self.prices.floors(row, self.gamma)
-        return [self.floor] * self.gamma
+            return self.prices.floors(row, most)
+        return [self.floor] * most
+
+
+class WholeDraft(NamedTuple):
+    """All guesses of a draft, made in one call."""
+
+    tokens: Tensor  # [B, G]
+    q: Tensor | None  # [B, G, N]: what they were drawn from, if drawn
+    proposed: Tensor  # [B, G] bool: True for a prefix of each row
 
 
 class HeadBackend(Protocol):
@@ -118,8 +128,11 @@ class HeadBackend(Protocol):
     def fork(self, texts: Texts, rows: Tensor) -> HeadBackend:
         """Another backend whose row i is a copy of row rows[i], for tokens that the target has not run."""
 
-    def begin(self, texts: Texts, gamma: int) -> int:
-        """Read the newest states, before the first guess of a draft -> how many guesses there can be."""
+    def begin(self, texts: Texts, gamma: int, caps: Tensor | None = None) -> int:
+        """Read the newest states, before the first guess of a draft -> how many guesses there can be.
+
+        ``caps`` [B]: guesses each row may have. A row that may have none need not be read.
+        """
 
     def logits(self, texts: Texts, k: int, last: Tensor) -> Tensor:
         """Of the N tokens for guess k (from 0), behind token ``last`` [B] -> [B, N]."""
@@ -127,8 +140,8 @@ class HeadBackend(Protocol):
     def likeliest(self, logits: Tensor) -> Tensor:
         """The token with the highest of logits [B, N] -> [B]."""
 
-    def draft(self, texts: Texts, request: DraftRequest) -> tuple[Tensor, Tensor | None] | None:
-        """After ``begin``, a whole draft in one call: tokens [B, G] and what they were drawn from [B, G, N], if drawn.
+    def draft(self, texts: Texts, request: DraftRequest) -> WholeDraft | None:
+        """After ``begin``, a whole draft in one call.
 
         None where the backend has no such call, or none for this request: then guess by guess.
         """

@@ -16,6 +16,10 @@ from outrider.drafters.head.config import HeadConfig
 from outrider.runtime import cpu
 
 
+FEW_ROWS = 4
+"""Rows up to which compiled drafts one after the other take less than one of torch for all."""
+
+
 @dataclass(frozen=True)
 class BackendChoice:
     """A backend by its name in ``backends.BY_NAME``, and why it was chosen."""
@@ -26,13 +30,20 @@ class BackendChoice:
 
 def choose(config: HeadConfig, device: torch.device, rows: int, dtype: torch.dtype) -> BackendChoice:
     """For a head that drafts beside a target on this device, with logits of this dtype."""
-    if device.type == "cpu" and rows == 1 and not config.blockwise:
-        return choose_for_one_row()
+    if device.type == "cpu" and rows <= FEW_ROWS and not config.blockwise:
+        alone = choose_for_one_row()
+        if rows == 1 or alone.backend == "numba":
+            return alone
+    return choose_for_any_rows(config, device, dtype)
+
+
+def choose_for_any_rows(config: HeadConfig, device: torch.device, dtype: torch.dtype) -> BackendChoice:
+    """A backend whose rows can be copied and forked, and be as many as one likes."""
     refused = triton_backend.refusal(device, dtype)
     if refused is None:
         return BackendChoice("triton", f"Triton kernels run on {device.type} and agree with torch there")
-    several = "a blockwise head" if config.blockwise else "one row" if rows == 1 else "several rows"
-    return BackendChoice("torch", f"{several} on {device.type}, and {refused}")
+    what = "a blockwise head" if config.blockwise else "several rows"
+    return BackendChoice("torch", f"{what} on {device.type}, and {refused}")
 
 
 def choose_for_one_row() -> BackendChoice:
@@ -42,7 +53,7 @@ def choose_for_one_row() -> BackendChoice:
     error = numba_error()
     if error is not None:
         return BackendChoice("numpy", f"one row on a CPU, and {error}")
-    return BackendChoice("numba", "one row on a CPU with dot products of bytes: compiled, with weights of eight bits")
+    return BackendChoice("numba", "few rows on a CPU with dot products of bytes: compiled, with weights of eight bits")
 
 
 @cache

@@ -9,7 +9,7 @@ from torch import Tensor
 from outrider.core.protocols import Session, Shape
 from outrider.drafters.head.backend import HeadBackend, HeadWeights, OutputRows
 from outrider.drafters.head.backends import BY_NAME
-from outrider.drafters.head.choice import BackendChoice, choose
+from outrider.drafters.head.choice import BackendChoice, choose, choose_for_any_rows
 from outrider.drafters.head.layers import Head
 
 
@@ -40,4 +40,5 @@ class PreparedHead:
         return self.weights[name].start(rows, shape, several=partial(self._start_several, rows, shape))
 
     def _start_several(self, rows: int, shape: Shape) -> HeadBackend:
-        return self._start(self.choice(rows + 1).backend, rows, shape)
+        name = choose_for_any_rows(self.config, self.output.device, self.output.dtype).backend
+        return self._start(name, rows, shape)

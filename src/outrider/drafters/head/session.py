@@ -22,6 +22,7 @@ class HeadSession(ContextSession):
     """The rows of a batch, drafted for by one head."""
 
     prices: Prices | None = None  # what guesses take here and time is worth, where a policy tells
+    caps: Tensor | None = None  # [B]: guesses a row may have; None: as many as are asked for
 
     def __init__(self, prepared: PreparedHead, floor: float, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
@@ -64,26 +65,26 @@ class HeadSession(ContextSession):
     def select(self, rows: Tensor) -> None:
         self.backend = self.backend.select(self.texts, rows)
         super().select(rows)
+        self.caps = None  # they were of other rows
 
     @torch.no_grad()
     def fork(self, rows: Tensor) -> Self:
         other = copy(self)
         other.context = copy(self.context)
         other.context.select(rows)  # gives the copy tensors of its own
-        other.backend = self.backend.fork(self.texts, rows)
+        other.backend, other.caps = self.backend.fork(self.texts, rows), None
         return other
 
     @torch.no_grad()
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         texts = self.texts
-        gamma = self.backend.begin(texts, gamma) if gamma else 0
+        gamma = self.backend.begin(texts, gamma, self.caps) if gamma else 0
         if gamma == 0:  # the target has run nothing yet, or a fork has used up what one look at the target gave
             return Draft.empty(self.context.rows, self.device)
-        request = DraftRequest(gamma, sampling, noise, at, self.floor, self.prices)
+        request = DraftRequest(gamma, sampling, noise, at, self.floor, self.prices, self.caps)
         whole = self.backend.draft(texts, request)
         if whole is not None:
-            tokens, q = whole
-            return self._drafted(tokens, q, torch.ones_like(tokens, dtype=torch.bool))
+            return self._drafted(*whole)
         return self._guess_by_guess(texts, request)
 
     def _guess_by_guess(self, texts: Texts, request: DraftRequest) -> Draft:

@@ -1,4 +1,7 @@
-"""Attention of one query over its keys and values, compiled by numba. Head sizes of 16 and more."""
+"""Attention of one query over its keys and values, compiled by numba. Head sizes of 16 and more.
+
+For the few keys of a draft head; a model's own attention is in ``tiled_attention.py``.
+"""
 
 from __future__ import annotations
 

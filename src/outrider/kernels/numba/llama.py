@@ -14,9 +14,12 @@ import numpy as np
 from numba import carray
 
 from outrider.kernels.numba.code_cache import on_disk
-from outrider.kernels.numba.layer_math import attend, exp, finish, norm, rotate, take
+from outrider.kernels.numba.kv_panels import write_key, write_value
+from outrider.kernels.numba.layer_math import finish, norm, rotate, take
 from outrider.kernels.numba.products import ProductInput, convert_input, input_room, multiply, product_input
+from outrider.kernels.numba.tiled_attention import Cut, Room, add_up, attend_block, room_for
 from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
+from outrider.kernels.numba.vector_math import silu
 
 PIECES = 5
 """Pieces of work of a layer."""
@@ -40,9 +43,7 @@ class LlamaWeights(NamedTuple):
     windows: np.ndarray[Any, Any]  # [L]: how far back a position looks
     output: int  # address of the output matrix
     half: bool | int  # whether products are computed in float16; of packed weights, an address (``products.py``)
-    powers: np.ndarray[
-        Any, Any
-    ]  # [L, 4, 2]: what their inputs are scaled by, or the inputs of a scale (``products.py``)
+    powers: np.ndarray[Any, Any]  # [L, 4, 2]: what their inputs are scaled by, or the inputs of a scale
     last_powers: np.ndarray[Any, Any]  # [2]: those of the output matrix
 
 
@@ -55,12 +56,17 @@ class LlamaRows(NamedTuple):
     starts: np.ndarray[Any, Any]  # [B]
     cos: np.ndarray[Any, Any]  # [N, depth / 2]
     sin: np.ndarray[Any, Any]
-    capacity: int
-    keys: np.ndarray[Any, Any]  # [L]: addresses of buffers [B, shared, capacity, depth]
-    values: np.ndarray[Any, Any]
+    capacity: int  # a multiple of PANEL
+    stored: np.ndarray[Any, Any]  # [0]: its type stands for the format of keys and values (``kv_panels.py``)
+    lines: int  # of a block of keys
+    keys: np.ndarray[Any, Any]  # [L]: addresses of buffers [B, shared, capacity / PANEL, lines, PANEL]
+    values: np.ndarray[Any, Any]  # [L]: addresses of buffers [B, shared, capacity, padded]
     kept: np.ndarray[Any, Any]  # [L]: which of the states a layer's input is, or -1
     states: np.ndarray[Any, Any]  # [S, N, hidden]
     queries: np.ndarray[Any, Any]  # [N, heads, depth]: between two pieces of work
+    cut: Cut  # of the attention
+    parts: np.ndarray[Any, Any]  # [blocks, tiles, queries, padded + PANEL]: where items are tiles
+    finished: np.ndarray[Any, Any]  # [L, blocks]: zeros
     mixed: np.ndarray[Any, Any]  # [N, heads * depth]
     gated: np.ndarray[Any, Any]  # [N, inner]
     counters: np.ndarray[Any, Any]  # zeros, STRIDE bytes for every piece of work
@@ -68,7 +74,9 @@ class LlamaRows(NamedTuple):
 
 
 @compiled
-def _project(model: LlamaWeights, batch: LlamaRows, layer: int, head: int, given: ProductInput, temp: Any) -> None:
+def _project(
+    model: LlamaWeights, batch: LlamaRows, layer: int, head: int, given: ProductInput, temp: Any, line: Any
+) -> None:
     """Queries, keys or values of one head; keys and values go to their place in the buffers."""
     rows, width, depth = len(batch.x), len(batch.x) // len(batch.starts), model.depth
     panels = model.padded // PANEL
@@ -78,32 +86,47 @@ def _project(model: LlamaWeights, batch: LlamaRows, layer: int, head: int, given
         for row in range(rows):
             for j in range(depth):
                 temp[row, j] += bias[j]
-    turned = head < model.heads + model.shared
-    place = batch.keys[layer] if turned else batch.values[layer]
-    kept = carray(pointer_to(place), (len(batch.starts), model.shared, batch.capacity, depth), np.float32)
+    size = batch.stored.itemsize
     for row in range(rows):
-        at = batch.starts[row // width] + row % width
+        place = batch.starts[row // width] + row % width
         if head < model.heads:
             rotate(temp[row], batch.cos[row], batch.sin[row], batch.queries[row, head])
-        elif turned:
-            rotate(temp[row], batch.cos[row], batch.sin[row], kept[row // width, head - model.heads, at])
+        elif head < model.heads + model.shared:
+            rotate(temp[row], batch.cos[row], batch.sin[row], line)
+            first = (row // width * model.shared + head - model.heads) * batch.capacity + place // PANEL * PANEL
+            to = batch.keys[layer] + size * (first * batch.lines + place % PANEL)
+            write_key(batch.stored, to, batch.lines, line, depth)
         else:
-            kept[row // width, head - model.heads - model.shared, at] = temp[row, :depth]
+            first = (row // width * model.shared + head - model.heads - model.shared) * batch.capacity + place
+            write_value(batch.stored, batch.values[layer] + size * first * model.padded, temp[row], depth)
 
 
 @compiled
-def _mix(model: LlamaWeights, batch: LlamaRows, layer: int, row: int, head: int, scores: Any) -> None:
-    """Attention of one head for the W tokens of one row."""
-    width, depth = len(batch.x) // len(batch.starts), model.depth
-    buffer = (len(batch.starts), model.shared, batch.capacity, depth)
-    group = head // (model.heads // model.shared)
-    keys = carray(pointer_to(batch.keys[layer]), buffer, np.float32)[row, group]
-    values = carray(pointer_to(batch.values[layer]), buffer, np.float32)[row, group]
-    for token in range(row * width, (row + 1) * width):
-        end = batch.starts[row] + token - row * width + 1
-        first = max(0, end - model.windows[layer])
-        out = batch.mixed[token, head * depth : (head + 1) * depth]
-        attend(batch.queries[token, head], keys[first:end], values[first:end], model.scale, scores, out)
+def _mix(model: LlamaWeights, batch: LlamaRows, layer: int, item: int, room: Room) -> None:
+    """Attention of the heads that share keys, for a block of tokens of one row, or one tile of that."""
+    cut, width, group = batch.cut, len(batch.x) // len(batch.starts), model.heads // model.shared
+    block, tile = (item // cut.tiles, item % cut.tiles) if cut.by_tile else (item, 0)
+    pair, begin = block // cut.blocks, cut.tokens * (cut.blocks - 1 - block % cut.blocks)  # the longest first
+    row, shared = pair // model.shared, pair % model.shared
+    tokens = min(cut.tokens, width - begin)
+    for query in range(tokens * group):
+        token, head = row * width + begin + query // group, group * shared + query % group
+        room.end[query] = batch.starts[row] + begin + query // group + 1
+        room.first[query] = max(0, room.end[query] - model.windows[layer])
+        for j in range(model.depth):
+            room.queries[query, j] = batch.queries[token, head, j] * np.float32(model.scale)
+    before = batch.stored.itemsize * pair * batch.capacity  # bytes of a number of each position
+    parts = batch.parts[block] if cut.by_tile else room.parts
+    finished = batch.finished.ctypes.data + 8 * (layer * batch.finished.shape[1] + block)
+    if not attend_block(
+        batch.stored, batch.keys[layer] + before * batch.lines, batch.lines,
+        batch.values[layer] + before * model.padded, cut, tile, tokens * group, room, parts, finished,
+    ):  # fmt: skip
+        return
+    for query in range(tokens * group):
+        token, head = row * width + begin + query // group, group * shared + query % group
+        out = batch.mixed[token, head * model.depth : (head + 1) * model.depth]
+        add_up(parts, query, room.first[query], room.end[query], out)
 
 
 @compiled
@@ -139,10 +162,8 @@ def _gate(
                 temp[row, j] += bias[j]
     for row in range(rows):
         for panel in range(panels):
-            for j in range(PANEL):
-                gate, up = temp[row, 2 * PANEL * panel + j], temp[row, 2 * PANEL * panel + PANEL + j]
-                out = gate / (np.float32(1) + exp(-gate)) * up
-                batch.gated[row, PANEL * (first + panel) + j] = out
+            gate, to = temp[row, 2 * PANEL * panel :].ctypes.data, batch.gated[row, PANEL * (first + panel) :].ctypes.data
+            silu(gate, gate + 4 * PANEL, to)
 
 
 @compiled
@@ -205,7 +226,7 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
     beside = _step(thirds, threads)
     normed = np.empty((rows, hidden), np.float32)
     temp = np.empty((rows, max(model.padded, PANEL * inward, 2 * PANEL * across)), np.float32)
-    scores = np.empty(batch.capacity, np.float32)
+    line, places = np.empty(model.depth, np.float32), room_for(batch.cut, model.heads // model.shared, model.depth)
     widest = max(hidden, batch.mixed.shape[1], model.inner)
     room, factors = input_room(model.half, rows, widest), np.empty(rows, np.float32)
     around = product_input(model.half, normed, room, factors)
@@ -222,15 +243,15 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
             if item == 0 and batch.kept[layer] >= 0:
                 batch.states[batch.kept[layer]] = batch.x
             for head in range(item * beside, min(thirds, (item + 1) * beside)):
-                _project(model, batch, layer, head, around, temp)
+                _project(model, batch, layer, head, around, temp, line)
             done, item = done + 1, take(counters, piece)
         finish(counters, piece, done, items)
 
         piece += 1
-        items = len(batch.starts) * model.heads
+        items = len(batch.starts) * model.shared * batch.cut.blocks * (batch.cut.tiles if batch.cut.by_tile else 1)
         done, item = 0, take(counters, piece)
         while item < items:
-            _mix(model, batch, layer, item // model.heads, item % model.heads, scores)
+            _mix(model, batch, layer, item, places)
             done, item = done + 1, take(counters, piece)
         finish(counters, piece, done, items)
 

@@ -37,7 +37,7 @@ class PackedInput(NamedTuple):
 
 
 @compiled
-def _chained(inputs: int) -> int:
+def chained(inputs: int) -> int:
     """Inputs up to whole chains."""
     return (inputs + CHAIN - 1) // CHAIN * CHAIN
 
@@ -50,7 +50,7 @@ def input_room(half: bool | int, rows: int, inputs: int) -> np.ndarray[Any, Any]
 @overload(input_room, jit_options=OPTIONS, strict=False)
 def _input_room(half: Any, rows: Any, inputs: Any) -> Any:
     if isinstance(half, types.Boolean):
-        return lambda half, rows, inputs: np.empty(rows * _chained(inputs) if half else 0, np.uint16)
+        return lambda half, rows, inputs: np.empty(rows * chained(inputs) if half else 0, np.uint16)
     return lambda half, rows, inputs: np.empty(rows * GIVEN * units_of(inputs), np.uint8)
 
 
@@ -62,7 +62,7 @@ def product_input(half: bool | int, x: Any, room: Any, factors: Any) -> ProductI
 @overload(product_input, jit_options=OPTIONS, strict=False)
 def _product_input(half: Any, x: Any, room: Any, factors: Any) -> Any:
     def floating(half: bool, x: Any, room: Any, factors: Any) -> ProductInput:
-        rows, inputs = x.shape[0], _chained(x.shape[1]) if half else 0
+        rows, inputs = x.shape[0], chained(x.shape[1]) if half else 0
         return ProductInput(half, x, room[: rows * inputs].reshape((rows, inputs)), factors)
 
     def packed(half: int, x: Any, room: Any, factors: Any) -> PackedInput:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from outrider.core.noise import TINY
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.layer_math import exp
 from outrider.kernels.numba.tiles import compiled
@@ -73,9 +74,13 @@ def race(weights: Any, counters: Any, key: int, temp: Any) -> Any:
         temp[j] = weights[j] / (np.float32(bits) + np.float32(0.5))
     reached, best, place = np.float32(0), np.float32(-1), 0
     for j in range(len(weights)):
-        if temp[j] >= reached:
+        if not temp[j] < reached:
+            if temp[j] != temp[j]:  # NaN is the largest, and the first one wins
+                return temp[j], j
             bits = _mixed(np.uint32(counters[j]), low, high) & np.uint32(0x7FFFFFFF)
-            reached = max(reached, np.float32(temp[j] * (1 - bits * 2.0**-31) * _AHEAD))
+            sure = np.float32(temp[j] * (1 - bits * 2.0**-31) * _AHEAD)
+            if sure >= np.float32(TINY):  # smaller ones are rounded by more than the margin
+                reached = max(reached, sure)
             found = exponential(weights[j], bits)
             if found > best:
                 best, place = found, j

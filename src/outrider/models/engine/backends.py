@@ -1,4 +1,4 @@
-"""The engines of the package itself, which run Llama-like models on a CPU: one record each, in one table.
+"""The engines of the package itself, which run Llama-like and T5-like models on a CPU: one record each, in one table.
 
 Whoever offers, chooses, prepares or opens an engine reads ``BACKENDS``. A new engine is a new entry.
 """
@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from outrider.models.engine.prepared import Layout, Prepared
+from outrider.models.engine.prepared import Layout, Prepared, PreparedEngine
 from outrider.models.engine.sizes import Sizes
+from outrider.models.engine.t5_sizes import T5Sizes, t5_like
 from outrider.models.settings import setting
 from outrider.runtime import cpu
-
-if TYPE_CHECKING:
-    from outrider.models.engine.llama_engine import LlamaEngine
-
 
 QUANTISED = ("int8", "int4")
 """What matrices can be quantised to when a model is prepared."""
@@ -47,7 +44,7 @@ class Backend:
 
     weights: Callable[[Asked], str]  # the format of its weights for what is asked: float32, bfloat16, ...
     layout: Callable[[str], Layout]  # of weights in that format
-    open: Callable[[Prepared, Any], LlamaEngine]  # from prepared files and the model's config
+    open: Callable[[Prepared, Any], PreparedEngine]  # from prepared files and the model's config
     packages: tuple[str, ...] = ()  # that must be installed
     obstacle: Callable[[Asked], str | None] = lambda asked: None  # of this model or this dtype
     broken: Callable[[], str | None] = lambda: None  # why it does not work here; may take a while to find out
@@ -79,7 +76,7 @@ def _numba_weights(asked: Asked) -> str:
 
 
 def _numba_layout(weights: str) -> Layout:
-    from outrider.models.engine import numba_weights, packed_weights
+    from outrider.models.engine import numba_weights, packed_weights, t5_weights
 
     if weights in QUANTISED:
         each = {"int8": 1.1, "int4": 0.8}[weights]  # bytes: the output matrix of the latter has eight bits
@@ -92,11 +89,16 @@ def _numba_layout(weights: str) -> Layout:
     half = weights == "float16"
     return Layout(
         "numba", weights, numba_weights.FORMAT,
-        lambda to, source, config: numba_weights.write(to, source, config, half), bytes_each=2,
+        lambda to, source, config: (t5_weights if t5_like(config) else numba_weights).write(to, source, config, half),
+        bytes_each=2,
     )  # fmt: skip
 
 
-def _open_numba(prepared: Prepared, config: Any) -> LlamaEngine:
+def _open_numba(prepared: Prepared, config: Any) -> PreparedEngine:
+    if t5_like(config):
+        from outrider.models.engine.t5_engine import T5Engine
+
+        return T5Engine(prepared, config)
     from outrider.models.engine.numba_engine import NumbaEngine
 
     return NumbaEngine(prepared, config)
@@ -106,9 +108,13 @@ def _numba_obstacle(asked: Asked) -> str | None:
     saved = str(setting(asked.config, "dtype")).removeprefix("torch.")
     if saved != "bfloat16" and asked.weights == "full":
         return f"it reads weights that were saved in bfloat16, and these are in {saved}; leave it out"
-    sizes = Sizes.of(asked.config)
-    if sizes.hidden % 16 or sizes.inner % 16 or sizes.heads * sizes.depth % 4 or sizes.depth % 2:
-        return f"it runs layers of a multiple of 16, not of {sizes.hidden} and {sizes.inner}; leave it out"
+    if t5_like(asked.config):
+        if asked.weights != "full":
+            return f"models of type {asked.config.model_type!r} have no layers here in {asked.weights}; leave it out"
+        if obstacle := T5Sizes.of(asked.config).obstacle:
+            return obstacle
+    elif obstacle := _llama_obstacle(Sizes.of(asked.config)):
+        return obstacle
     if not asked.settled:
         return None
     if asked.weights != "full":
@@ -120,6 +126,12 @@ def _numba_obstacle(asked: Asked) -> str | None:
     if cpu.facts().computes_in_half:
         return None
     return "this CPU does not compute in float16; choose the dtype float32, or leave the dtype out"
+
+
+def _llama_obstacle(sizes: Sizes) -> str | None:
+    if sizes.hidden % 16 or sizes.inner % 16 or sizes.heads * sizes.depth % 4 or sizes.depth % 2:
+        return f"it runs layers of a multiple of 16, not of {sizes.hidden} and {sizes.inner}; leave it out"
+    return None
 
 
 def _numba_broken() -> str | None:
@@ -157,13 +169,15 @@ def _onnx_layout(weights: str) -> Layout:
     )  # fmt: skip
 
 
-def _open_onnx(prepared: Prepared, config: Any) -> LlamaEngine:
+def _open_onnx(prepared: Prepared, config: Any) -> PreparedEngine:
     from outrider.models.engine.onnx_engine import OnnxEngine
 
     return OnnxEngine(prepared, config)
 
 
 def _onnx_obstacle(asked: Asked) -> str | None:
+    if t5_like(asked.config):
+        return f"models of type {asked.config.model_type!r} have no layers here; leave it out"
     # It reads four bytes of each weight: where "auto" looks for an engine, it leaves bfloat16 to torch.
     computes_in_float32 = asked.by_name and (asked.weights == "int8" or not asked.settled)
     return None if computes_in_float32 else not_float32(asked.dtype)

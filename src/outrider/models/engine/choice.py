@@ -10,6 +10,7 @@ import torch
 
 from outrider.errors import BadOption, require
 from outrider.models.engine.backends import BACKENDS, QUANTISED, Asked
+from outrider.models.engine.t5_sizes import t5_like
 from outrider.models.settings import setting
 from outrider.models.transformers.families import llama_classes
 
@@ -17,6 +18,9 @@ WEIGHTS = ("full", *QUANTISED)
 
 WORTH_FILES = 32e6
 """Bytes of weights from which on "auto" prepares files in the cache: smaller models start faster without."""
+
+WORTH_FILES_ENCODER_DECODER = 1e6
+"""The same of encoder-decoder models: their many small operations are what torch is slow at, the smaller the slower."""
 
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose angles depend on nothing but the position."""
@@ -63,7 +67,8 @@ def chosen_engine(
         f"weights {kernels.weights!r} on a CPU are run by {' or '.join(able)}; leave the engine {kernels.engine!r} out",
     )
     by_itself = kernels.engine == "auto" and full
-    if kernels.engine == "torch" or (by_itself and size < WORTH_FILES):
+    worth = WORTH_FILES_ENCODER_DECODER if t5_like(config) else WORTH_FILES
+    if kernels.engine == "torch" or (by_itself and size < worth):
         return "torch"
     asked = Asked(config, dtype, settled, kernels.weights, by_name=not by_itself)
     tried_in_turn = able if kernels.engine == "auto" else [kernels.engine]
@@ -96,6 +101,8 @@ def _general_obstacle(config: Any, device: torch.device) -> str | None:
         return f"it runs models on a CPU, and the device is {device}; leave it out or choose the device cpu"
     if setting(config, "quantization_config") is not None:
         return "its weights are quantised; leave it out"
+    if t5_like(config):
+        return None
     if llama_classes(config) is None:
         return f"models of type {config.model_type!r} have no layers here; leave it out"
     rotation = (setting(config, "rope_parameters") or {}).get("rope_type", "default")

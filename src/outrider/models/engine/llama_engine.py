@@ -79,13 +79,17 @@ class LlamaEngine(ABC):
         )
 
     def allocate(self, rows: int, shape: Shape) -> Buffers:
+        self.grow(shape)
+        sizes = self.sizes
+        layers = [(sizes.shared, sizes.depth, sizes.depth)] * sizes.layers
+        return Buffers.allocate(layers, rows, shape.capacity, torch.float32, CPU)
+
+    def grow(self, shape: Shape) -> None:
+        """Rotations of all positions of a session."""
         room = shape.capacity + shape.chunk  # the last chunk of a prompt may reach beyond the capacity
         with self._growing:
             if len(self._turns[0]) < room:
                 self._turns = self._turned(room)
-        sizes = self.sizes
-        layers = [(sizes.shared, sizes.depth, sizes.depth)] * sizes.layers
-        return Buffers.allocate(layers, rows, shape.capacity, torch.float32, CPU)
 
     def encode(self, sources: Mapping[int, Source], cache: Buffers) -> None:
         raise no_source()

@@ -1,4 +1,4 @@
-"""A Llama-like model run on a CPU by an engine of its own, from files that were prepared for it."""
+"""A model run on a CPU by an engine of its own, from files that were prepared for it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from outrider.models.batch_invariance import (
     bits_do_not_depend_on_capacity,
     bits_do_not_depend_on_prefill,
     bits_do_not_depend_on_width,
+    holds_beside_sources,
 )
 from outrider.models.checkpoint_model import CheckpointModel
-from outrider.models.engine.llama_engine import LlamaEngine
-from outrider.models.engine.prepared import Prepared
+from outrider.models.engine.prepared import Prepared, PreparedEngine
 from outrider.models.transformers import families
 from outrider.runtime import cpu
 
@@ -28,17 +28,22 @@ class EngineModel(CheckpointModel):
     Where it is, runs have only the tokens they need, and plain and speculative decoding still agree to the bit.
     """
 
-    engine: LlamaEngine
+    engine: PreparedEngine
 
-    def __init__(self, engine: LlamaEngine, config: Any, generation_config: Any) -> None:
+    def __init__(self, engine: PreparedEngine, config: Any, generation_config: Any) -> None:
         reason = families.supported(config)
         require(reason is None, f"a model of type {config.model_type!r} cannot be used: {reason}", ModelError)
         self.engine, self.config, self._generation_config = engine, config, generation_config
         self.facts = engine.facts
         known = engine.prepared.known
         conditions = f"{engine.name} {engine.kernels}, {engine.threads} threads, CPU {cpu.facts().identity}"
-        if known("any_width", conditions, lambda: bits_do_not_depend_on_width(self)) and self._any_prefill(conditions):
-            alike = known("any_capacity", conditions, lambda: bits_do_not_depend_on_capacity(self))
+        if self.facts.encoder_decoder:
+            any_width = alike = known("any_width", conditions, lambda: holds_beside_sources(self, rows=16))
+        else:
+            any_width = known("any_width", conditions, lambda: bits_do_not_depend_on_width(self))
+            any_width = any_width and self._any_prefill(conditions)
+            alike = any_width and known("any_capacity", conditions, lambda: bits_do_not_depend_on_capacity(self))
+        if any_width:
             self.facts = replace(self.facts, batch_invariant=True, capacity_invariant=alike)
             costs = known("run_costs", conditions, lambda: width_costs.measured(self), width_costs.NOMINAL)
             self.facts = replace(self.facts, width_costs={int(width): cost for width, cost in costs.items()})

@@ -12,11 +12,15 @@ import numba
 import numpy as np
 import torch
 
-from outrider.kernels.numba import float16_products, llama, packed_products
+from outrider.core.embedding_table import EmbeddingTable
+from outrider.core.model_facts import CPU
+from outrider.core.protocols import Shape
+from outrider.kernels.numba import float16_products, kv_panels, llama, packed_products, tiled_attention
 from outrider.kernels.numba.code_cache import DIGEST, compiling
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine.llama_engine import Found, LlamaEngine, Run
+from outrider.models.engine.panel_buffers import PanelBuffers
 from outrider.models.engine.panel_rows import PackedRows, PanelRows
 from outrider.models.engine.prepared import Prepared
 from outrider.models.engine.sizes import Sizes
@@ -28,7 +32,10 @@ FLOATS = ("bfloat16", "float16")
 """Formats of weights that are not packed."""
 
 Addresses = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
-"""Addresses of every layer's keys, of its values, and the capacity of both."""
+"""Addresses of every layer's keys, of its values, and the positions that both have room for."""
+
+KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Formats of the KV cache."""
 
 
 class NumbaEngine(LlamaEngine):
@@ -38,8 +45,12 @@ class NumbaEngine(LlamaEngine):
     name = f"numba {numba.__version__}"
     kernels = DIGEST
 
-    def __init__(self, prepared: Prepared, config: Any) -> None:
+    def __init__(self, prepared: Prepared, config: Any, kv_cache_dtype: str = "auto") -> None:
         super().__init__(prepared, config)
+        if kv_cache_dtype == "auto":
+            kv_cache_dtype = "float16" if prepared.weights == "float16" else "float32"
+        self.kv_cache_dtype, self._stored = kv_cache_dtype, np.empty(0, kv_panels.STORED[kv_cache_dtype])
+        self._lines = kv_panels.key_lines(kv_cache_dtype, self.sizes.depth)
         self._team = ThreadTeam(self.threads)
         self._known: WeakKeyDictionary[Buffers, Addresses] = WeakKeyDictionary()
         self._places = prepared.record["places"]
@@ -54,8 +65,7 @@ class NumbaEngine(LlamaEngine):
             assert float16_products.AVAILABLE, "engines.computes_in_half and float16_products.py disagree"
             self.name += " in float16"
         self.model = self._model(self.sizes, config)
-        self.embedding: PanelRows | PackedRows = self._rows("output", self.model.hidden)
-        self.unembedding = self.embedding
+        self.embedding = self.unembedding = self._rows("output", self.model.hidden)
         if self._places["embedding"] != self._places["output"]:
             self.embedding = self._rows("embedding", self.model.hidden)
         self._none_kept = np.full(self.model.layers, -1)
@@ -63,18 +73,28 @@ class NumbaEngine(LlamaEngine):
 
     def _compile(self, sizes: Sizes) -> None:
         """Run one token on buffers of its own: what is compiled is kept on disk, where the next process finds it."""
-        cache = Buffers.allocate(
-            [(sizes.shared, sizes.depth, sizes.depth)] * sizes.layers, 1, 1, torch.float32, torch.device("cpu")
-        )
+        cache = self._room(1, 1)
         half = torch.zeros((1, sizes.depth // 2))
         with compiling(self._layers.py_func.__name__, "models", seconds=20):
             self.run_layers(cache, Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), half, half, None), (), True)
+
+    def allocate(self, rows: int, shape: Shape) -> Buffers:
+        self.grow(shape)
+        return self._room(rows, shape.capacity)
+
+    def _room(self, rows: int, capacity: int) -> Buffers:
+        """Keys and values in the layouts of ``kv_panels.py``."""
+        padded, sizes = -(-self.sizes.depth // PANEL) * PANEL, self.sizes
+        shapes = [(sizes.shared, self._lines, padded)] * sizes.layers
+        whole = -(-capacity // PanelBuffers.BLOCK) * PanelBuffers.BLOCK
+        found = PanelBuffers.allocate(shapes, rows, whole, KV_DTYPES[self.kv_cache_dtype], CPU)
+        return PanelBuffers(found.buffers(), capacity)
 
     def _address(self, name: str) -> int:
         """Where a tensor lies, or 0 if there is none."""
         return self._file.ctypes.data + self._places[name][0] if name in self._places else 0
 
-    def _rows(self, name: str, hidden: int) -> PanelRows | PackedRows:
+    def _rows(self, name: str, hidden: int) -> EmbeddingTable:
         place, shape = self._places[name]
         if self._layers is llama.packed_layers:
             return PackedRows(self._file, place, self.vocabulary, hidden)
@@ -116,14 +136,24 @@ class NumbaEngine(LlamaEngine):
         if layers:
             kept = kept.copy()
             kept[layers] = range(len(layers))
-        keys, values, capacity = self._buffers(cache)
+        keys, values, room = self._buffers(cache)
+        rows = len(given.start)
+        first, end = int(given.start.min()), int(given.start.max()) + tokens // rows
+        if first < 0 or end > cache.capacity:  # compiled code does not check where it writes
+            raise IndexError(f"positions from {first} up to {end} do not fit into a KV cache of {cache.capacity} tokens")
+        cut = tiled_attention.cut(rows, tokens // rows, model.shared, self.sizes.groups, end, self.threads)
+        blocks = rows * model.shared * cut.blocks if cut.by_tile else 0
         found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))
         output = torch.empty((tokens if logits else 0, self.vocabulary))
         batch = llama.LlamaRows(
             x=given.x.numpy().copy(), found=found.numpy(), logits=output.numpy(), starts=given.start.numpy(),
-            cos=given.cos.numpy(), sin=given.sin.numpy(), capacity=capacity, keys=keys, values=values,
+            cos=given.cos.numpy(), sin=given.sin.numpy(), capacity=room,
+            stored=self._stored, lines=self._lines, keys=keys, values=values,
             kept=kept, states=states.numpy(),
             queries=np.empty((tokens, model.heads, model.depth), np.float32),
+            cut=cut,
+            parts=np.empty((blocks, cut.tiles, cut.tokens * self.sizes.groups, model.padded + PANEL), np.float32),
+            finished=np.zeros((model.layers, blocks), np.int64),
             mixed=np.empty((tokens, model.heads * model.depth), np.float32),
             gated=np.empty((tokens, model.inner), np.float32),
             counters=zeros(llama.PIECES * model.layers + 2), threads=self.threads,

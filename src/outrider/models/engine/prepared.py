@@ -8,13 +8,15 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
+from outrider.core.embedding_table import EmbeddingTable
 from outrider.models.engine.weight_files import PAGE, WEIGHTS
+from outrider.models.engine_protocol import Engine
 from outrider.models.hub import manifest
 from outrider.models.hub.gguf import MB
 from outrider.models.hub.inventory import PREPARED
@@ -104,6 +106,19 @@ class Prepared:
             if otherwise is not None:
                 return otherwise
             return find_out() if found is None else found
+
+
+class PreparedEngine(Engine, Protocol):
+    """An engine that runs a model from such files."""
+
+    name: str
+    kernels: str  # what else its bits depend on
+    threads: int
+    embedding: EmbeddingTable  # of float32 rows
+    unembedding: EmbeddingTable
+
+    @property
+    def prepared(self) -> Prepared: ...
 
 
 def prepare(source: Path, config: Any, layout: Layout) -> Prepared:

@@ -229,6 +229,7 @@ def choose_device(device: str) -> str:
     require(isinstance(device, str), f"device must be 'auto', 'cpu' or 'cuda', got {device!r}", BadOption)
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    require(device != "meta", "device 'meta' holds no numbers, so nothing runs on it; use 'auto' or 'cpu'", BadOption)
     try:
         torch.zeros(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, EncoderDecoderCache
 
 from outrider.models.kv_buffers import Buffers, LayerShape
+from outrider.models.source_buffers import SourceBuffers
 
 
 class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -85,53 +86,16 @@ class RaggedCache(Buffers, Cache):  # type: ignore[misc]
         return [(layer.keys, layer.values) for layer in self.layers]
 
 
-class SourceCache(Buffers):
-    """The KV cache of an encoder-decoder model: the decoder's own, and keys and values of each row's source."""
+class SourceCache(SourceBuffers):
+    """Own and cross-attention buffers as transformers takes them."""
 
-    def __init__(self, own: RaggedCache, cross: RaggedCache, lengths: Tensor, names: Tensor) -> None:
-        self.own, self.cross = own, cross
-        self.lengths = lengths  # [B]: of the sources
-        self.names = names  # [B]: which source a row holds, a number of its own for each
-
-    @classmethod
-    def empty(cls, own: RaggedCache, cross: RaggedCache) -> Self:
-        keys = own.buffers()[0][0]
-        rows, device = keys.shape[0], keys.device
-        lengths = torch.ones(rows, dtype=torch.int64, device=device)
-        return cls(own, cross, lengths, torch.arange(-rows, 0, device=device))
+    own: RaggedCache
+    cross: RaggedCache
 
     @cached_property
     def joint(self) -> EncoderDecoderCache:
-        """Both as transformers takes them. Joining them syncs with the device: once for a session, not in every run."""
+        """Both together. Joining them syncs with the device: once for a session, not in every run."""
         return with_cross_attention(self.own, self.cross)
-
-    def fill(self, row: int, given: Sequence[tuple[Tensor, Tensor]], length: int) -> None:
-        """Keep keys and values [1, H, S, D] of a source, layer by layer."""
-        for (key, value), (k, v) in zip(self.cross.buffers(), given, strict=True):
-            key[row].zero_()
-            value[row].zero_()
-            key[row, :, : k.shape[2]] = k[0]
-            value[row, :, : v.shape[2]] = v[0]
-        self.lengths[row] = length
-        self.names[row] = self.names.max() + 1
-
-    def part(self, rows: range) -> Self:
-        part = slice(rows.start, rows.stop)
-        return type(self)(self.own.part(rows), self.cross.part(rows), self.lengths[part], self.names[part])
-
-    def select(self, rows: Tensor) -> Self:
-        lengths, names = self.lengths.index_select(0, rows), self.names.index_select(0, rows)
-        return type(self)(self.own.select(rows), self.cross.select(rows), lengths, names)
-
-    def reorder(self, rows: Tensor, length: int) -> None:
-        self.own.reorder(rows, length)
-        moved = (self.names != self.names[rows]).nonzero()[:, 0]  # one source, many rows: stays
-        self.cross.move(moved, rows[moved], len(self.cross.slots))
-        self.lengths = self.lengths.index_select(0, rows)
-        self.names = self.names.index_select(0, rows)
-
-    def buffers(self) -> list[tuple[Tensor, Tensor]]:
-        return self.own.buffers()
 
 
 class _GrowingLayer(CacheLayerMixin):  # type: ignore[misc]

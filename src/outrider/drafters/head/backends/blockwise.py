@@ -34,7 +34,7 @@ class BlockwiseBackend:
     def fork(self, texts: Texts, rows: Tensor) -> BlockwiseFork:
         return BlockwiseFork(self.layers, self._states(texts).index_select(0, rows))
 
-    def begin(self, texts: Texts, gamma: int) -> int:
+    def begin(self, texts: Texts, gamma: int, caps: Tensor | None = None) -> int:
         self.states = self._states(texts)
         return min(gamma, self.states.shape[1])
 

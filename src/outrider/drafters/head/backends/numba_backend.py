@@ -1,4 +1,4 @@
-"""A feature head for one row on a CPU, compiled by numba (``kernels/numba/head.py``): a whole draft is one call.
+"""A feature head for a row on a CPU, compiled by numba (``kernels/numba/head.py``): a whole draft is one call.
 
 Weights have eight bits: rounding changes which tokens are guessed, never the text.
 """
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.protocols import Shape
-from outrider.drafters.head.backend import DraftRequest, HeadBackend, OutputRows, Texts
+from outrider.drafters.head.backend import DraftRequest, HeadBackend, OutputRows, Texts, WholeDraft
 from outrider.drafters.head.backends.one_row import Array, OneRowBackend
+from outrider.drafters.head.backends.row_by_row import RowByRowBackend
 from outrider.drafters.head.layers import Attention, Block, Head
 
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ class NumbaWeights:
         with compiling("draft", "drafts", seconds=35):
             self._compile()
 
-    def start(self, rows: int, shape: Shape, several: Callable[[], HeadBackend]) -> NumbaBackend:
-        return NumbaBackend(self, shape.capacity, several)
+    def start(self, rows: int, shape: Shape, several: Callable[[], HeadBackend]) -> HeadBackend:
+        one = NumbaBackend(self, shape.capacity, several)
+        return one if rows == 1 else RowByRowBackend([one, *(one.twin() for _ in range(rows - 1))], several)
 
     def _compile(self) -> None:
         """Guess once: what is compiled now does not delay the first draft."""
@@ -130,11 +132,8 @@ class NumbaBackend(OneRowBackend):
     name = "numba"
 
     def __init__(self, weights: NumbaWeights, capacity: int, several: Callable[[], HeadBackend]) -> None:
-        from outrider.kernels.numba.head_records import KVCache
-
         super().__init__(weights.config, weights.output, capacity, several)
         self.weights = weights
-        self._cache = KVCache(self.keys, self.values, self.cos, self.sin)
         matrices = weights.matrices
         self._zeros = torch.zeros((1, matrices.size))
         self._no_table = table_of(self._zeros)  # where a guess is not read again
@@ -151,18 +150,18 @@ class NumbaBackend(OneRowBackend):
         self._run(token, (0.0,), logits)
         return logits
 
-    def draft(self, texts: Texts, request: DraftRequest) -> tuple[Tensor, Tensor | None] | None:
+    def draft(self, texts: Texts, request: DraftRequest) -> WholeDraft | None:
         sampling = request.sampling
-        if sampling.adjusts or (sampling.filters and not sampling.greedy) or not bool(texts.context.active):
+        if sampling.adjusts or (sampling.filters and not sampling.greedy) or not bool(texts.context.active[self.row]):
             return None
         table = table_of(texts.embedding)
         if table is None:
             return None
         draw = None
         if not sampling.greedy:
-            draw = Draw(sampling.temperature, request.noise.keys("token", request.at[:, : request.gamma])[0])
-        tokens, q = self.guesses(table, request.floors(0), draw, holding=texts.embedding)
-        return tokens[None], None if q is None else q[None]
+            draw = Draw(sampling.temperature, request.noise.keys("token", request.at[:, : request.gamma])[self.row])
+        tokens, q = self.guesses(table, request.floors(self.row), draw, holding=texts.embedding)
+        return WholeDraft(tokens[None], None if q is None else q[None], torch.ones_like(tokens[None], dtype=torch.bool))
 
     def guesses(
         self, table: Any, floors: Sequence[float], draw: Draw | None = None, holding: object = None
@@ -179,7 +178,7 @@ class NumbaBackend(OneRowBackend):
         table: Any = None, draw: Draw | None = None, holding: object = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         from outrider.kernels.numba import head, thread_team
-        from outrider.kernels.numba.head_records import Drawing, Scratch
+        from outrider.kernels.numba.head_records import Drawing, KVCache, Scratch
 
         matrices, most, threads = self.weights.matrices, len(floors), self.weights.team.threads
         logits = torch.empty((1, matrices.tokens)) if logits is None else logits
@@ -194,8 +193,9 @@ class NumbaBackend(OneRowBackend):
         if draw is not None:
             how = Drawing(1 / draw.temperature, draw.keys.numpy(), self.output.counter.numpy(), probs.numpy())
         reading = self._reading(token)
+        self._check_room(reading, most)
         made: int = self.weights.team.run(
-            head.draft, matrices, self._cache, reading, how, scratch, table or self._no_table,
+            head.draft, matrices, KVCache(self.keys, self.values, self.cos, self.sin), reading, how, scratch, table or self._no_table,
             self.output.tokens.numpy(), np.array(floors), self.position, self.oldest, found.numpy(), threads,
             holding=(self, holding),
         )  # fmt: skip
@@ -203,6 +203,18 @@ class NumbaBackend(OneRowBackend):
         self.position += made - 1
         self.x = reading.x[-1:] if made == 1 else scratch.states[(made - 1) % 2][None]
         return found[:made], None if draw is None else probs[:made]
+
+    def _check_room(self, reading: Reading, guesses: int) -> None:
+        """Compiled code checks no bounds: what it would write behind the KV cache is refused here."""
+        if not self.config.attends:
+            return
+        end, capacity = self.position + guesses, self.keys.shape[1]
+        first = reading.start if len(reading.states) else self.position
+        if not (0 <= first and 0 <= self.oldest <= self.position and end <= capacity):
+            raise IndexError(
+                f"internal error: a draft of {guesses} guesses behind position {self.position} needs positions {first} "
+                f"to {end - 1}, and the KV cache of the head has {capacity}; please report it"
+            )
 
     def _reading(self, token: Tensor | None) -> Reading:
         """What is to be read before the next guess: text, or the guess before it."""

@@ -1,19 +1,21 @@
 """What the CPU backends for one row share: text is read when a draft needs it, once, and only as far as it is new.
 
-One row has no neighbours to keep in step with, so lengths are known on the host and shapes may follow them.
-Subclasses run the layers: see ``numpy_backend.py`` and ``numba_backend.py``.
+A row by itself keeps in step with no other, so lengths are known on the host and shapes may follow them.
+Subclasses run the layers: see ``numpy_backend.py`` and ``numba_backend.py``; ``row_by_row.py`` has several of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.drafters.head.backend import DraftRequest, HeadBackend, OutputRows, Texts
+from outrider.drafters.head.backend import DraftRequest, HeadBackend, OutputRows, Texts, WholeDraft
 from outrider.drafters.head.config import HeadConfig
 from outrider.drafters.head.layers import rotary_speeds
 
@@ -25,6 +27,7 @@ class OneRowBackend:
 
     name: str
     capturable = False  # lengths are read on the host
+    row = 0  # of the texts: the one it drafts for
 
     def __init__(
         self, config: HeadConfig, output: OutputRows, capacity: int, several: Callable[[], HeadBackend]
@@ -46,6 +49,12 @@ class OneRowBackend:
         """Logits of the next token [1, N]; after the first guess, behind one whose embedding is token [1, size]."""
         raise NotImplementedError
 
+    def twin(self) -> Self:
+        """Another with a KV cache of its own, and what this one has read in it."""
+        other = copy(self)
+        other.keys, other.values = self.keys.copy(), self.values.copy()
+        return other
+
     def admit(self, texts: Texts, row: int, length: int) -> None:
         self.keys[:], self.values[:] = 0, 0
         self.made = 0
@@ -54,7 +63,7 @@ class OneRowBackend:
         texts.context.append(tokens, count)
 
     def rewind(self, texts: Texts) -> None:
-        self.made = min(self.made, max(0, int(texts.context.lengths) - 1))
+        self.made = min(self.made, max(0, int(texts.context.lengths[self.row]) - 1))
 
     def select(self, texts: Texts, rows: Tensor) -> HeadBackend:
         return self._as_several(texts).select(texts, rows)
@@ -62,13 +71,13 @@ class OneRowBackend:
     def fork(self, texts: Texts, rows: Tensor) -> HeadBackend:
         return self._as_several(texts).fork(texts, rows)
 
-    def begin(self, texts: Texts, gamma: int) -> int:
-        length = int(texts.context.lengths)
+    def begin(self, texts: Texts, gamma: int, caps: Tensor | None = None) -> int:
+        length = int(texts.context.lengths[self.row])
         if length < 2:  # the target has run nothing yet
             return 0
         start = min(self.made, length - 2)
-        tokens = texts.context.tokens[0, start + 1 : length]
-        self.read(texts.states[0, start : length - 1], texts.embedding[tokens], start)
+        tokens = texts.context.tokens[self.row, start + 1 : length]
+        self.read(texts.states[self.row, start : length - 1], texts.embedding[tokens], start)
         return gamma
 
     def logits(self, texts: Texts, k: int, last: Tensor) -> Tensor:
@@ -77,7 +86,7 @@ class OneRowBackend:
     def likeliest(self, logits: Tensor) -> Tensor:
         return self.output.likeliest(logits)
 
-    def draft(self, texts: Texts, request: DraftRequest) -> tuple[Tensor, Tensor | None] | None:
+    def draft(self, texts: Texts, request: DraftRequest) -> WholeDraft | None:
         return None
 
     def _as_several(self, texts: Texts) -> HeadBackend:

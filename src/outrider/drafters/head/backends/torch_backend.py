@@ -68,7 +68,7 @@ class TorchBackend:
         supposed = self._newest(texts, texts.newest).index_select(0, rows)
         return TorchFork(self.layers, self._selected(rows), self.slots, self.width, supposed)
 
-    def begin(self, texts: Texts, gamma: int) -> int:
+    def begin(self, texts: Texts, gamma: int, caps: Tensor | None = None) -> int:
         newest = texts.newest
         self.x = self._newest(texts, newest)  # [B, 1, size]: what the next guess comes from
         self.positions = newest[:, None] + torch.arange(gamma, device=newest.device)  # [B, G]
@@ -153,7 +153,7 @@ class LazyTorchBackend(TorchBackend):
         self._catch_up(texts)
         return super().fork(texts, rows)
 
-    def begin(self, texts: Texts, gamma: int) -> int:
+    def begin(self, texts: Texts, gamma: int, caps: Tensor | None = None) -> int:
         self._catch_up(texts)
         return super().begin(texts, gamma)
 

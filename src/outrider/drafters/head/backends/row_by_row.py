@@ -1,0 +1,94 @@
+"""A feature head for a few rows on a CPU, row by row: each has a backend for one row, and they draft in turn.
+
+A batch in torch reads the weights once for all rows, but in four bytes instead of one, and spends more on its small
+operations than on its products. For a few rows, compiled drafts one after the other are done sooner. A row's guesses
+are those it would have alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.head.backend import DraftRequest, HeadBackend, Texts, WholeDraft
+from outrider.drafters.head.backends.one_row import OneRowBackend
+
+
+class RowByRowBackend:
+    """One backend for each row. Rows that change places take theirs along; those without a draft cost nothing."""
+
+    capturable = False
+
+    def __init__(self, rows: Sequence[OneRowBackend], several: Callable[[], HeadBackend]) -> None:
+        self.name, self._several = rows[0].name, several
+        self._place(rows)
+
+    def _place(self, rows: Sequence[OneRowBackend]) -> None:
+        self.rows = list(rows)
+        self.drafting: list[OneRowBackend] = []  # those of the current draft
+        for row, one in enumerate(rows):
+            one.row = row
+
+    def admit(self, texts: Texts, row: int, length: int) -> None:
+        self.rows[row].admit(texts, row, length)
+
+    def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
+        texts.context.append(tokens, count)
+
+    def rewind(self, texts: Texts) -> None:
+        for one in self.rows:
+            one.rewind(texts)
+
+    def select(self, texts: Texts, rows: Tensor) -> HeadBackend:
+        order = rows.tolist()
+        if len(set(order)) < len(order):  # beam search: rows are copied, and soon forked
+            return self._as_several(texts).select(texts, rows)
+        self._place([self.rows[row] for row in order])
+        return self
+
+    def fork(self, texts: Texts, rows: Tensor) -> HeadBackend:
+        return self._as_several(texts).fork(texts, rows)
+
+    def begin(self, texts: Texts, gamma: int, caps: Tensor | None = None) -> int:
+        wanted = texts.context.active if caps is None else texts.context.active & (caps > 0)
+        self.drafting = [one for one, own in zip(self.rows, wanted.tolist(), strict=True) if own]
+        self.drafting = [one for one in self.drafting if one.begin(texts, gamma)]
+        return gamma if self.drafting else 0
+
+    def logits(self, texts: Texts, k: int, last: Tensor) -> Tensor:
+        # A row that is not drafted for has any logits: its guesses are drawn from them, and are not used.
+        found = torch.zeros((len(self.rows), len(self.rows[0].output)))
+        for one in self.drafting:
+            found[one.row] = one.logits(texts, k, last[one.row : one.row + 1])[0]
+        return found
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        return self.rows[0].likeliest(logits)
+
+    def draft(self, texts: Texts, request: DraftRequest) -> WholeDraft | None:
+        """Each row's own; the next has to wait for it, but no row for one that stops early."""
+        found: list[tuple[int, WholeDraft]] = []
+        for one in self.drafting:
+            if (draft := one.draft(texts, request)) is None:  # for this request: so it is for all
+                return None
+            found.append((one.row, draft))
+        width = max(draft.tokens.shape[1] for _, draft in found)
+        tokens = torch.zeros((len(self.rows), width), dtype=torch.int64)
+        proposed = torch.zeros(tokens.shape, dtype=torch.bool)
+        drawn = found[0][1].q is not None
+        q = torch.zeros((*tokens.shape, len(self.rows[0].output))) if drawn else None
+        for row, (guesses, own, _) in found:
+            count = guesses.shape[1]
+            tokens[row, :count], proposed[row, :count] = guesses[0], True
+            if q is not None and own is not None:
+                q[row, :count] = own[0]
+        return WholeDraft(tokens, q, proposed)
+
+    def _as_several(self, texts: Texts) -> HeadBackend:
+        """A backend for any number of rows that has read these texts, in its own arithmetic."""
+        other = self._several()
+        for row, length in enumerate(texts.context.lengths.tolist()):
+            other.admit(texts, row, length)
+        return other

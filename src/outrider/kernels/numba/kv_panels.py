@@ -1,0 +1,293 @@
+"""Keys and values as a KV cache stores them, in 16 or 32 bits, and products with them, compiled by numba.
+
+Sixteen keys lie side by side, in blocks [lines, 16]: a product with sixteen keys needs no sum across a vector. Values
+lie one behind the other, [positions, padded head size].
+
+Products are in float32, except that on CPUs with float16 arithmetic a cache of float16 is multiplied as it is, as
+``float16_products.py`` does: in chains of ``CHAIN`` inputs, which are added up in float32. A key is divided by a power
+of two then, so that no sum can overflow; a line of these powers lies behind those of the keys.
+Each product is one sum in the order of the inputs, whatever the number of rows beside it: batch-invariant.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from outrider.kernels.numba.float16_products import AVAILABLE as IN_HALF
+from outrider.kernels.numba.float16_products import CHAIN
+from outrider.kernels.numba.tiles import (
+    ARM,
+    FLOAT,
+    PANEL,
+    WIDE,
+    WORD,
+    by_count,
+    compiled,
+    float_of_bits,
+    loop,
+    number,
+    pointer,
+)
+from outrider.runtime import cpu
+
+STORED = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.int16}
+"""Formats of a KV cache, and the numpy type that stands for each in compiled code."""
+
+HAS_FLOAT16 = ARM or "f16c" in cpu.facts().compiler
+"""Whether this CPU converts float16."""
+
+GRANULE = CHAIN
+"""Capacities are multiples of this."""
+
+QUERY_LIMIT = 10
+"""Queries times keys in float16: queries are below 2 ** this and keys below 1, so chains of 32 below 65504."""
+
+_STEP = 4
+"""Inputs a turn of the inner loop takes in float32."""
+
+FLOAT_ROWS = 5 if ARM else 12 if WIDE else 6
+HALF_ROWS = 4
+"""Rows of a tile: as many as there are registers for."""
+
+_SHORT, _HALF, _LANES = ir.IntType(16), ir.HalfType(), 8
+_FLOATS, _WORDS, _HALVES = ir.VectorType(FLOAT, PANEL), ir.VectorType(WORD, PANEL), ir.VectorType(_HALF, PANEL)
+
+
+def in_half(kv_cache_dtype: str) -> bool:
+    """Whether a cache of this format is multiplied in float16."""
+    return IN_HALF and kv_cache_dtype == "float16"
+
+
+def key_lines(kv_cache_dtype: str, depth: int) -> int:
+    """Lines of a block of keys."""
+    return -(-depth // CHAIN) * CHAIN + 1 if in_half(kv_cache_dtype) else -(-depth // PANEL) * PANEL
+
+
+def _widened(builder: Any, stored: Any, address: Any) -> Any:
+    """Sixteen numbers of the cache as float32."""
+    if stored == types.float32:
+        return builder.load(pointer(builder, address, number(0), _FLOATS), align=4)
+    if stored == types.int16:
+        return builder.fpext(builder.load(pointer(builder, address, number(0), _HALVES), align=2), _FLOATS)
+    bits = builder.load(pointer(builder, address, number(0), ir.VectorType(_SHORT, PANEL)), align=2)
+    words = builder.shl(builder.zext(bits, _WORDS), ir.Constant(_WORDS, [16] * PANEL))
+    return builder.bitcast(words, _FLOATS)
+
+
+@intrinsic
+def _widen(typing: Any, stored: Any, address: Any, stride: Any, lines: Any, out: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, address, stride, lines, out = args
+        line, _, end = loop(builder, lines, 1, [])
+        found = _widened(builder, signature.args[0].dtype, builder.add(address, builder.mul(line, stride)))
+        builder.store(found, pointer(builder, out, builder.mul(line, number(4 * PANEL)), _FLOATS), align=4)
+        end([])
+        return context.get_dummy_value()
+
+    return types.void(stored, *[types.int64] * 4), generate
+
+
+@compiled
+def widen(stored: Any, address: int, stride: int, lines: int, out: int) -> None:
+    """Lines of sixteen numbers, ``stride`` bytes apart -> float32, one behind the other."""
+    _widen(stored, address, stride, lines, out)
+
+
+def _float_tile(rows: int) -> Any:
+    """A function (panel, x, x's stride, out, out's stride, inputs): addresses and strides in bytes.
+
+    x [rows, inputs] times a panel [inputs, 16], all float32 -> out [rows, 16].
+    """
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        panel, x, x_stride, out, out_stride, inputs = args
+        multiply = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fma.v{PANEL}f32"
+        )
+        turn = ir.VectorType(FLOAT, _STEP)
+        lines = [builder.add(x, builder.mul(x_stride, number(row))) for row in range(rows)]
+        place, totals, end = loop(builder, inputs, _STEP, [ir.Constant(_FLOATS, [0.0] * PANEL)] * rows)
+        offset = builder.mul(place, number(4))
+        given = [builder.load(pointer(builder, line, offset, turn), align=4) for line in lines]
+        for step in range(_STEP):
+            at = builder.mul(builder.add(place, number(step)), number(4 * PANEL))
+            columns = builder.load(pointer(builder, panel, at, _FLOATS), align=4)
+            lane = ir.Constant(_WORDS, [step] * PANEL)
+            for row in range(rows):
+                one = builder.shuffle_vector(given[row], ir.Constant(turn, ir.Undefined), lane)
+                totals[row] = builder.call(multiply, [one, columns, totals[row]])
+        end(totals)
+        for row, total in enumerate(totals):
+            builder.store(total, pointer(builder, out, builder.mul(out_stride, number(row)), _FLOATS), align=4)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def generated(typing: Any, panel: Any, x: Any, x_stride: Any, out: Any, out_stride: Any, inputs: Any) -> Any:
+        return types.void(*[types.int64] * 6), generate
+
+    @compiled
+    def product(panel: int, x: int, x_stride: int, out: int, out_stride: int, inputs: int) -> None:
+        generated(panel, x, x_stride, out, out_stride, inputs)
+
+    return product
+
+
+def _chain(builder: Any, panel: Any, stride: Any, lines: list[Any], first: Any) -> list[Any]:
+    """Sums of a chain in float16, from input ``first`` on: two vectors for every row."""
+    kind = ir.VectorType(_HALF, _LANES)
+    multiply = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fma.v{_LANES}f16"
+    )
+    place, sums, end = loop(builder, number(CHAIN), _LANES, [ir.Constant(kind, [0.0] * _LANES)] * (2 * len(lines)))
+    place = builder.add(first, place)
+    given = [builder.load(pointer(builder, line, builder.mul(place, number(2)), kind), align=2) for line in lines]
+    for step in range(_LANES):
+        at = builder.add(panel, builder.mul(builder.add(place, number(step)), stride))
+        halves = [builder.load(pointer(builder, at, number(2 * _LANES * half), kind), align=2) for half in range(2)]
+        lane = ir.Constant(ir.VectorType(WORD, _LANES), [step] * _LANES)
+        for row, inputs in enumerate(given):
+            one = builder.shuffle_vector(inputs, ir.Constant(kind, ir.Undefined), lane)
+            for half in range(2):
+                sums[2 * row + half] = builder.call(multiply, [one, halves[half], sums[2 * row + half]])
+    end(sums)
+    return sums
+
+
+def _half_tile(rows: int) -> Any:
+    """A function (panel, stride, x, x's stride, factors, powers, out, out's stride, inputs), all in bytes.
+
+    x [rows, inputs] times a panel [inputs, 16], whose lines lie ``stride`` apart, both float16 -> out [rows, 16] in
+    float32, times the factor of its row; ``powers``: address of what the columns are multiplied with, in float16.
+    """
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        panel, stride, x, x_stride, factors, powers, out, out_stride, inputs = args
+        floats, halves = ir.VectorType(FLOAT, _LANES), ir.VectorType(_HALF, _LANES)
+        lines = [builder.add(x, builder.mul(x_stride, number(row))) for row in range(rows)]
+        first, totals, end = loop(builder, inputs, CHAIN, [ir.Constant(floats, [0.0] * _LANES)] * (2 * rows))
+        sums = _chain(builder, panel, stride, lines, first)
+        totals = [builder.fadd(t, builder.fpext(s, floats)) for t, s in zip(totals, sums, strict=True)]
+        end(totals)
+        scales = [
+            builder.fpext(builder.load(pointer(builder, powers, number(2 * _LANES * half), halves), align=2), floats)
+            for half in range(2)
+        ]
+        for place, total in enumerate(totals):
+            row, half = place // 2, place % 2
+            factor = builder.load(pointer(builder, factors, number(4 * row), FLOAT))
+            lane = builder.insert_element(ir.Constant(floats, ir.Undefined), factor, ir.Constant(WORD, 0))
+            zeros = ir.Constant(ir.VectorType(WORD, _LANES), [0] * _LANES)
+            everywhere = builder.shuffle_vector(lane, ir.Constant(floats, ir.Undefined), zeros)
+            found = builder.fmul(builder.fmul(total, everywhere), scales[half])
+            at = builder.add(builder.mul(out_stride, number(row)), number(4 * _LANES * half))
+            builder.store(found, pointer(builder, out, at, floats), align=4)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def generated(
+        typing: Any, panel: Any, stride: Any, x: Any, x_stride: Any, factors: Any, powers: Any, out: Any,
+        out_stride: Any, inputs: Any,
+    ) -> Any:  # fmt: skip
+        return types.void(*[types.int64] * 9), generate
+
+    @compiled
+    def product(
+        panel: int, stride: int, x: int, x_stride: int, factors: int, powers: int, out: int, out_stride: int,
+        inputs: int,
+    ) -> None:  # fmt: skip
+        generated(panel, stride, x, x_stride, factors, powers, out, out_stride, inputs)
+
+    return product
+
+
+@compiled
+def _no_product(
+    rows: int, panel: int, stride: int, x: int, x_stride: int, factors: int, powers: int, out: int, out_stride: int,
+    inputs: int,
+) -> None: ...  # fmt: skip
+
+
+float_product: Any = by_count([_float_tile(rows) for rows in range(1, FLOAT_ROWS + 1)])
+"""(rows, ...): up to FLOAT_ROWS rows times a panel."""
+
+half_product: Any = by_count([_half_tile(rows) for rows in range(1, HALF_ROWS + 1)]) if IN_HALF else _no_product
+"""(rows, ...): up to HALF_ROWS rows times a panel, in float16. Other CPUs have no instructions for it."""
+
+
+@intrinsic
+def multiplied_in_half(typing: Any, stored: Any) -> Any:
+    """Whether the cache is: known when the code is compiled."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.Constant(ir.IntType(1), int(IN_HALF and signature.args[0].dtype == types.int16))
+
+    return types.boolean(stored), generate
+
+
+@intrinsic
+def largest(typing: Any, stored: Any) -> Any:
+    """The largest number that is written to a cache; of float16 such that 32 weights of 1 / 32 times it are finite."""
+    most = {types.float32: 3.4028234663852886e38, types.uint16: 3.3895313892515355e38, types.int16: 32768.0}
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.Constant(FLOAT, most[signature.args[0].dtype])
+
+    return types.float32(stored), generate
+
+
+@intrinsic
+def _store(typing: Any, stored: Any, address: Any, value: Any) -> Any:
+    """Round a finite float32 to the format of the cache, to nearest, ties to even, and write it to an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, address, value = args
+        if signature.args[0].dtype == types.int16:
+            value = builder.fptrunc(value, _HALF)
+        elif signature.args[0].dtype == types.uint16:
+            bits = builder.bitcast(value, WORD)
+            odd = builder.and_(builder.lshr(bits, ir.Constant(WORD, 16)), ir.Constant(WORD, 1))
+            up = builder.add(builder.add(bits, ir.Constant(WORD, 0x7FFF)), odd)
+            value = builder.trunc(builder.lshr(up, ir.Constant(WORD, 16)), _SHORT)
+        builder.store(value, builder.inttoptr(address, value.type.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(stored, types.int64, types.float32), generate
+
+
+@compiled
+def _write(stored: Any, address: int, stride: int, line: Any, count: int, scale: float, most: float) -> None:
+    for j in range(count):
+        value = line[j] * scale
+        if not abs(value) <= most:
+            value = most if value > 0 else -most
+        _store(stored, address + stride * j, value)
+
+
+@compiled
+def write_value(stored: Any, address: int, line: Any, count: int) -> None:
+    """A line of values -> the cache.
+
+    What is beyond the range, infinite or NaN becomes the largest number. So all values of a cache are finite, and
+    a weight of zero for what a query may not see gives zero.
+    """
+    _write(stored, address, stored.itemsize, line, count, np.float32(1), largest(stored))
+
+
+@compiled
+def write_key(stored: Any, address: int, lines: int, line: Any, count: int) -> None:
+    """A key -> its column of a block of the cache."""
+    stride, power, most = PANEL * stored.itemsize, np.int32(0), largest(stored)
+    if multiplied_in_half(stored):
+        highest, most = np.float32(0), np.float32(1)
+        for j in range(count):
+            highest = max(highest, abs(line[j]))
+        while power < 15 and float_of_bits((np.int32(127) + power) << np.int32(23)) <= highest:
+            power += np.int32(1)
+        _store(stored, address + stride * (lines - 1), float_of_bits((np.int32(127) + power) << np.int32(23)))
+    _write(stored, address, stride, line, count, float_of_bits((np.int32(127) - power) << np.int32(23)), most)

@@ -1,0 +1,187 @@
+"""Attention of a block of queries over a KV cache, tile by tile of keys, compiled by numba.
+
+A key is read once for all queries of a block and all query heads that share it. Keys are cut into tiles of ``TILE``
+positions, counted from the start of the text. In a tile a query gets the highest of its scores, the sum of its weights
+and the weighted sum of values; then the tiles are added up in their order. So the order of every sum depends on the
+query's own position alone: **bits depend neither on the width of a run, nor on which tiles other threads take.**
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from outrider.kernels.numba.float16_products import narrow
+from outrider.kernels.numba.kv_panels import (
+    FLOAT_ROWS,
+    GRANULE,
+    HALF_ROWS,
+    QUERY_LIMIT,
+    float_product,
+    half_product,
+    multiplied_in_half,
+    widen,
+)
+from outrider.kernels.numba.layer_math import exp
+from outrider.kernels.numba.products import chained
+from outrider.kernels.numba.tiles import PANEL, compiled, count_up
+from outrider.kernels.numba.vector_math import HALF_WEIGHT, weigh
+
+TILE = 256
+"""Positions of a tile: a multiple of GRANULE. Bits depend on it."""
+
+BLOCK = 48
+"""Queries of a block, about, over all heads that share keys."""
+
+
+class Cut(NamedTuple):
+    """How the attention of a run is cut into items of work: a block of one row and one key/value head each.
+
+    Where there are few blocks, an item is one tile of a block, and the last to finish adds up the tiles.
+    """
+
+    tokens: int  # of a block
+    blocks: int  # of a row
+    tiles: int  # of the longest row
+    by_tile: bool
+
+
+class Room(NamedTuple):
+    """A thread's scratch buffers."""
+
+    queries: np.ndarray[Any, Any]  # [R, padded]
+    bits: np.ndarray[Any, Any]  # [R, whole chains]: queries in float16, and what to multiply their products with
+    factors: np.ndarray[Any, Any]  # [R]
+    first: np.ndarray[Any, Any]  # [R]: the first key of each, and where they end
+    end: np.ndarray[Any, Any]
+    scores: np.ndarray[Any, Any]  # [R, TILE]
+    halves: np.ndarray[Any, Any]  # [R, TILE]: weights in float16
+    panel: np.ndarray[Any, Any]  # [TILE or padded, PANEL]: keys or values in float32
+    unscaled: np.ndarray[Any, Any]  # [HALF_ROWS]: what to multiply products of ``halves`` with
+    ones: np.ndarray[Any, Any]  # [PANEL], in float16
+    parts: np.ndarray[Any, Any]  # [tiles, R, padded + PANEL], where an item is a whole block
+
+
+def cut(rows: int, width: int, shared: int, group: int, longest: int, threads: int) -> Cut:
+    """For ``rows`` rows of ``width`` tokens that see up to ``longest`` keys, with ``group`` query heads to each key."""
+    tokens = min(width, max(1, BLOCK // group))
+    blocks, tiles = -(-width // tokens), -(-longest // TILE)
+    return Cut(tokens, blocks, tiles, tiles > 1 and rows * shared * blocks < 4 * threads)
+
+
+@compiled
+def room_for(cut: Cut, group: int, depth: int) -> Room:
+    queries, padded = cut.tokens * group, (depth + PANEL - 1) // PANEL * PANEL
+    return Room(
+        np.zeros((queries, padded), np.float32), np.empty((queries, chained(depth)), np.uint16),
+        np.empty(queries, np.float32), np.empty(queries, np.int64), np.empty(queries, np.int64),
+        np.empty((queries, TILE), np.float32), np.empty((queries, TILE), np.uint16),
+        np.empty((max(TILE, padded), PANEL), np.float32), np.full(HALF_ROWS, np.float32(1 / HALF_WEIGHT), np.float32),
+        np.full(PANEL, 0x3C00, np.uint16),
+        np.empty((0 if cut.by_tile else cut.tiles, queries, padded + PANEL), np.float32),
+    )  # fmt: skip
+
+
+@compiled
+def _multiply_keys(stored: Any, block: int, lines: int, count: int, room: Room, column: int) -> None:
+    """Queries times a block of keys -> scores from a column on."""
+    padded = room.queries.shape[1]
+    to = room.scores.ctypes.data + 4 * column
+    row = 0
+    if multiplied_in_half(stored):
+        while row < count:
+            rows = min(HALF_ROWS, count - row)
+            half_product(
+                rows, block, 2 * PANEL, room.bits[row].ctypes.data, 2 * room.bits.shape[1],
+                room.factors[row:].ctypes.data, block + 2 * PANEL * (lines - 1), to + 4 * TILE * row, 4 * TILE,
+                room.bits.shape[1],
+            )  # fmt: skip
+            row += rows
+        return
+    widen(stored, block, stored.itemsize * PANEL, padded, room.panel.ctypes.data)
+    while row < count:
+        rows = min(FLOAT_ROWS, count - row)
+        x = room.queries[row].ctypes.data
+        float_product(rows, room.panel.ctypes.data, x, 4 * padded, to + 4 * TILE * row, 4 * TILE, padded)
+        row += rows
+
+
+@compiled
+def _multiply_values(stored: Any, values: int, low: int, high: int, count: int, room: Room, to: int) -> None:
+    """Weights of the keys low..high of a tile times sixteen columns of its values -> ``to``."""
+    stride, padded = 4 * (room.queries.shape[1] + PANEL), room.queries.shape[1]
+    apart = stored.itemsize * padded
+    row = 0
+    if multiplied_in_half(stored):
+        while row < count:
+            rows = min(HALF_ROWS, count - row)
+            half_product(
+                rows, values + apart * low, apart, room.halves[row].ctypes.data + 2 * low, 2 * TILE,
+                room.unscaled.ctypes.data, room.ones.ctypes.data, to + stride * row, stride, high - low,
+            )  # fmt: skip
+            row += rows
+        return
+    widen(stored, values + apart * low, apart, high - low, room.panel.ctypes.data)
+    while row < count:
+        rows = min(FLOAT_ROWS, count - row)
+        x = room.scores[row].ctypes.data + 4 * low
+        float_product(rows, room.panel.ctypes.data, x, 4 * TILE, to + stride * row, stride, high - low)
+        row += rows
+
+
+@compiled
+def _attend_tile(
+    stored: Any, keys: int, lines: int, values: int, tile: int, count: int, room: Room, parts: Any
+) -> None:
+    """``count`` queries over the keys of one tile -> parts [count, padded + PANEL]: sums of values and ``weigh``'s."""
+    padded, start, size = room.queries.shape[1], TILE * tile, stored.itemsize
+    low = max(room.first[:count].min() - start, 0) // GRANULE * GRANULE  # keys that any of them sees
+    high = (min(room.end[:count].max() - start, TILE) + GRANULE - 1) // GRANULE * GRANULE
+    for place in range(low, high, PANEL):
+        _multiply_keys(stored, keys + size * lines * (start + place), lines, count, room, place)
+    for row in range(count):
+        halves = room.halves[row].ctypes.data if multiplied_in_half(stored) else 0
+        first, end = max(room.first[row] - start, 0), min(room.end[row] - start, TILE)
+        weigh(room.scores[row].ctypes.data, first, end, low, high, halves, parts[row, padded:].ctypes.data)
+    for column in range(0, padded, PANEL):
+        to = parts.ctypes.data + 4 * column
+        _multiply_values(stored, values + size * (padded * start + column), low, high, count, room, to)
+
+
+@compiled
+def add_up(parts: Any, query: int, begin: int, end: int, out: Any) -> None:
+    """The tiles of a query that sees the keys begin..end, in their order -> out [depth]."""
+    first, last = begin // TILE, (end - 1) // TILE
+    padded = parts.shape[2] - PANEL
+    highest, total = np.float32(-np.inf), np.float32(0)
+    for tile in range(first, last + 1):
+        highest = max(highest, parts[tile, query, padded])
+    out[:] = 0
+    for tile in range(first, last + 1):
+        weight = exp(parts[tile, query, padded] - highest)
+        total += weight * parts[tile, query, padded + 1]
+        for j in range(out.shape[0]):
+            out[j] += weight * parts[tile, query, j]
+    share = np.float32(1) / total
+    for j in range(out.shape[0]):
+        out[j] *= share
+
+
+@compiled
+def attend_block(
+    stored: Any, keys: int, lines: int, values: int, cut: Cut, tile: int, queries: int, room: Room, parts: Any,
+    finished: int,
+) -> bool:
+    """All tiles of a block, or one where items are tiles -> whether every tile of it is done now.
+
+    Queries and what they see are in ``room``. ``finished``: address of the count of the block's tiles that are done.
+    """  # fmt: skip
+    first, last = room.first[:queries].min() // TILE, (room.end[:queries].max() - 1) // TILE
+    if cut.by_tile:
+        first, last = max(first, tile), min(last, tile)
+    if first <= last and multiplied_in_half(stored):
+        narrow(room.queries[:queries], QUERY_LIMIT, 0, room.bits, room.factors)
+    for each in range(first, last + 1):  # the one place that calls it: compiled twice, bits could differ
+        _attend_tile(stored, keys, lines, values, each, queries, room, parts[each])
+    return not cut.by_tile or count_up(finished, 1) + 1 == cut.tiles

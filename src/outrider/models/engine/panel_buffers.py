@@ -1,0 +1,37 @@
+"""Key/value buffers in the layouts that the compiled engine reads (``kernels/numba/kv_panels.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from torch import Tensor
+
+from outrider.models.kv_buffers import Buffers
+
+
+class PanelBuffers(Buffers):
+    """Keys [B, H, C, lines] and values [B, H, C, padded], C up to whole blocks.
+
+    Of the keys, ``BLOCK`` positions are one block in an order of its own, and can only be moved together.
+    """
+
+    BLOCK = 32
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], capacity: int | None = None) -> None:
+        super().__init__(layers)
+        self._capacity = capacity
+
+    def _like(self, layers: Sequence[tuple[Tensor, Tensor]]) -> Self:
+        return type(self)(layers, self._capacity)
+
+    @property
+    def capacity(self) -> int:
+        """As it was asked for: at most what there is room for."""
+        return super().capacity if self._capacity is None else self._capacity
+
+    def move(self, to: Tensor, source: Tensor, length: int) -> None:
+        super().move(to, source, -(-length // self.BLOCK) * self.BLOCK)
+
+    def clear(self, rows: Tensor, positions: Tensor) -> None:
+        """Nothing: scores of masked keys are replaced, and values are always finite."""

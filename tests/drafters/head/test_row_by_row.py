@@ -1,0 +1,142 @@
+"""A feature head for a few rows on a CPU: each row is drafted for by compiled code, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("numba")
+
+from helpers import wrapped
+from outrider.core.noise import Noise
+from outrider.core.protocols import Draft, Shape
+from outrider.core.sampling import Sampling
+from outrider.drafters.head import Head, HeadConfig, HeadDrafter
+from outrider.drafters.head.backends.row_by_row import RowByRowBackend
+from outrider.drafters.head.choice import FEW_ROWS, choose_for_one_row
+from outrider.drafters.head.session import HeadSession
+
+if choose_for_one_row().backend != "numba":
+    pytest.skip("this CPU has no products of bytes", allow_module_level=True)
+
+pytestmark = pytest.mark.cpu_paths
+
+CONFIG = HeadConfig("feature", 32, 16, 1, layers=(1, -1), heads=(2, 1))
+PROMPTS = ([3, 4, 5], [7, 8, 9, 10, 11, 12], [6, 6], [5, 9, 13, 2])
+SHAPE = Shape(64, 6)
+GREEDY, DRAWN, FILTERED = Sampling(temperature=0.0), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.8)
+
+
+@pytest.fixture(scope="module")
+def drafter() -> Iterator[HeadDrafter]:
+    torch.manual_seed(0)
+    yield HeadDrafter(Head(CONFIG), torch.arange(0, 40, 2), floor=0.0)
+
+
+class Rows:
+    """A target and a head beside it, with a seed for every row that goes where the row goes."""
+
+    def __init__(self, drafter: HeadDrafter, prompts: Sequence[Sequence[int]]) -> None:
+        self.target = wrapped("llama").start(len(prompts), SHAPE)
+        session = drafter.start(len(prompts), SHAPE, self.target)
+        assert isinstance(session, HeadSession)
+        self.head, self.seeds = session, torch.zeros(len(prompts), dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            self.admit(row, prompt, seed=row)
+        self.step(torch.full((len(prompts),), 4))
+
+    def admit(self, row: int, prompt: Sequence[int], seed: int) -> None:
+        self.seeds[row] = seed
+        for part in (self.target, self.head):
+            part.admit(row, prompt)
+
+    def step(self, tokens: Tensor) -> None:
+        """Commit one token of every row."""
+        self.target.score(torch.zeros((len(tokens), 0), dtype=torch.int64))
+        for part in (self.target, self.head):
+            part.commit(tokens[:, None], torch.ones_like(tokens))
+
+    def select(self, *rows: int) -> None:
+        order = torch.tensor(rows)
+        self.seeds = self.seeds[order]
+        for part in (self.target, self.head):
+            part.select(order)
+
+    def draft(self, sampling: Sampling, gamma: int = 4, caps: Sequence[int] | None = None) -> Draft:
+        self.head.caps = None if caps is None else torch.tensor(caps)
+        return self.head.propose(gamma, sampling, Noise(self.seeds), self.target.context.positions(gamma + 1))
+
+
+def same(found: Draft, row: int, alone: Draft) -> None:
+    assert found.tokens[row].tolist() == alone.tokens[0].tolist()
+    assert (found.probs is None) == (alone.probs is None)
+    if found.probs is not None and alone.probs is not None:
+        assert torch.equal(found.probs[row], alone.probs[0])
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN, FILTERED], ids=["greedy", "drawn", "filtered"])
+def test_a_row_of_a_few_drafts_as_it_would_alone(drafter: HeadDrafter, sampling: Sampling) -> None:
+    """Few rows were torch's, three times as slow for each guess, and drafted otherwise than a row alone."""
+    few = Rows(drafter, PROMPTS[:FEW_ROWS])
+    assert isinstance(few.head.backend, RowByRowBackend)
+    drafts = [few.draft(sampling)]
+    few.step(torch.tensor([2, 9, 4, 7])[:FEW_ROWS])
+    drafts.append(few.draft(sampling))
+    for row, prompt in enumerate(PROMPTS[:FEW_ROWS]):
+        alone = Rows(drafter, [prompt])
+        alone.seeds[0] = row
+        same(drafts[0], row, alone.draft(sampling))
+        alone.step(torch.tensor([[2, 9, 4, 7][row]]))
+        same(drafts[1], row, alone.draft(sampling))
+
+
+def test_rows_that_change_places_leave_and_join_keep_their_own_texts(drafter: HeadDrafter) -> None:
+    """Catches a KV cache that stays behind when its row moves, and one that shows the text before."""
+    moved, steady = (Rows(drafter, PROMPTS[:3]) for _ in range(2))
+    for each in (moved, steady):
+        each.draft(DRAWN)  # all that is so far has been read
+        each.step(torch.tensor([2, 9, 4]))
+    moved.select(2, 0, 1)
+    expected, found = steady.draft(DRAWN), moved.draft(DRAWN)
+    assert found.probs is not None and expected.probs is not None
+    assert torch.equal(found.tokens[[1, 2, 0]], expected.tokens)
+    assert torch.equal(found.probs[[1, 2, 0]], expected.probs)
+    moved.select(0, 2)  # the middle one leaves
+    assert isinstance(moved.head.backend, RowByRowBackend)
+    assert torch.equal(moved.draft(DRAWN).tokens[[1, 0]], expected.tokens[1:])
+    moved.target.release(0)
+    moved.head.release(0)
+    assert moved.draft(DRAWN).proposed.tolist() == [[False] * 4, [True] * 4]
+    moved.admit(0, PROMPTS[3], seed=5)
+    fresh = Rows(drafter, [PROMPTS[3]])
+    fresh.seeds[0] = 5
+    moved.step(torch.tensor([4, 9]))
+    same(moved.draft(DRAWN), 0, fresh.draft(DRAWN))
+
+
+def test_a_row_that_may_have_no_guess_costs_nothing(drafter: HeadDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a draft that reads the text and runs the layers for a row whose guesses are another drafter's."""
+    few = Rows(drafter, PROMPTS[:3])
+    backend: Any = few.head.backend
+    ran: list[int] = []
+    for one in backend.rows:
+        monkeypatch.setattr(one, "_run", lambda *given, one=one, run=one._run: ran.append(one.row) or run(*given))
+    found = few.draft(DRAWN, caps=[0, 4, 2])
+    assert ran == [1, 2] and found.proposed.sum(1).tolist() == [0, 4, 2]
+    assert few.draft(DRAWN, caps=[0, 0, 0]).tokens.shape[1] == 0 and ran == [1, 2]
+
+
+def test_rows_that_are_copied_or_forked_go_on_in_torch(drafter: HeadDrafter) -> None:
+    """Beam search copies rows and looks ahead of the target, which the compiled backend cannot."""
+    few = Rows(drafter, PROMPTS[:2])
+    few.draft(GREEDY)
+    fork = few.head.fork(torch.tensor([1, 0, 1]))
+    assert fork.backend.name == "torch" and few.head.backend.name == "numba"
+    few.select(1, 1)
+    assert few.head.backend.name == "torch"
+    tokens = few.draft(DRAWN).tokens
+    assert tokens.shape == (2, 4) and torch.equal(tokens[0], tokens[1])
