@@ -19,6 +19,8 @@ PACKAGE = ROOT / "src" / "outrider"
 
 JOBS = {
     "cli": "the command line",
+    "serve": "outrider serve: an engine, an HTTP API, a page",
+    "cluster": "batches of prompts, here or on Ray",
     "certificate": "outrider verify",
     "bench": "measuring",
     "training": "outrider distill",
@@ -47,7 +49,7 @@ JOBS = {
 """What each room is for."""
 
 GROUPS = {
-    "#dbe9fb": "cli certificate bench training report",
+    "#dbe9fb": "cli serve cluster certificate bench training report",
     "#cfe8d5": "llm call hf",
     "#fbe3c4": "beam decoding planning drafters",
     "#f6d5d5": "models kernels",

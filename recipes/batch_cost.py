@@ -2,11 +2,13 @@
 
 python recipes/batch_cost.py smollm2-135m --batches 1,2,4,8,16,32 --temperatures 0,1
 python recipes/batch_cost.py t5-ende --requests 100 --batches 8,32,100 --dtypes float32
+python recipes/batch_cost.py t5-ende --requests 20 --batches 1 --calls each --temperatures 0
 
 The ways take turns, so that whatever else the machine does falls on all of them. A ratio above 1 says that the first
 way is faster; its spread is that of single turns: their quartiles. Rows of a causal model write ``--tokens`` tokens
 each, whatever they are; an encoder-decoder model ends its texts itself. ``--requests`` are run ``batch`` at a time:
-Outrider lets the next one in when a row ends, transformers runs one padded batch after another.
+Outrider lets the next one in when a row ends, transformers runs one padded batch after another. With ``--calls each``
+every request is a call of its own: one text at a time.
 "same" counts the rows whose plain and speculative texts in the batch are those of the same request alone. Speculative
 texts must be the same at temperature 0 and with ``--coupling gumbel``; at other temperatures only plain ones are.
 """
@@ -46,7 +48,13 @@ def requests_of(llm: Any, count: int) -> Tokens:
     ]
 
 
-def ours(llm: Any, given: Tokens, options: dict[str, Any]) -> Tokens:
+def ours(llm: Any, given: Tokens, options: dict[str, Any], each: bool = False) -> Tokens:
+    if each:
+        seeds = options.get("seed", [None] * len(given))
+        return [
+            list(llm.generate(one, **options | ({} if seed is None else {"seed": seed})).tokens)
+            for one, seed in zip(given, seeds, strict=True)
+        ]
     return [list(output.tokens) for output in llm.generate(given, **options)]
 
 
@@ -109,7 +117,7 @@ def measured(
     ways: dict[str, Way] = {}
     for name, llm in models.items():
         llm.slots = None if asked.slots == "default" else batch
-        ways[name] = lambda llm=llm: ours(llm, given, options)  # type: ignore[misc]
+        ways[name] = lambda llm=llm: ours(llm, given, options, asked.calls == "each")  # type: ignore[misc]
     for name, model in peers.items():
         ways[name] = lambda model=model: theirs(model, given, batch, asked.tokens, temperature)  # type: ignore[misc]
     speeds, texts = taken_turns(ways, asked.turns, asked.warm)
@@ -118,7 +126,9 @@ def measured(
     found["auto_over_plain"] = ratio(speeds["auto"], speeds["plain"])
     if peers:
         best = max(peers, key=lambda name: statistics.median(speeds[name]))
-        found |= {"best": best, "plain_over_transformers": ratio(speeds["plain"], speeds[best])}
+        found |= {"best": best} | {
+            f"{name}_over_transformers": ratio(speeds[name], speeds[best]) for name in ("plain", "auto")
+        }
     if not asked.no_identity:
         found["same"] = {
             name: same_alone(models[name], given, texts[name], options)
@@ -150,6 +160,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--coupling", default="maximal", help="at temperatures above 0: maximal or gumbel")
     add("--seed", type=int, help="seeds of the rows count up from 0; without, the planner goes by the clock")
     add("--requests", type=int, help="how many are run; default: as many as the batch")
+    add("--calls", default="all", choices=("all", "each"), help="each: a call for every request; all: one call")
     add("--slots", default="batch", choices=("batch", "default"), help="default: Outrider's own choice")
     add("--dtypes", default="float32", help="of transformers, with commas between; empty: transformers is left out")
     add("--tokens", type=int, default=64, help="new tokens of every row, at most")
@@ -197,7 +208,7 @@ def _line(row: dict[str, Any]) -> str:
     ratios = "  ".join(
         f"{name.replace('_', ' ')} {row[name]['ratio']:.2f} ({row[name]['quartiles'][0]:.2f} to "
         f"{row[name]['quartiles'][1]:.2f}, n={row[name]['n']})"
-        for name in ("auto_over_plain", "plain_over_transformers")
+        for name in ("auto_over_plain", "plain_over_transformers", "auto_over_transformers")
         if name in row
     )
     same = "  ".join(f"same {name} {count}" for name, count in row.get("same", {}).items())

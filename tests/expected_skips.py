@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 
 import torch
 
 from outrider.runtime import cpu
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
+"""Programs that the tests of the page can run in."""
 
 
 def _no_gpu() -> bool:
@@ -20,8 +24,10 @@ EXPECTED: dict[str, Callable[[], bool]] = {
     r"could not import '(triton|torchao)'": _no_gpu,  # which belong to GPUs
     r"Triton's interpreter has no|interpreted, not compiled": lambda: os.environ.get("TRITON_INTERPRET") == "1",
     r"this CPU does not compute in float16": lambda: not cpu.facts().computes_in_half,
+    r"this CPU has no float16": lambda: not cpu.facts().converts_half,
     r"products of bytes": lambda: not cpu.facts().multiplies_bytes,
     r"no fused multiplication": lambda: not cpu.facts().fuses_multiplication,
+    r"no Chromium here": lambda: not any(map(shutil.which, CHROMIUM)),
     r"refused: see test_": lambda: True,  # covered by the test that it names
     r"run it with -m slow": lambda: True,
     r"another OpenMP runtime": lambda: True,  # of torch's build, which a user cannot choose

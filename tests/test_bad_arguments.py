@@ -135,9 +135,10 @@ def test_a_stream_checks_what_it_is_given_at_once(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadOption, match=said):
             llm.stream(prompt, **options)
-    assert "".join(chunk.text for chunk in llm.stream([1, 2], max_new_tokens=3)) == llm.generate(
-        [1, 2], max_new_tokens=3
-    ).text
+    assert (
+        "".join(chunk.text for chunk in llm.stream([1, 2], max_new_tokens=3))
+        == llm.generate([1, 2], max_new_tokens=3).text
+    )
 
 
 def test_end_tokens_and_prompts_are_tokens(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import multiprocessing
 import re
 import sys
 import threading
-import types
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
@@ -19,7 +18,7 @@ import pytest
 import torch
 
 import outrider
-from executors import AtOnce, Done, Lazy
+from executors import AtOnce, Lazy
 from outrider import speculation
 from outrider.errors import BadOption
 
@@ -188,22 +187,6 @@ def test_expected_seconds() -> None:
 # --- the page and the example ------------------------------------------------------------------------
 
 ROOT = Path(__file__).parents[1]
-
-
-def test_the_pages_executor_for_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a stand-in for Ray: remote functions give references, ``get`` waits, ``cancel`` takes a reference."""
-    cancelled: list[Any] = []
-    ray = types.ModuleType("ray")
-    ray.remote = lambda function: types.SimpleNamespace(remote=lambda *a: Done(function, a))  # type: ignore[attr-defined]
-    ray.get = Done.result  # type: ignore[attr-defined]
-    ray.cancel = cancelled.append  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    page = (ROOT / "docs" / "beyond-text.md").read_text(encoding="utf-8")
-    namespace: dict[str, Any] = {"__name__": __name__}
-    exec(page.partition("```python file=ray_executor.py\n")[2].partition("```")[0], namespace)
-    seen = outrider.speculate(lambda: {"a": 1}, lambda: {"b": 1}, str.upper, namespace["RayExecutor"](), seed=1)
-    assert (seen.value, seen.kept) == ("A", False)
-    assert "B" in [task.value for task in cancelled]
 
 
 def test_the_connect_four_example(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ T = TypeVar("T")
 GAMMAS = ("auto", "gradient")
 LOADING = (
     "target", "draft", "device", "dtype", "width", "slots", "exact", "graphs", "engine", "weights", "trust_remote_code",
+    "tensor_parallel",
 )  # fmt: skip
 """The arguments of ``outrider.load``."""
 
@@ -57,6 +58,13 @@ def check_running(width: Any, slots: Any, exact: Any, graphs: Any) -> None:
     require(isinstance(exact, bool), f"exact must be True or False, got {exact!r}")
     good = isinstance(graphs, bool) or (isinstance(graphs, str) and graphs == "auto")
     require(good, f'graphs must be True, False or "auto", got {graphs!r}; leave it out for "auto"')
+
+
+def check_parallel(tensor_parallel: Any, graphs: Any) -> None:
+    """Refuse bad values of ``tensor_parallel``, and what cannot be had beside it."""
+    check_whole("tensor_parallel", tensor_parallel, 1)
+    rule = "graphs=True needs tensor_parallel=1, because ranks run step by step"
+    require(tensor_parallel == 1 or graphs is not True, f"{rule}, got {tensor_parallel}; leave graphs out")
 
 
 def check_width(width: int, max_length: int | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.beam.search import beam_search
 from outrider.call import Call, DecoderBuilder
-from outrider.checks import check_running, check_trust, check_whole, check_width, only_known_options
+from outrider.checks import check_parallel, check_running, check_trust, check_whole, check_width, only_known_options
 from outrider.core.model_facts import dtype_name
 from outrider.core.protocols import Drafter
 from outrider.decoding.loop import WIDTH, Decoder, Request
@@ -47,7 +47,9 @@ def load(
     graphs: bool | str = "auto",
     engine: str = "auto",
     weights: str = "full",
+    kv_cache_dtype: str = "auto",
     trust_remote_code: bool = False,
+    tensor_parallel: int = 1,
 ) -> LLM:
     """Load a target and a drafter.
 
@@ -63,16 +65,29 @@ def load(
     dtype: what the model computes in; "auto": what the checkpoint was saved in where the device is fast at it, else
         float32, or float16 by numba on ARM CPUs that compute in it, which is nearer to float32 than bfloat16 is.
     engine: what runs the model: "torch"; on a CPU, for families of Llama's kind, "numba" (two bytes a weight, float32
-        or float16; packed) or "onnxruntime" (float32); or "auto": the first of numba, onnxruntime and torch that can.
+        or float16, or packed; T5's kind, too) or "onnxruntime" (float32); or "auto": the first of these and torch that
+        can.
     weights: "full", as they were saved (those of a .gguf file as they are, by numba, unless a dtype is asked for), or
         quantised: "int8" by numba on a CPU and torchao on a GPU, "int4" by numba.
+    kv_cache_dtype: what the numba engine stores keys and values in: "float32", "bfloat16" or "float16"; "auto":
+        float16 where it computes in that, else float32.
+    tensor_parallel: processes of torchrun over which the target's layers are sharded. On rank 0 this returns; on every
+        other rank it serves rank 0 until that ends, then ends the process.
     """
     require(isinstance(target, str) and target != "", f"target must be a model's name, got {target!r}")
     check_draft(draft)
     check_running(width, slots, exact, graphs)
     check_trust(trust_remote_code)
-    kernels = Kernels(engine, weights, rows=min(width, 256), release=True)  # what matrices are laid out for
-    loaded = loading.load(target, device, dtype, trust_remote_code, kernels)
+    check_parallel(tensor_parallel, graphs)
+    rows = min(width, 256)  # what matrices are laid out for
+    kernels = Kernels(engine, weights, rows, release=True, kv_cache_dtype=kv_cache_dtype)
+    if tensor_parallel > 1:
+        from outrider.models.hub import sharded
+
+        graphs = False  # a graph that is replayed here runs on no other rank
+        loaded = sharded.load(target, tensor_parallel, device, dtype, trust_remote_code, kernels)
+    else:
+        loaded = loading.load(target, device, dtype, trust_remote_code, kernels)
     drafter = drafter_named(draft, Beside(loaded, dtype, trust_remote_code))
     return LLM(loaded, drafter, width=width, slots=slots, exact=exact, graphs=graphs)
 

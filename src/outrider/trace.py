@@ -36,6 +36,13 @@ class Record:
         return min(self.accepted + 1, len(self.drafted))
 
     @property
+    def origins(self) -> tuple[str, ...]:
+        """Where each token that entered the text comes from: ``accepted`` guesses, then the target's own token:
+        ``corrected`` behind a rejected guess, ``bonus`` behind guesses that were all kept, ``plain`` without any."""
+        own = "corrected" if self.accepted < len(self.drafted) else "bonus" if self.drafted else "plain"
+        return (*["accepted"] * self.accepted, own)[: self.emitted]
+
+    @property
     def overlaps(self) -> list[float]:
         """Those of the guesses examined, as far as there are any: what alpha is the mean of."""
         return [x for x in self.overlap[: self.examined] if x is not None]

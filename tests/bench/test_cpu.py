@@ -235,3 +235,27 @@ def test_peers_wait_their_own_way(folder: str, monkeypatch: pytest.MonkeyPatch) 
 def test_prompts_must_fit(folder: str) -> None:
     with pytest.raises(BadOption, match="no prompt of 1 fits"):
         Bench(CpuPlan(folder, ("outrider",), tokens=4), look(folder), {"a": ["word " * 99]})
+
+
+def test_context_lengths_have_columns_of_their_own(folder: str, tmp_path: Path) -> None:
+    """Prefill hid in the median time to the first token of short prompts: no table showed that it was quadratic."""
+    python, log = fake(tmp_path)
+    longest = look(folder).longest
+    measured = bench(folder, pythons={"vllm": python}, contexts=(40, 9, longest))
+    report = measured.run()
+    rows = [row for row in report["contexts"] if row["way"] == "vllm plain"]
+    assert [(row["context"], row["prefill_tokens_per_second"]) for row in rows] == [(9, 9.0), (40, 40.0)]
+    assert all(row["tokens_per_second"] == 3.0 and row["over_shortest"] == 1.0 for row in rows)
+    assert report["contexts_left_out"] == [longest]
+    prompts = [request["prompt"] for request in asked(log) if request["do"] == "generate"]
+    assert {len(prompt) for prompt in prompts[-4:]} == {9, 40}
+    tasks = {row["task"] for row in report["rows"]}
+    assert tasks == {"all", "first", "second"} and report["rows"][0]["prompts"] == 3
+    load = next(request for request in asked(log) if request["do"] == "load")
+    assert load["length"] >= 40 + 4
+
+
+@pytest.mark.parametrize("contexts", [(0,), (9, 9)])
+def test_context_lengths_that_make_no_sense(folder: str, contexts: tuple[int, ...]) -> None:
+    with pytest.raises(BadOption, match="contexts"):
+        bench(folder, contexts=contexts)

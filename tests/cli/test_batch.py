@@ -52,7 +52,7 @@ BAD: list[tuple[bytes, str | None]] = [
     (b'{"prompt": "caf\xe9"}', "not UTF-8"),
     (b'{"prompt": "a\\ud800"}', "lone surrogate"),
     (b'{"id": "k", "prompt": "' + b"b" * 400 + b'"}', "the model's limit is 128"),
-    (b'{"prompt": "the", "temperature": 1}', "temperature: options are given on the command line"),
+    (b'{"prompt": "the", "temperature": -1}', "temperature must be"),
     (b'{"messages": [{"role": "user", "content": "so"}], "note": "mine"}', None),
     (b'{"messages": [{"role": "usr", "content": "so"}]}', "['role'] must be one of"),
     (b'{"prompt": [5, 99999]}', "outside the vocabulary"),

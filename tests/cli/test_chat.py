@@ -1,15 +1,10 @@
-"""``outrider chat``: what the model is shown turn by turn, by a pipe and on a terminal."""
+"""``outrider chat``: what the model is shown turn by turn, and its commands, by a pipe."""
 
 from __future__ import annotations
 
-import os
-import pty
-import select
-import subprocess
-import sys
-import time
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,101 +71,41 @@ def test_a_model_without_a_template(outrider: Command) -> None:
     assert said.code == 2 and "no chat template" in said.err and said.out == ""
 
 
-SLOW = """
-import os, sys, time
-os.close(os.open(os.ttyname(0), os.O_RDWR))  # a session's first terminal becomes the one that Ctrl-C comes from
-from outrider import LLM
-from outrider.cli.main import main
-real = LLM.stream
-def stream(self, *given, **options):
-    for number, chunk in enumerate(real(self, *given, **options)):
-        yield chunk
-        if number == 0:
-            sys.stderr.write("<ONE>")
-            while True:
-                time.sleep(0.05)
-if "--slow" in sys.argv:
-    sys.argv.remove("--slow")
-    LLM.stream = stream
-main()
-"""
+def test_more_commands(chatty: str, asked: list[str], outrider: Command, tmp_path: Path) -> None:
+    """There was no way to keep a conversation or to change the drafter within one; a typing error named no remedy."""
+    text, as_json = tmp_path / "said.txt", tmp_path / "said.json"
+    lines = ["/save", f"/save {text}", "/draft", "the", "/draft none", "so", "/stats now", f"/save {text}",
+             f"/save {text}", f"/save {as_json}", "/stat", "/draft cpoy", "/quit", "never"]  # fmt: skip
+    said = outrider("chat", chatty, "-n", "3", "--draft", "copy", "--system", "sys", stdin="\n".join(lines).encode())
+    assert said.code == 1, "the commands that failed"
+    for reason in (
+        "/save needs a file", "nothing was said yet", "drafted for by copy; /draft NAME", "drafted for by none from",
+        "/stats takes no argument, got 'now'", "there is no command /stat; did you mean /stats?",
+        "did you mean 'copy'?",
+    ):  # fmt: skip
+        assert reason in said.err
+    messages = json.loads(as_json.read_text("utf-8"))["messages"]
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert [m["content"] for m in messages if m["role"] != "assistant"] == ["sys", "the", "so"] and len(asked) == 2
+    assert said.out == "".join(f"{m['content']}\n" for m in messages if m["role"] == "assistant")
+    assert text.read_text("utf-8") == "\n".join(f"{m['role']}:\n{m['content']}\n" for m in messages)
 
 
-class Terminal:
-    """A process on a terminal of its own: what it writes, and keys."""
-
-    def __init__(self, *words: str) -> None:
-        self.seen = ""
-        self.file, theirs = pty.openpty()
-        command = [sys.executable, "-c", SLOW, *words]
-        self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
-        os.close(theirs)
-
-    def wait_for(self, text: str, pressing: str = "") -> None:
-        """Until the text has come, after everything waited for before."""
-        for _ in self._waiting(pressing):
-            if text in self.seen:
-                self.seen = self.seen.partition(text)[2]
-                return
-
-    def code(self, pressing: str) -> int:
-        """The exit code of a process that is about to leave."""
-        for _ in self._waiting(pressing):
-            if self.process.poll() is not None:
-                break
-        return self.process.returncode
-
-    def _waiting(self, pressing: str) -> Iterator[None]:
-        """Read on. Keys are pressed again now and then: Python misses a Ctrl-C just before it begins to read."""
-        for tick in range(1200):
-            if pressing and tick % 100 == 0:
-                with suppress(OSError):  # the terminal closes with its process
-                    self.press(pressing)
-            if select.select([self.file], [], [], 0.1)[0]:
-                try:
-                    self.seen += os.read(self.file, 4096).decode(errors="replace")
-                except OSError:  # closed by a process that has not quite ended: nothing to wait for but time
-                    time.sleep(0.1)
-            yield
-        raise AssertionError(self.seen)
-
-    def press(self, keys: str) -> None:
-        os.write(self.file, keys.encode())
+def test_a_saved_conversation_is_a_prompt(chatty: str, outrider: Command, tmp_path: Path) -> None:
+    """Catches a file that the program itself cannot read."""
+    file = tmp_path / "said.jsonl"
+    outrider("chat", chatty, "-n", "3", stdin=f"the\n/save {file}\n".encode())
+    said = outrider("generate", "--target", chatty, "--prompts", str(file), "-n", "2")
+    assert said.code == 0 and json.loads(said.out)["text"]
 
 
-@contextmanager
-def terminal(*words: str) -> Iterator[Terminal]:
-    shown = Terminal(*words)
-    try:
-        yield shown
-    finally:
-        os.close(shown.file)
-        shown.process.kill()  # if the test failed
-        shown.process.wait()
-
-
-def test_on_a_terminal(chatty: str) -> None:
-    """Catches a prompt that does not come back after Ctrl-C, and a terminal that cannot be left."""
-    with terminal("chat", chatty, "-n", "40", "--slow") as shown:
-        shown.wait_for("> ")
-        shown.press("the fox\n")
-        shown.wait_for("<ONE>")
-        shown.wait_for("(stopped)", pressing="\x03")
-        shown.wait_for("> ")
-        shown.press("/reset\n")
-        shown.wait_for("begins anew")
-        shown.wait_for("> ")
-        shown.wait_for("Ctrl-C again", pressing="\x03")
-        shown.wait_for("> ")
-        assert shown.code(pressing="\x04") == 0
-
-
-def test_two_interrupts_leave(chatty: str) -> None:
-    """Catches a person held in a conversation by Ctrl-C that only ever stops the answer."""
-    with terminal("chat", chatty, "-n", "40", "--slow") as shown:
-        shown.wait_for("> ")
-        shown.press("the fox\n")
-        shown.wait_for("<ONE>")
-        shown.wait_for("(stopped)", pressing="\x03")
-        shown.wait_for("> ")
-        assert shown.code(pressing="\x03") == 130
+@pytest.mark.parametrize("place", [".", "no/such/place.txt", "there.txt"])
+def test_a_file_that_cannot_be_written(
+    place: str, chatty: str, asked: list[str], outrider: Command, tmp_path: Path
+) -> None:
+    """Catches a file of the user's that is overwritten, and a conversation that ends because of a file."""
+    (tmp_path / "there.txt").write_text("precious")
+    said = outrider("chat", chatty, "-n", "3", stdin=f"the\n/save {tmp_path / place}\nso\n".encode())
+    assert said.code == 1 and f"/save {tmp_path / place}" in said.err
+    assert len(asked) == 2, "the next message was answered"
+    assert (tmp_path / "there.txt").read_text() == "precious"

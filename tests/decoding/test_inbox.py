@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from helpers import case, wrapped
 from outrider.core import host_sync
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
+from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.session_pool import SessionPool
-from outrider.decoding.step_runner import StepRunner
+from outrider.decoding.step_runner import Rule, StepRunner
 from outrider.decoding.stopping import Stopping
-from outrider.drafters import Copying
+from outrider.drafters import Copying, ModelDrafter
 from outrider.errors import BadOption, PromptError
 from outrider.planning.policies import Auto
 from outrider.trace import Trace
@@ -105,3 +107,79 @@ def test_a_step_that_nobody_reads_is_told_to_the_planner(monkeypatch: pytest.Mon
             assert event.row.finish_reason == "eos"
             queue.submit(left.pop()) if left else queue.close()
     assert not planners[0].begun
+
+
+def test_a_cancelled_request_leaves_its_slot_between_steps() -> None:
+    """One that runs gives its slot to the next with an event that says so; one that waits is gone without one."""
+    requests = case("llama").requests
+    served = decoder()
+    queue = served.queue(CAPACITY)
+    numbers = [queue.submit(request) for request in (*requests[:2], requests[0], requests[1])]
+    assert queue.cancel(numbers[2]) and len(queue) == 3
+    reasons: dict[int, str | None] = {}
+    texts = {}
+    queue.close()
+    for event in served.serve(queue, Trace(), CAPACITY, slots=2):
+        reasons[event.index], texts[event.index] = event.row.finish_reason, list(event.row.tokens)
+        if event.index == numbers[0] and event.row.finish_reason is None:
+            assert not queue.cancel(numbers[0])
+    assert reasons[numbers[0]] == "cancelled" and numbers[2] not in reasons
+    assert texts[numbers[3]] == texts[numbers[1]] == alone(requests[1])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [Sampling(), Sampling(1.0), Sampling(0.7, top_p=0.8), Sampling(1.3, frequency_penalty=1.0), Sampling(0.9)],
+        [Sampling(), Sampling(frequency_penalty=2.0), Sampling(repetition_penalty=3.0)],
+    ],
+    ids=["sampled", "greedy"],
+)
+def test_rows_have_rules_of_their_own(options: list[Sampling]) -> None:
+    """Requests with other options share target runs, and each has the text of a batch of its own."""
+    base = case("llama").requests
+    rules = [Rule(gumbel_coupling, one) for one in options]
+    requests = [replace(base[number % len(base)], rule=rule, seed=number) for number, rule in enumerate(rules)]
+    if any(not one.greedy for one in options):
+        requests.append(replace(base[0], rule=Rule(maximal_coupling, Sampling(1.0)), seed=9))
+    drafter = ModelDrafter(wrapped("llama"))
+    served = replace(decoder(), drafter=drafter, slots=3)
+    queue = served.queue(CAPACITY)
+    numbers = [queue.submit(request) for request in requests]
+    queue.close()
+    texts = {event.index: list(event.row.tokens) for event in served.serve(queue, Trace(), CAPACITY, slots=3)}
+    for number, request in list(zip(numbers, requests, strict=True))[: len(options)]:
+        own = replace(decoder(0), sampling=request.rule.sampling)  # type: ignore[union-attr]
+        assert texts[number] == [list(event.row.tokens) for event in own.stream([request], Trace())][-1]
+    assert texts[numbers[-1]]
+
+
+def test_each_request_may_have_its_gamma() -> None:
+    requests = case("llama").requests
+    served = decoder(2)
+    queue = served.queue(CAPACITY)
+    wanted = {queue.submit(replace(requests[0], gamma=gamma)): gamma for gamma in (0, 4, None)}
+    queue.close()
+    asked: dict[int, set[int]] = {}
+    for event in served.serve(queue, Trace(), CAPACITY, slots=3):
+        if event.row.left > 4:
+            asked.setdefault(event.index, set()).add(event.asked)
+    assert asked == {number: {2 if gamma is None else gamma} for number, gamma in wanted.items()}
+
+
+def test_a_long_prompt_is_prefilled_between_steps_of_others() -> None:
+    """A prompt of two chunks used to be run whole while every other request waited."""
+    requests = case("llama").requests
+    served = decoder(0)
+    queue = served.queue(CAPACITY)
+    first = queue.submit(requests[0])
+    prompt = tuple(3 + place % 20 for place in range(85))
+    long = replace(requests[1], prompt=prompt, stopping=replace(requests[1].stopping, max_new_tokens=4))
+    second, between, texts = -1, 0, {}
+    for event in served.serve(queue, Trace(), CAPACITY, slots=2):
+        if second < 0:
+            second = queue.submit(long)
+            queue.close()
+        between += event.index == first and second not in texts
+        texts[event.index] = list(event.row.tokens)
+    assert between >= 4 and texts == {first: alone(requests[0]), second: alone(long)}

@@ -24,7 +24,9 @@ FORMATS = [
     "bfloat16",
     pytest.param("float16", marks=pytest.mark.skipif(not kv_panels.HAS_FLOAT16, reason="this CPU has no float16")),
 ]
-TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 4e-3}
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-5, "float16": 2e-2 if kv_panels.in_half("float16") else 2e-5}
+"""Against the keys and values as they are stored."""
+
 LENGTH = 2 * TILE + 70
 HEADS = {16: 1, 24: 8, 64: 3, 80: 4, 128: 1}
 """Query heads that share keys, by the size of a head."""
@@ -65,12 +67,14 @@ class Cache:
         rng = np.random.default_rng(seed)
         self.depth, self.padded = depth, -(-depth // PANEL) * PANEL
         self.k, self.v = (rng.standard_normal((LENGTH, depth)).astype(np.float32) for _ in range(2))
-        self.k[:, 0] *= 30  # beyond 1, as keys of real models are
+        self.k[:, 0] *= 4  # beyond 1, as keys of real models are
         room = -(-LENGTH // kv_panels.GRANULE) * kv_panels.GRANULE
         self.stored = np.empty(0, kv_panels.STORED[dtype])
         self.lines = kv_panels.key_lines(dtype, depth)
         self.keys, self.values = (np.zeros(room * size, self.stored.dtype) for size in (self.lines, self.padded))
         self.write(self.k, self.v)
+
+        self.dtype = dtype
 
     def write(self, k: Array, v: Array) -> None:
         _fill(self.stored, self.keys.ctypes.data, self.lines, self.values.ctypes.data, self.padded, k, v)
@@ -95,13 +99,22 @@ def _queries(count: int, group: int, depth: int) -> Array:
     return np.random.default_rng(1).standard_normal((count, group, depth)).astype(np.float32) * np.float32(depth**-0.5)
 
 
+def _stored(x: Array, dtype: str) -> Array:
+    """Rounded as the cache does."""
+    if dtype == "bfloat16":
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32).astype(float)
+    return x.astype(dtype).astype(float)
+
+
 def _exact(cache: Cache, q: Array, positions: Array, window: int) -> Array:
     found = np.empty(q.shape)
+    keys, values = _stored(cache.k, cache.dtype), _stored(cache.v, cache.dtype)
     for token, place in enumerate(positions):
         seen = slice(max(0, place + 1 - window), place + 1)
-        scores = q[token].astype(float) @ cache.k[seen].T.astype(float)
+        scores = q[token].astype(float) @ keys[seen].T
         weights = np.exp(scores - scores.max(1, keepdims=True))
-        found[token] = weights / weights.sum(1, keepdims=True) @ cache.v[seen]
+        found[token] = weights / weights.sum(1, keepdims=True) @ values[seen]
     return found
 
 
@@ -118,8 +131,7 @@ def test_as_numpy_has_it_and_the_same_bits_for_every_cut(dtype: str, depth: int,
     positions = np.array([0, 15, 16, TILE - 2, TILE - 1, TILE, TILE + 1, 2 * TILE - 1, 2 * TILE, LENGTH - 1])
     q = _queries(len(positions), group, depth)
     whole = cache.attend(q, positions, group, window)
-    error = np.abs(whole - _exact(cache, q, positions, window)).max()
-    assert error < TOLERANCE[dtype] * (1 if dtype == "float32" else np.abs(cache.v).max())
+    assert np.abs(whole - _exact(cache, q, positions, window)).max() < TOLERANCE[dtype]
     for begin, count in ((0, 1), (3, 1), (4, 3), (9, 1), (2, 7)):
         some = slice(begin, begin + count)
         _same(cache.attend(q[some], positions[some], group, window), whole[some])
@@ -146,7 +158,7 @@ def test_what_a_query_may_not_see_is_never_felt(dtype: str) -> None:
 def test_large_keys_overflow_nothing(dtype: str) -> None:
     """Keys of hundreds (Qwen2's biases) times large queries: in float16 sums would be infinite without powers."""
     cache = Cache(dtype, 64)
-    k = cache.k * np.float32(100)
+    k = cache.k * np.float32(200)
     cache.write(k, cache.v)
     cache.k = k
     q, positions = _queries(3, 1, 64) * np.float32(50), np.array([5, TILE, LENGTH - 1])
@@ -166,5 +178,5 @@ def test_work_is_cut_finer_than_heads(threads: int, width: int, by_tile: bool) -
     assert cut.by_tile == by_tile
     assert cut.tiles == -(-4000 // TILE)
     items = 3 * cut.blocks * (cut.tiles if by_tile else 1)
-    assert items >= 4 * threads
+    assert items >= 3 * threads
     assert cut.tokens * cut.blocks >= width

@@ -195,3 +195,53 @@ def test_prompts_prefilled_between_steps_of_other_rows_are_those_prefilled_alone
     for one, other in zip(found[:3], expected[:3], strict=True):
         assert one.isfinite().all() and torch.equal(one, other)
     assert found[3].isfinite().all(), "the row that goes on is not disturbed either"
+
+
+def shared(rounds: list[list[list[int]]], share: bool) -> tuple[list[Tensor], int]:
+    """Logits of every round's rows, and the tokens that were copied; rows of a round are released behind it."""
+    session = WholeNumberModel().start(4, Shape(CAPACITY, 4, chunk=8))
+    session.keep_states((0, -1))
+    session.share_prefixes = share
+    found = []
+    for texts in rounds:
+        admit_all(session, [Admission(row, text) for row, text in enumerate(texts)])
+        assert session.hidden is not None and session.states is not None
+        rows = len(texts)
+        states = [session.states[row, : max(1, len(text) - 1)].flatten() for row, text in enumerate(texts)]
+        found += [session.hidden[:rows].clone(), torch.cat(states), session.score(TAIL.expand(4, -1))[:rows]]
+        session.commit(TAIL.expand(4, -1), torch.full((4,), 3))
+        for row in range(rows):
+            session.release(row)
+    return found, session.reused
+
+
+def test_prompts_that_begin_alike_are_copied_to_the_bit() -> None:
+    """A prefix cache may change nothing: rows trade places, prompts end within another, and texts are prompts again."""
+    long = [(7 * i + 3) % BAD for i in range(80)]
+    other = [(5 * i + 1) % BAD for i in range(40)]
+    rounds = [
+        [long, other],
+        [other[:30] + long[:9], long[:70] + other, long],
+        [long + TAIL.tolist() + [2], other[:17], [1, 2, 3], long[:18]],
+    ]
+    expected, none = shared(rounds, share=False)
+    found, reused = shared(rounds, share=True)
+    assert none == 0 and reused >= 30 + 70 + 78 + 79 + 15
+    for one, plain in zip(found, expected, strict=True):
+        assert torch.equal(one, plain)
+
+
+def test_what_a_slot_has_not_run_is_not_copied() -> None:
+    """A prefill that was left, and a row that failed, are empty slots."""
+    session = WholeNumberModel().start(2, Shape(CAPACITY, 4, chunk=8))
+    session.share_prefixes = True
+    text = [(7 * i + 3) % BAD for i in range(80)]
+    parts = session.prefill_in_parts([Admission(0, text)])
+    next(parts)
+    parts.close()
+    session.admit(1, text)
+    session.score(TAIL.expand(2, -1))
+    session.commit(TAIL.expand(2, -1), torch.full((2,), 3))
+    session.forget(1)
+    session.admit(0, text)
+    assert session.reused == 0

@@ -32,3 +32,21 @@ def test_every_combination_is_measured(
         same = {"plain": "3/3"} | ({} if row["temperature"] else {"auto": "3/3"})
         assert row["same"] == same and row["best"] == "transformers float32"
         assert set(row["tokens_per_second"]) == {"plain", "auto", "transformers float32"}
+        assert row["auto_over_transformers"]["n"] == 2
+
+
+def test_a_call_for_every_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One text at a time is measured as it is used: by a call each, with the seed of its own."""
+    calls: list[tuple[list[int], int | None]] = []
+
+    class Llm:
+        def generate(self, prompt: list[int], **options: int) -> object:
+            calls.append((prompt, options.get("seed")))
+            return type("Output", (), {"tokens": (7, 8)})()
+
+    given = [[5, 6], [7]]
+    assert batch_cost.ours(Llm(), given, {"seed": [3, 4]}, each=True) == [[7, 8], [7, 8]]
+    assert calls == [([5, 6], 3), ([7], 4)]
+    calls.clear()
+    batch_cost.ours(Llm(), given, {"temperature": 0.0}, each=True)
+    assert calls == [([5, 6], None), ([7], None)]

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from outrider.bench.cpu_contexts import PLACE, context_prompt, context_rows
 from outrider.bench.cpu_rows import EngineCell, EngineResults, rows
 from outrider.bench.machine import Neighbours, available_bytes, cpu_name, read_bandwidth
 from outrider.bench.peers import MODULES, SEPARATE, Contender, Peer, PeerFailed, engine_and_dtype, process_seconds
@@ -41,8 +42,12 @@ class CpuPlan:
     pythons: Mapping[str, str] = field(default_factory=dict)  # of engines that live elsewhere
     models: Mapping[str, str] = field(default_factory=dict)  # of engines that read another format
     out: Path | None = None
+    contexts: tuple[int, ...] = ()  # lengths of prompts whose prefill and decoding are measured by themselves
 
     def __post_init__(self) -> None:
+        for length in self.contexts:
+            require(length >= 1, f"contexts must be at least 1, got {length}")
+        require(len(set(self.contexts)) == len(self.contexts), f"contexts name a length twice: {self.contexts}")
         require(self.tokens >= 2, f"tokens must be at least 2 (the first belongs to the prompt), got {self.tokens}")
         require(self.repeats >= 1, f"repeats must be at least 1, got {self.repeats}")
         require(self.threads is None or self.threads >= 1, f"threads must be at least 1, got {self.threads}")
@@ -105,13 +110,19 @@ class Bench:
             f"no prompt of {len(encoded)} fits: with {plan.tokens} tokens each is longer than the {checkpoint.longest} "
             f"that {plan.target!r} reads; give shorter ones with --prompts",
         )
+        self.contexts = [
+            (PLACE, length, context_prompt([ids for _, ids in encoded], length))
+            for length in sorted(plan.contexts)
+            if length + plan.tokens <= checkpoint.longest
+        ]
         self.numbers = checkpoint.numbers_read()
         self.peers: list[Peer] = []
-        self.results = EngineResults()
+        self.results, self.at_contexts = EngineResults(), EngineResults()
         self.report: dict[str, Any] = {
             "target": plan.target, "command": command, "cpu": cpu_name(), "threads": plan.cores,
             "prompts": len(self.prompts), "tokens": plan.tokens, "repeats": plan.repeats, "weights": self.numbers,
             "left_out": len(encoded) - len(self.prompts),
+            "contexts_left_out": sorted(set(plan.contexts) - {length for _, length, _ in self.contexts}),
             "engines": {}, "failed": {}, "interrupted": False,
         }  # fmt: skip
 
@@ -136,7 +147,8 @@ class Bench:
 
     def save(self) -> None:
         self.report["rows"] = [asdict(row) for row in rows(self.results, self._floor)]
-        self.report["samples"] = self.results.samples()
+        self.report["contexts"] = [asdict(row) for row in context_rows(self.at_contexts)]
+        self.report["samples"] = self.results.samples() + self.at_contexts.samples()
         if self.plan.out is not None:  # whole or not at all, whenever it is interrupted
             partial = self.plan.out.with_name(f".{self.plan.out.name}.partial")
             partial.write_text(strict_json(self.report, indent=1) + "\n", encoding="utf-8")
@@ -153,7 +165,7 @@ class Bench:
     def _load(self, progress: Progress) -> None:
         """Every engine and a short text from each of its ways, outside the clock."""
         found = contenders(self.plan, self.checkpoint)
-        longest = max(len(ids) for _, ids in self.prompts)
+        longest = max([len(ids) for _, ids in self.prompts] + [length for _, length, _ in self.contexts])
         for number, contender in enumerate(found):
             progress(f"loading {contender.name} {' '.join(contender.ways)}", number / len(found))
             if self._has_room(contender):
@@ -209,18 +221,23 @@ class Bench:
 
     def _rounds(self) -> Iterator[tuple[int, int, str]]:
         """Prompt by prompt, every engine in turn, a different one first each time."""
-        total, done = len(self.prompts) * len(self.plan.temperatures), 0
-        for temperature in self.plan.temperatures:
-            for number, (task, prompt) in enumerate(self.prompts):
-                for repeat in range(self.plan.repeats):
-                    turns = [(peer, way) for peer in self.peers for way in peer.contender.ways]
-                    first = (done + repeat) % max(1, len(turns))
-                    for peer, way in turns[first:] + turns[:first]:
-                        self._decode(peer, way, temperature, (task, number, prompt))
-                done += 1
-                yield done, total, f"{task}, temperature {temperature:g}"
+        texts = [
+            (temperature, (task, number, prompt), self.results)
+            for temperature in self.plan.temperatures
+            for number, (task, prompt) in enumerate(self.prompts)
+        ] + [(0.0, asked, self.at_contexts) for asked in self.contexts]
+        for done, (temperature, asked, results) in enumerate(texts):
+            for repeat in range(self.plan.repeats):
+                turns = [(peer, way) for peer in self.peers for way in peer.contender.ways]
+                first = (done + repeat) % max(1, len(turns))
+                for peer, way in turns[first:] + turns[:first]:
+                    self._decode(peer, way, temperature, asked, results)
+            what = f"{asked[0]} of {asked[1]} tokens" if results is self.at_contexts else asked[0]
+            yield done + 1, len(texts), f"{what}, temperature {temperature:g}"
 
-    def _decode(self, peer: Peer, way: str, temperature: float, asked: tuple[str, int, list[int]]) -> None:
+    def _decode(
+        self, peer: Peer, way: str, temperature: float, asked: tuple[str, int, list[int]], results: EngineResults
+    ) -> None:
         """One text. An engine that fails does so once; the others go on."""
         (task, number, prompt), name = asked, f"{peer.contender.name} {way}"
         if name in self.report["failed"]:
@@ -232,6 +249,6 @@ class Bench:
                 f"gave {len(got['tokens'])} tokens where {self.plan.tokens} were asked for",
                 PeerFailed,
             )
-            self.results.add(temperature, task, number, name, EngineCell.of(got))
+            results.add(temperature, task, number, name, EngineCell.of(got))
         except PeerFailed as error:
             self._failed(peer.contender, f"{task}, temperature {temperature:g}: {error}", way)

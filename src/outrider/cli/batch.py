@@ -1,72 +1,129 @@
-"""``outrider generate --prompts FILE``: one JSON line out for each line in; an interrupted run goes on."""
+"""``outrider batch`` and ``outrider generate --prompts``: one JSON line out for each line in, even after a kill."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from outrider.cli import common
 from outrider.cli.common import check_writable, notes
-from outrider.cli.progress import loading
-from outrider.cli.prompt_file import PromptLine
+from outrider.cli.progress import loading as loading_shown
 from outrider.cli.results import results
-from outrider.errors import BadOption, NumericalError
+from outrider.cluster.answers import Advance, Answer, Loading, PromptBatch, PromptLine, answers
+from outrider.errors import require
 from outrider.runtime import timer
 
 MOST_SLOTS = 8
-WINDOW = 32
-"""Lines per slot in one call of ``stream``, which keeps the trace of all of them until it ends."""
 
-Answer = tuple[PromptLine, dict[str, Any]]
-Advance = Callable[[int, int], None]
+Answering = Callable[[Sequence[PromptLine], int], Callable[[Advance], Iterator[Answer]]]
+"""Makes ready to answer lines with so many slots -> what gives their records, telling of its progress."""
 
 
-@dataclass(frozen=True)
-class PromptBatch:
-    """A run over the lines of a file."""
+def batch(
+    context: typer.Context,
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IN",
+            help='A file of JSON lines: {"prompt": ...} or {"messages": [...]}, and perhaps "id" and options such as '
+            '"max_new_tokens", "temperature", "seed" and "stop"; or requests of OpenAI\'s batch files. '
+            "'-': standard input.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="One JSON line for each line of IN. The same command resumes it.")
+    ],
+    target: common.TargetArgument = common.DEFAULT_TARGET,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Run on a Ray cluster (pip install 'outrider[ray]'): the same texts.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="With --ray: models that run at a time; default: as many as fit.")
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Sequences generated at a time, by each model; default: 8 at most.")
+    ] = None,
+    draft: common.Draft = "auto",
+    max_new_tokens: common.MaxNewTokens = 256,
+    system: Annotated[str | None, typer.Option(help="A system message for conversations that have none.")] = None,
+    temperature: common.Temperature = 0.0,
+    top_k: common.TopK = None,
+    top_p: common.TopP = 1.0,
+    min_p: common.MinP = 0.0,
+    seed: common.Seed = None,
+    gamma: common.Gamma = "auto",
+    coupling: common.Coupling = "maximal",
+    width: common.Width = 9,
+    device: common.Device = "auto",
+    dtype: common.Dtype = "auto",
+    engine: common.Engine = "auto",
+    weights: common.Weights = "full",
+    graphs: common.Graphs = None,
+    trust_remote_code: common.Trust = False,
+    tensor_parallel: common.TensorParallel = 1,
+) -> None:
+    """Answer the lines of a file, offline. Options hold for lines that have none of their own.
 
-    lines: Sequence[PromptLine]
-    options: Mapping[str, Any]  # of generate, for every line
-    settings: Mapping[str, Any]  # what else a text follows from: the target, its dtype
-    out: Path | None = None
-    slots: int | None = None
+    Each text is written to OUT when it ends, and OUT is put in order at the end. After Ctrl-C, a kill or a power cut
+    the same command keeps what is there and goes on. A line that fails has an "error" and does not stop the others.
+    """
+    from outrider.cli import prompt_file
 
-    def keys(self) -> dict[int, str]:
-        """What each line's text follows from: a file is never continued with other prompts or options."""
-        shared = {**self.options, **self.settings, "gamma": None}  # gamma is free to be chosen anew
-        return {
-            line.index: hashlib.sha256(
-                json.dumps([shared, line.prompt], sort_keys=True, default=str).encode()
-            ).hexdigest()[:16]
-            for line in self.lines
-        }
+    check_writable(out, "OUT")
+    options = common.generation_options(context)
+    if system is not None:
+        common.check_utf8("--system", system)
+    loading = Loading(
+        target,
+        {
+            "draft": draft, "device": device, "dtype": dtype, "width": width, "graphs": common.graphs_option(graphs),
+            "engine": engine, "weights": weights, "trust_remote_code": trust_remote_code,
+            "tensor_parallel": tensor_parallel,
+        },
+    )  # fmt: skip
+    lines = prompt_file.read_lines(source, system, prompts_format="jsonl", target=target, called="IN")
+    settings = {**loading.decides, "exact": True}
+    run(PromptBatch(lines, options, settings, out, slots), answering(loading, ray, workers))
 
 
-def run(batch: PromptBatch, target: str, load: Callable[[int], Any]) -> None:
+def answering(loading: Loading, ray: bool = False, workers: int | None = None) -> Answering:
+    """One model in this process, or several on a cluster."""
+    if ray:
+        from outrider.cluster.ray_batch import OnRay
+
+        parallel = loading.options["tensor_parallel"]
+        require(parallel == 1, f"--tensor-parallel {parallel} is of one model under torchrun; leave it out with --ray")
+        return OnRay(loading, workers)
+    require(workers is None, f"--workers {workers} means something with --ray only; leave it out")
+
+    def here(lines: Sequence[PromptLine], slots: int) -> Callable[[Advance], Iterator[Answer]]:
+        llm = None
+        if any(line.error is None for line in lines):
+            with loading_shown(loading.target):
+                llm = loading.load(slots)
+        return lambda advance: answers(llm, lines, slots, advance)
+
+    return here
+
+
+def run(batch: PromptBatch, answering: Answering) -> None:
     """Answer every line that is not in the file already, and say how it went. Exit code 1 if a line failed."""
-    check_writable(batch.out, "--out")
     keys, total = batch.keys(), len(batch.lines)
     sink = results(batch.out, keys)
-    todo = [line for line in batch.lines if line.index not in sink.done]
+    todo = [line for line in batch.complete(keys) if line.index not in sink.done]
     if len(todo) < total:
         notes.print(f"{total - len(todo)} of {total} lines are in {batch.out} already: kept", markup=False)
     began, failed, tokens = timer.now(), 0, 0
     slots = min(MOST_SLOTS, total) if batch.slots is None else batch.slots
     try:
-        llm = None
-        if any(line.error is None for line in todo):
-            with loading(target):
-                llm = load(slots)
+        answered = answering(todo, slots)
         with _bar(total, total - len(todo)) as advance:
-            for line, record in _answers(llm, todo, batch.options, _seeds(batch, keys), slots * WINDOW, advance):
+            for line, record in answered(advance):
                 sink.write(line.index, {"index": line.index, "id": line.id, "key": keys[line.index], **record})
                 failed += record["error"] is not None
                 tokens += len(record.get("tokens", ()))
@@ -81,68 +138,6 @@ def run(batch: PromptBatch, target: str, load: Callable[[int], Any]) -> None:
     if failed:
         notes.print(f"{failed} of {total} lines failed; their 'error' says why", style="red", markup=False)
         raise typer.Exit(1)
-
-
-def _seeds(batch: PromptBatch, keys: Mapping[int, str]) -> dict[int, int] | None:
-    """A seed for each line, whatever was generated before: a repeated prompt gets the next one."""
-    seed = batch.options["seed"]
-    if seed is None:
-        return None
-    seen: Counter[str] = Counter()
-    seeds = {}
-    for line in batch.lines:
-        seeds[line.index] = seed + seen[keys[line.index]]
-        seen[keys[line.index]] += 1
-    return seeds
-
-
-def _answers(
-    llm: Any,
-    lines: Sequence[PromptLine],
-    options: Mapping[str, Any],
-    seeds: dict[int, int] | None,
-    most: int,
-    advance: Advance,
-) -> Iterator[Answer]:
-    """Lines as they finish; those that cannot be used at once."""
-    for start in range(0, len(lines), most):
-        ready: list[tuple[PromptLine, list[int]]] = []
-        for line in lines[start : start + most]:
-            try:
-                ready.append((line, _token_ids(llm, line)))
-            except BadOption as error:
-                yield line, {"error": str(error)}
-        if ready:
-            several = None if seeds is None else [seeds[line.index] for line, _ in ready]
-            yield from _texts(llm, ready, {**options, "seed": several}, advance)
-
-
-def _token_ids(llm: Any, line: PromptLine) -> list[int]:
-    if line.error is not None:
-        raise BadOption(line.error)
-    return list(llm.encode(llm.chat_prompt(line.prompt) if line.chat else line.prompt))
-
-
-def _texts(
-    llm: Any, ready: list[tuple[PromptLine, list[int]]], options: Mapping[str, Any], advance: Advance
-) -> Iterator[Answer]:
-    from outrider.output import Collected
-
-    if options["beams"] > 1:
-        for line, ids in ready:
-            output = llm.generate(ids, **options)
-            advance(0, len(output.tokens))
-            yield line, output.to_json()
-        return
-    collected = [Collected(place) for place in range(len(ready))]
-    try:
-        for chunk in llm.stream([ids for _, ids in ready], **options):
-            collected[chunk.index].add(chunk)
-            advance(0, len(chunk.tokens))
-            if chunk.finish_reason is not None:
-                yield ready[chunk.index][0], collected[chunk.index].output().to_json()
-    except NumericalError:  # raised where every text ended in an error, each of which has been told
-        pass
 
 
 @contextmanager

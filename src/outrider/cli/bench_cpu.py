@@ -52,6 +52,10 @@ def cpu(
     peer_model: Annotated[
         list[str] | None, typer.Option(help="ENGINE=PATH, for an engine that reads another format; may be repeated.")
     ] = None,
+    contexts: Annotated[
+        str | None,
+        typer.Option(help="Also prefill and decode behind prompts of so many tokens: 200,800,4000,8000."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers here, after every prompt.")] = None,
     as_json: common.Json = False,
 ) -> None:
@@ -73,8 +77,9 @@ def cpu(
     models = by_engine(peer_model or [], "--peer-model")
     chosen = installed(pythons) if engines is None else [name for name in engines.split(",") if name.strip()]
     plan = CpuPlan(
-        target, tuple(chosen), tokens, tuple(temperature or [0.0]), repeats, draft, dtype, threads, pythons, models, out
-    )
+        target, tuple(chosen), tokens, tuple(temperature or [0.0]), repeats, draft, dtype, threads, pythons, models,
+        out, _lengths(contexts),
+    )  # fmt: skip
     given = None if prompts is None else read(prompts, per_task, spec_bench=True)
     with notes.status(f"looking at {target}"):
         checkpoint = look(target)
@@ -92,6 +97,9 @@ def cpu(
         notes.print(
             f"{report['left_out']} prompts were left out: with their texts they are longer than the model reads"
         )
+    if report["contexts_left_out"]:
+        lengths = ", ".join(map(str, report["contexts_left_out"]))
+        notes.print(f"contexts left out: with {tokens} tokens behind them the model does not read {lengths}")
     for name, reason in report["failed"].items():
         notes.print(f"{name} failed: {reason}", style="red", markup=False)
     if report["interrupted"]:
@@ -118,7 +126,31 @@ def show(report: dict[str, Any]) -> None:
         show_table(answers, _speeds(overall, f"\ntemperature {temperature:g}: speed"))
         show_table(answers, _ratios(overall, f"\ntemperature {temperature:g}: ratios"))
         show_table(answers, _by_task(found, f"\ntemperature {temperature:g}: tokens per second by task"))
+    if report["contexts"]:
+        show_table(answers, _contexts(report["contexts"], "\nprefill: tokens per second", "prefill_tokens_per_second"))
+        show_table(answers, _contexts(report["contexts"], "\nprefill: seconds to the first token", "prefill_seconds"))
+        show_table(answers, _contexts(report["contexts"], "\ndecoding: tokens per second", "tokens_per_second"))
     answers.print(EXPLAINED, style="dim")
+
+
+def _lengths(text: str | None) -> tuple[int, ...]:
+    """``200,4000``."""
+    words = [] if text is None else [word.strip() for word in text.split(",") if word.strip()]
+    require(all(word.isdecimal() for word in words), f"--contexts {text!r}: write lengths in tokens, as 200,4000")
+    return tuple(int(word) for word in words)
+
+
+def _contexts(rows: list[Row], title: str, figure: str) -> Table:
+    """A column for every length of a prompt."""
+    from outrider.bench.card import number
+
+    ways, lengths = (list(dict.fromkeys(row[key] for row in rows)) for key in ("way", "context"))
+    found = {(row["way"], row["context"]): row for row in rows}
+    table = _table(title, ("engine", *(f"{length:,}" for length in lengths)))
+    digits = 2 if figure == "prefill_seconds" else 1
+    for way in ways:
+        table.add_row(way, *(number(found.get((way, length), {}).get(figure), digits) for length in lengths))
+    return table
 
 
 def _note(about: dict[str, Any]) -> str:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
-from contextlib import suppress
-from typing import Annotated, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from outrider.cli import common, progress
+from outrider.cli.chat_input import Messages, Piped, Typed, history_file
 from outrider.cli.common import notes
-from outrider.errors import OutriderError, PromptError, decode_utf8
+from outrider.cli.conversation import Conversation
+from outrider.cli.origin_text import coloured, legend
+from outrider.errors import BadOption, OutriderError
 
-HELP = """/reset   forget the conversation, but not the system message
-/stats   statistics of the last answer
-/help    this list
-/exit    leave, like Ctrl-D
-Ctrl-C stops an answer; once more leaves. A message that begins with a slash is written with two."""
+HELP = """/draft NAME  draft by NAME from now on (what --draft takes); without a name: which drafter is used
+/reset       forget the conversation, but not the system message
+/save FILE   write the conversation to FILE: as JSON where it ends in .json or .jsonl, else as text
+/stats       statistics of the last answer, and totals of this session
+/help        this list
+/quit        leave, like /exit and Ctrl-D
+A line that ends in a backslash goes on in the next one; so does all between two lines of triple quotes (\"\"\").
+Ctrl-C stops an answer and keeps what was written of it. A message that begins with a slash is written with two."""
 
 
 def chat(
@@ -38,6 +46,9 @@ def chat(
     engine: common.Engine = "auto",
     weights: common.Weights = "full",
     graphs: common.Graphs = None,
+    history: Annotated[
+        bool, typer.Option("--history/--no-history", help="Keep lines typed on a terminal for the next session.")
+    ] = True,
     trust_remote_code: common.Trust = False,
 ) -> None:
     """Talk with a model. Answers go to stdout as they are accepted, everything else to stderr."""
@@ -51,121 +62,122 @@ def chat(
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
         llm.chat_prompt([{"role": "user", "content": "Hello"}])  # a model without a chat template is refused now
-    failed = Chat(llm, options, system).run()
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    messages = Typed(history_file() if history else None) if on_terminal else Piped()
+    try:
+        failed = Chat(Conversation(llm, options, system), messages, trust_remote_code).run()
+    finally:
+        messages.close()
     if failed:
         raise typer.Exit(1)
 
 
 class Chat:
-    """The conversation so far, and the loop around it."""
+    """The loop around a conversation: messages, commands and Ctrl-C."""
 
-    def __init__(self, llm: Any, options: dict[str, Any], system: str | None) -> None:
-        self.llm, self.options = llm, options
-        self.start = [{"role": "system", "content": system}] if system is not None else []
-        self.turns: list[dict[str, str]] = []  # a user's message and the answer, in turn
-        self.last: Any = None  # output of the last answer
+    def __init__(self, conversation: Conversation, messages: Messages, trust_remote_code: bool = False) -> None:
+        self.conversation, self.messages, self.trust = conversation, messages, trust_remote_code
         self.by_hand = sys.stdin.isatty()
+        self.saved: set[Path] = set()  # files of this session, which may be written again
+        self.commands: dict[str, Callable[[str], None]] = {
+            "/draft": self._draft, "/reset": self._reset, "/save": self._save, "/stats": self._stats,
+            "/help": self._help,
+        }  # fmt: skip
 
     def run(self) -> int:
         """Answer until the input ends -> how many messages could not be answered."""
         if self.by_hand:
-            notes.print(f"{self.llm.target.name}, drafted for by {self.llm.drafter.name}. /help lists commands.")
+            llm = self.conversation.llm
+            notes.print(f"{llm.target.name}, drafted for by {llm.drafter.name}. /help lists commands.", markup=False)
+            if coloured():
+                notes.print(legend())
         failed, leaving = 0, False  # leaving: the next Ctrl-C does
         while True:
             try:
-                text = self._read()
+                text = self.messages.read()
+                leaving = False
+                if text is None or text in ("/exit", "/quit"):
+                    return failed if not self.by_hand else 0
+                self._take(text)
             except KeyboardInterrupt:
                 if leaving or not self.by_hand:
                     raise
                 notes.print("\nCtrl-C again, or Ctrl-D, leaves")
                 leaving = True
-                continue
             except OutriderError as error:
-                failed += self._say(error)
-                continue
-            if text is None or text in ("/exit", "/quit"):
-                return failed if not self.by_hand else 0
-            leaving = False
-            if text.startswith("/") and not text.startswith("//"):
-                self._command(text)
-            elif text:
-                try:
-                    leaving = self.answer(text.removeprefix("/") if text.startswith("//") else text)
-                except OutriderError as error:
-                    failed += self._say(error)
+                notes.print("error: " + " ".join(str(error).split()), style="red", markup=False)
+                failed += 1
 
-    def _say(self, error: OutriderError) -> int:
-        notes.print("error: " + " ".join(str(error).split()), style="red", markup=False)
-        return 1
-
-    def _read(self) -> str | None:
-        """The next message without blanks around it; None at the end of the input."""
-        if self.by_hand and sys.stdout.isatty():
-            with suppress(ImportError):
-                import readline  # noqa: F401  # input() gets a line that can be edited, and the lines before
-            try:
-                return common.check_utf8("the message", input("> ")).strip()
-            except EOFError:
-                sys.stdout.write("\n")
-                return None
-            except UnicodeDecodeError as error:
-                raise PromptError(f"the message is not UTF-8 ({error.reason}); type it again") from None
-        line = sys.stdin.buffer.readline()
-        return decode_utf8("the message", line).strip() if line else None
+    def _take(self, text: str) -> None:
+        one_line = "\n" not in text
+        if one_line and text.startswith("/") and not text.startswith("//"):
+            self._command(text)
+        elif text:
+            message = text.removeprefix("/") if one_line and text.startswith("//") else text
+            self.conversation.answer(message, stoppable=self.by_hand)
 
     def _command(self, text: str) -> None:
-        if text == "/reset":
-            self.turns.clear()
-            notes.print("the conversation begins anew")
-        elif text == "/stats" and self.last is not None and self.last.trace.records:
-            from outrider.cli.render import stats_table
+        name, _, argument = text.partition(" ")
+        if name in self.commands:
+            self.commands[name](argument.strip())
+            return
+        near = difflib.get_close_matches(name, [*self.commands, "/quit", "/exit"], n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        notes.print(f"there is no command {name}{meant}\n{HELP}", markup=False)
 
-            notes.print(stats_table(self.last.stats, self.last))
-        elif text == "/stats":
+    def _help(self, argument: str) -> None:
+        notes.print(HELP, markup=False)
+
+    def _reset(self, argument: str) -> None:
+        _check_alone("/reset", argument)
+        self.conversation.turns.clear()
+        notes.print("the conversation begins anew")
+
+    def _stats(self, argument: str) -> None:
+        _check_alone("/stats", argument)
+        outputs = self.conversation.outputs
+        if not outputs or not outputs[-1].trace.records:
             notes.print("no answer yet")
-        else:
-            known = "" if text == "/help" else f"there is no command {text.split()[0]}\n"
-            notes.print(known + HELP, markup=False)
+            return
+        from outrider.cli.render import stats_table
 
-    def answer(self, text: str) -> bool:
-        """Stream the answer to one message and remember both -> whether Ctrl-C stopped it."""
-        from outrider.output import Collected
+        notes.print(stats_table(outputs[-1].stats, outputs[-1]))
+        notes.print(self.conversation.totals(), markup=False)
 
-        ids = self._fitted({"role": "user", "content": text})
-        collected, shown = Collected(), progress.on_terminal()
+    def _draft(self, name: str) -> None:
+        """The old drafter is given up once the new one is loaded, not before."""
+        now = self.conversation.llm.drafter.name
+        if not name:
+            notes.print(f"drafted for by {now}; /draft NAME changes it: auto, copy, none, a model ...", markup=False)
+            return
         try:
-            for chunk in progress.watched(self.llm.stream(ids, **self.options), len(ids), shown):
-                collected.add(chunk)
-                sys.stdout.write(chunk.text)
-                sys.stdout.flush()
+            with progress.loading(name):
+                self.conversation.llm = self.conversation.llm.with_draft(name, self.trust)
         except KeyboardInterrupt:
-            if not self.by_hand:
-                raise
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        self.last = collected.output()
-        self.turns.append({"role": "user", "content": text})
-        self.turns.append({"role": "assistant", "content": self.last.text})
-        stopped = bool(self.last.finish_reason == "interrupted")
-        if stopped or self.last.finish_reason == "length":
-            why = "stopped" if stopped else f"cut off after {len(self.last.tokens)} tokens; see --max-new-tokens"
-            notes.print(f"({why})", style="dim", markup=False)
-        return stopped
+            notes.print(f"(stopped: still drafted for by {now})", markup=False)
+        else:
+            notes.print(f"drafted for by {self.conversation.llm.drafter.name} from now on", markup=False)
 
-    def _fitted(self, message: dict[str, str]) -> list[int]:
-        """The token ids of the conversation with this message. The oldest turns go where it would not fit the model,
-        with room for an answer: at most half of what the model can hold."""
-        limit = self.llm.target.model.max_length
-        room = 0 if limit is None else min(self.options["max_new_tokens"], limit // 2)
-        turns = self.turns
-        while True:
-            ids: list[int] = self.llm.chat_prompt([*self.start, *turns, message])
-            if not turns or limit is None or len(ids) + room <= limit:
-                break
-            turns = turns[2:]
-        ids = self.llm.encode(ids)  # refuses a message that is too long alone: then nothing is forgotten for it
-        if dropped := (len(self.turns) - len(turns)) // 2:
-            what = f"the oldest {dropped} turns" if dropped > 1 else "the oldest turn"
-            notes.print(f"(left out {what}: the model holds {limit} tokens)", style="dim", markup=False)
-            self.turns = turns
-        return ids
+    def _save(self, name: str) -> None:
+        path = Path(name).expanduser()
+        self._check_file(name, path)
+        try:
+            self.conversation.save(path)
+        except OSError as error:
+            raise BadOption(f"/save {name}: {error.strerror or error}; name another file") from None
+        self.saved.add(path.resolve())
+        notes.print(f"{len(self.conversation.messages)} messages written to {path}", markup=False)
+
+    def _check_file(self, name: str, path: Path) -> None:
+        if not name:
+            raise BadOption("/save needs a file: /save FILE")
+        if not self.conversation.turns:
+            raise BadOption("/save: nothing was said yet")
+        common.check_writable(path, "/save")
+        if path.exists() and path.resolve() not in self.saved:
+            raise BadOption(f"/save {name}: the file exists and was not written in this session; name another")
+
+
+def _check_alone(command: str, argument: str) -> None:
+    if argument:
+        raise BadOption(f"{command} takes no argument, got {argument!r}")

@@ -69,6 +69,10 @@ Engine = Annotated[
 Weights = Annotated[
     str, typer.Option(help="full (as saved; GGUF as it is), or int8, int4: matrices quantised to 8 or 4 bits.")
 ]
+TensorParallel = Annotated[
+    int,
+    typer.Option(min=1, help="Shard the target over so many processes: torchrun --nproc-per-node N -m outrider ..."),
+]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Maximum number of tokens to generate.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Allow Python code that comes with the model to run.")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0: greedy decoding.")]

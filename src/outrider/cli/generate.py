@@ -10,6 +10,7 @@ import typer
 
 from outrider.cli import common, progress
 from outrider.cli.common import answers, notes
+from outrider.cluster.answers import Loading, PromptBatch
 from outrider.errors import require
 
 
@@ -20,8 +21,8 @@ def generate(
         Path | None,
         typer.Option(
             help="A file of prompts, one per line; '-': standard input. A .jsonl, .ndjson or .json file has a JSON "
-            'object with "prompt" or "messages", and perhaps "id", in each line; so has a pipe whose first line is '
-            "one. Any other is plain text. Gives one JSON line for each line."
+            'object with "prompt" or "messages", and perhaps "id" and options, in each line; so has a pipe whose first '
+            "line is one. Any other is plain text. Gives one JSON line for each line: see `outrider batch`."
         ),
     ] = None,
     prompts_format: Annotated[
@@ -32,7 +33,10 @@ def generate(
         typer.Option("--out", "-o", help="With --prompts: write here, and resume where a run was interrupted."),
     ] = None,
     slots: Annotated[
-        int | None, typer.Option(min=1, help="With --prompts: sequences generated at a time; if not given, up to 8, or more on a GPU.")
+        int | None,
+        typer.Option(
+            min=1, help="With --prompts: sequences generated at a time; if not given, up to 8, more on a GPU."
+        ),
     ] = None,
     target: common.Target = common.DEFAULT_TARGET,
     draft: common.Draft = "auto",
@@ -75,6 +79,7 @@ def generate(
     weights: common.Weights = "full",
     graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
+    tensor_parallel: common.TensorParallel = 1,
     trace: Annotated[Path | None, typer.Option(help="Write the trace here, as JSON lines.")] = None,
     show_trace: Annotated[bool, typer.Option("--show-trace", help="Print the coloured trace afterwards.")] = False,
     stats: Annotated[bool, typer.Option(help="Print statistics on stderr.")] = True,
@@ -94,23 +99,24 @@ def generate(
     require(beams == 1 or not show_trace, "--show-trace shows one text as it grows; leave it out with --beams")
     common.check_writable(trace, "--trace")
 
-    def load(rows: int | None) -> Any:
-        import outrider
-
-        return outrider.load(
-            target, draft, device, dtype, width=width, slots=rows, exact=exact, graphs=common.graphs_option(graphs),
-            engine=engine, weights=weights, trust_remote_code=trust_remote_code,
-        )  # fmt: skip
-
+    loading = Loading(
+        target,
+        {
+            "draft": draft, "device": device, "dtype": dtype, "width": width, "exact": exact,
+            "graphs": common.graphs_option(graphs), "engine": engine, "weights": weights,
+            "trust_remote_code": trust_remote_code, "tensor_parallel": tensor_parallel,
+        },
+    )  # fmt: skip
     if prompts is not None:
         from outrider.cli import batch, prompt_file
 
-        lines = prompt_file.read_lines(prompts, system, chat or system is not None, prompts_format)
-        settings = {"target": target, "dtype": dtype, "weights": weights, "exact": exact}
-        batch.run(batch.PromptBatch(lines, options, settings, out, slots), target, load)
+        common.check_writable(out, "--out")
+        lines = prompt_file.read_lines(prompts, system, chat or system is not None, prompts_format, target)
+        settings = {**loading.decides, "exact": exact}
+        batch.run(PromptBatch(lines, options, settings, out, slots), batch.answering(loading))
         return
     with progress.loading(target):
-        llm = load(None)
+        llm = loading.load(None)
     messages = [{"role": "system", "content": system}] if system is not None else []
     asked: Any = text
     if chat or system is not None:

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from outrider import __version__
-from outrider.cli import bench, chat, demo, distill, generate, measure, models, theory, verify, warm
+from outrider.cli import batch, bench, chat, demo, distill, generate, measure, models, serve, theory, verify, warm
 from outrider.cli.common import answers, notes
 from outrider.errors import NOT_UTF8, OutriderError
 from outrider.runtime.streams import ClosedOutput, open_closed_streams
@@ -33,7 +33,9 @@ app = typer.Typer(
     epilog="Models and compiled code are kept in ~/.cache/outrider; OUTRIDER_CACHE names another place.",
 )
 app.command()(generate.generate)
+app.command()(batch.batch)
 app.command()(chat.chat)
+app.command()(serve.serve)
 app.command()(demo.demo)
 app.command()(verify.verify)
 app.command()(measure.measure)
@@ -67,6 +69,7 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning  # type: ignore[assignment]
         try:
+            _follow_rank_0()
             code = app(prog_name="outrider", standalone_mode=False)
         except KeyboardInterrupt:  # typer turns those inside a command into exit code 130 itself
             code = 130
@@ -75,6 +78,14 @@ def main() -> None:
         finally:
             gc.freeze()  # the process ends: one more collection would take half a second
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _follow_rank_0() -> None:
+    """With --tensor-parallel, of the processes of torchrun the first alone is the command; the others serve it."""
+    if any(word.split("=")[0] == "--tensor-parallel" for word in sys.argv) and os.environ.get("RANK", "0") != "0":
+        from outrider.models.hub import sharded
+
+        sharded.follow()
 
 
 def _failed(error: Exception) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.cluster.answers import PromptLine
+from outrider.cluster.line_fields import name_of, read_fields
 from outrider.errors import OutriderError, PromptError, decode_utf8, require
 
 FORMATS = ("auto", "text", "jsonl")
@@ -15,39 +17,34 @@ JSONL = (".jsonl", ".ndjson", ".json")
 """Names of files of JSON lines."""
 
 
-@dataclass(frozen=True)
-class PromptLine:
-    """One line of the file: what to generate from, or why that cannot be."""
-
-    index: int  # from 0
-    prompt: Any = None  # a text, token ids, or messages
-    chat: bool = False  # the prompt is messages
-    id: Any = None  # the caller's own name for it
-    error: str | None = None
-
-
 def read_lines(
-    path: Path, system: str | None = None, chat: bool = False, prompts_format: str = "auto"
+    path: Path,
+    system: str | None = None,
+    chat: bool = False,
+    prompts_format: str = "auto",
+    target: str | None = None,
+    called: str = "--prompts",
 ) -> list[PromptLine]:
     """The prompts of a file, or of standard input for '-'. A line that cannot be used says why.
 
     chat: prompts are asked as a user's message. system: the system message of conversations without one.
-    prompts_format: "text", "jsonl", or "auto": see ``is_jsonl``.
+    prompts_format: "text", "jsonl", or "auto": see ``is_jsonl``. target: the model, which a line may name.
+    called: what errors call the file.
     """
-    rows = read_bytes(path).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    rows = read_bytes(path, called).removeprefix(b"\xef\xbb\xbf").split(b"\n")
     rows = rows[:-1] if rows[-1] == b"" else rows
     first = next((row.strip() for row in rows if row.strip()), b"")
-    require(first != b"", f"--prompts {path} is empty; give it a prompt in each line")
+    require(first != b"", f"{called} {path} is empty; give it a prompt in each line")
     as_json = is_jsonl(path, first, prompts_format)
-    return [_line(index, row, as_json, system, chat) for index, row in enumerate(rows)]
+    return [_line(index, row, as_json, _Asked(system, chat, target)) for index, row in enumerate(rows)]
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, called: str = "--prompts") -> bytes:
     """A file, a pipe such as a shell's ``<(...)``, or standard input for '-'."""
     if str(path) == "-":
         return sys.stdin.buffer.read()
-    require(path.exists(), f"--prompts {path}: there is no such file; '-' reads standard input")
-    require(not path.is_dir(), f"--prompts {path}: this is a directory; name a file in it")
+    require(path.exists(), f"{called} {path}: there is no such file; '-' reads standard input")
+    require(not path.is_dir(), f"{called} {path}: this is a directory; name a file in it")
     return path.read_bytes()
 
 
@@ -78,19 +75,31 @@ def _is_object(first: bytes) -> bool:
         return False
 
 
-def _line(index: int, row: bytes, as_json: bool, system: str | None, chat: bool) -> PromptLine:
+@dataclass(frozen=True)
+class _Asked:
+    """What the command says of every line."""
+
+    system: str | None
+    chat: bool
+    target: str | None
+
+
+def _line(index: int, row: bytes, as_json: bool, asked: _Asked) -> PromptLine:
     name = None
     try:
         text = decode_utf8("the line", row.rstrip(b"\r"))
         require(text.strip() != "", "the line is empty; give it a prompt", PromptError)
         given = _record(text) if as_json else {"prompt": text}
-        name = given.get("id")
-        prompt, is_chat = _prompt(given, chat)
+        name = name_of(given)
+        found = read_fields(given, asked.target)
     except OutriderError as error:
         return PromptLine(index, id=name, error=str(error))
-    if is_chat and system is not None and not _has_system(prompt):
-        prompt = [{"role": "system", "content": system}, *prompt] if isinstance(prompt, list) else prompt
-    return PromptLine(index, prompt, is_chat, name)
+    prompt, chat = found.prompt, found.chat
+    if asked.chat and not chat and isinstance(prompt, str):
+        prompt, chat = [{"role": "user", "content": prompt}], True
+    if chat and asked.system is not None and isinstance(prompt, list) and not _has_system(prompt):
+        prompt = [{"role": "system", "content": asked.system}, *prompt]
+    return PromptLine(index, prompt, chat, name, options=found.options)
 
 
 def _record(text: str) -> dict[str, Any]:
@@ -103,19 +112,5 @@ def _record(text: str) -> dict[str, Any]:
     return dict(given)
 
 
-def _prompt(given: dict[str, Any], chat: bool) -> tuple[Any, bool]:
-    """What to generate from, and whether it is a conversation. Options in a line would have no effect: refused."""
-    from outrider.options import Options
-
-    misplaced = sorted(f.name for f in fields(Options) if f.name in given)
-    require(not misplaced, f"{', '.join(misplaced)}: options are given on the command line, for all lines", PromptError)
-    found = [name for name in ("prompt", "messages") if name in given]
-    rule = "a line needs either 'prompt' or 'messages'"
-    require(len(found) == 1, f"{rule}, got {', '.join(given) or 'neither'}", PromptError)
-    if found == ["prompt"] and chat and isinstance(given["prompt"], str):
-        return [{"role": "user", "content": given["prompt"]}], True
-    return given[found[0]], found == ["messages"]
-
-
-def _has_system(messages: Any) -> bool:
-    return isinstance(messages, list) and any(isinstance(m, dict) and m.get("role") == "system" for m in messages)
+def _has_system(messages: list[Any]) -> bool:
+    return any(isinstance(m, dict) and m.get("role") == "system" for m in messages)

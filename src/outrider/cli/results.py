@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from filelock import FileLock, Timeout
+
 from outrider.errors import BadOption, require
 
 START = b'{"index":'
@@ -65,6 +67,11 @@ class File:
 
     def __init__(self, path: Path, keys: Mapping[int, str]) -> None:
         self.path = path = path.resolve()
+        self._lock = FileLock(path.with_name(f".{path.name}.lock"))  # of a dead process it is free
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise BadOption(f"another process is writing to {path}; wait for it, or name another file") from None
         kept = _kept(path, keys)
         self.order = list(kept)  # index of each line of the file
         self.done = set(kept)
@@ -83,6 +90,8 @@ class File:
         if complete and self.order != sorted(self.order):
             lines = self.path.read_bytes().split(b"\n")
             _replace(self.path, [line for _, line in sorted(zip(self.order, lines, strict=False))])
+        Path(self._lock.lock_file).unlink(missing_ok=True)
+        self._lock.release()
 
 
 def _kept(path: Path, keys: Mapping[int, str]) -> dict[int, bytes]:
@@ -99,11 +108,12 @@ def _kept(path: Path, keys: Mapping[int, str]) -> dict[int, bytes]:
             index, key, failed = record["index"], record["key"], record.get("error") is not None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise BadOption(
-                f"--out {path}, line {number}: not written by `outrider generate --prompts`; name another file"
+                f"{path}, line {number}: not written by `outrider batch` or `outrider generate --prompts`; "
+                "name another file"
             ) from None
         require(
             failed or keys.get(index) == key,
-            f"--out {path}, line {number}: written for another prompt, target or option; name another file, or remove "
+            f"{path}, line {number}: written for another prompt, target or option; name another file, or remove "
             "this one to start over",
         )
         if not failed:

@@ -40,7 +40,8 @@ def verify(
     lenience: Annotated[float, typer.Option(help="1, or refused: lenience is inexact by design.")] = 1.0,
     width: common.Width = 9,
     slots: Annotated[
-        int | None, typer.Option(min=1, help="Sequences that run together, any number; if not given, one per prompt up to 8.")
+        int | None,
+        typer.Option(min=1, help="Sequences that run together, any number; if not given, one per prompt up to 8."),
     ] = None,
     exact: Annotated[bool, typer.Option(help="Constant shapes, as generate uses them.")] = True,
     chat: Annotated[bool, typer.Option(help="Ask by the chat template where there is one.")] = True,

@@ -85,3 +85,9 @@ class Context:
     def select(self, rows: Tensor) -> None:
         for name in ("tokens", "lengths", "prompt_lengths", "active"):
             setattr(self, name, getattr(self, name).index_select(0, rows))
+
+    def of_rows(self, rows: Tensor) -> Context:
+        """A context of its own with copies of these rows."""
+        other = copy(self)
+        other.select(rows)
+        return other

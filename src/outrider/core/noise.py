@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import repeat
@@ -23,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.core.numpy_ops import largest, whole
+from outrider.core.numpy_ops import largest, loaded_kernel, whole
 from outrider.kernels.triton import available
 
 _MASK32, _MASK64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
@@ -34,7 +33,7 @@ _FEW = 16
 _MANY = 1024
 """Tokens from which on it pays, on a CPU, to find the winner of a race without running all of it."""
 
-TINY = 1e-37
+_TINY = 1e-37
 """Below this float32 has fewer bits with every halving, and none below 1e-45."""
 
 Array = NDArray[Any]
@@ -150,18 +149,12 @@ def _first(weights: Array, counter: Array, key: int) -> int:
     bound = weights / u
     best = bound.argmax()
     reached = bound[best] * (1 - u[best] * 2.0**-31) * (1 - 1e-5)  # arrivals are rounded by far less than that
-    if reached < TINY:  # bounds this small are rounded by more: all are worked out
+    if reached < _TINY:  # bounds this small are rounded by more: all are worked out
         reached = np.float32(0)
     rivals = np.flatnonzero(bound >= reached)
     if len(rivals) < 2:  # none at all: the weights are no numbers
         return int(best)
     return int(rivals[(weights[rivals] / exponential(open_uniform(bits[rivals], np), np)).argmax()])
-
-
-def _compiled_first() -> Callable[[Array, Array, int], int] | None:
-    """``_first`` to the bit in a fraction of its time, where something is compiled anyway: numba is heavy to import."""
-    compiled = sys.modules.get("outrider.kernels.numba.race")
-    return None if compiled is None else vars(compiled).get("first")  # None while another thread imports it
 
 
 @dataclass(frozen=True)
@@ -220,7 +213,7 @@ class Noise:
             return largest(weights / self._race(stream, at, counter))
         keys, known = self.keys(stream, at).flatten().tolist(), counter.numpy()
         rows = weights.numpy().reshape(len(keys), -1)
-        first = _compiled_first() or _first
+        first = loaded_kernel("race", "first") or _first
         return whole(np.array([first(*each) for each in zip(rows, repeat(known), keys)])).view(at.shape)
 
     def keys(self, stream: str, at: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,3 +36,12 @@ def highest(x: Tensor) -> Tensor:
     found = torch.empty(x.shape[:-1], dtype=x.dtype)
     np.copyto(found.numpy(), x.numpy().max(-1))
     return found
+
+
+def loaded_kernel(module: str, name: str) -> Callable[..., Any] | None:
+    """A function compiled by numba, where its module is loaded anyway: numba is heavy to import.
+
+    Only for those that give the bits of what they stand for: whether one is loaded must not show in a text.
+    """
+    compiled = sys.modules.get(f"outrider.kernels.numba.{module}")
+    return None if compiled is None else vars(compiled).get(name)  # None while another thread imports it

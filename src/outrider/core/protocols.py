@@ -101,6 +101,17 @@ class AdmitsTogether(Protocol):
         """``Session.admit`` for each of them."""
 
 
+@runtime_checkable
+class Guessing(Protocol):
+    """A session that may find several guesses at temperature 0 in one run."""
+
+    def guess(self, count: int, choosable: int) -> Tensor | None:
+        """The likeliest tokens [B, count] behind the committed ones, among the first ``choosable`` of the vocabulary.
+
+        As ``score`` and ``extend`` of one after another; the last is not run. None where the model cannot.
+        """
+
+
 def admit_all(session: Session | DraftSession, admissions: Sequence[Admission]) -> None:
     """Start sequences: together where the session can, else one by one."""
     if isinstance(session, AdmitsTogether):

@@ -27,6 +27,7 @@ class Admission:
     row: int  # the slot
     prompt: Sequence[int]
     source: Source | None = None
+    prediction: Sequence[int] = ()  # what the output is expected to be, where the caller has said so
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ second path (Leviathan et al. 2023, section 2.2).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,7 +19,6 @@ from outrider.core.numpy_ops import largest
 from outrider.core.processors import ByRow, OfRows, Processor, process
 from outrider.core.top_p import nucleus
 from outrider.errors import BadOption, require
-
 
 COLDEST = 1e-6
 """Logits are divided by temperature and penalty: by less than this they may no longer be finite numbers."""
@@ -120,6 +119,10 @@ class Sampling:
     def penalised(self) -> bool:
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
+    def of_row(self, row: int) -> Sampling:
+        """The options of one row, where rows have their own."""
+        return self
+
     def behind(self, q: Tensor) -> Sampling:
         """The options behind tokens drawn from q [B, V]: where q was no distribution, processors are not asked."""
         return self.only(q.amax(-1) > 0) if self.processors else self  # NaN is not above zero
@@ -131,11 +134,65 @@ class Sampling:
         return replace(self, processors=tuple(OfRows(p, rows.tolist()) for p in self.processors))
 
 
+@dataclass(frozen=True)
+class SamplingByRow(Sampling):
+    """The options of a batch whose rows have different ones. Rows of no group (empty slots) get zeros."""
+
+    groups: tuple[tuple[Sampling, tuple[int, ...]], ...] = ()  # options, and the rows that share them
+
+    @staticmethod
+    def of(groups: Sequence[tuple[Sampling, tuple[int, ...]]]) -> SamplingByRow:
+        """``temperature`` is the highest: what a drafter that knows of one temperature goes by."""
+        return SamplingByRow(
+            temperature=max(options.temperature for options, _ in groups),
+            processors=tuple(one for options, _ in groups for one in options.processors),
+            groups=tuple(groups),
+        )
+
+    @property
+    def greedy(self) -> bool:
+        return False  # rows that are greedy may differ in other options: all go through ``standardise``
+
+    @property
+    def adjusts(self) -> bool:
+        return any(options.adjusts for options, _ in self.groups)
+
+    @property
+    def filters(self) -> bool:
+        return any(options.filters for options, _ in self.groups)
+
+    def only(self, rows: Tensor) -> Sampling:
+        if not self.processors or bool(rows.all()):
+            return self
+        return replace(self, groups=tuple((options.only(rows[list(own)]), own) for options, own in self.groups))
+
+    def of_row(self, row: int) -> Sampling:
+        """An empty slot's are anybody's."""
+        return next((options for options, own in self.groups if row in own), self.groups[0][0])
+
+    def greedy_rows(self, like: Tensor) -> Tensor:
+        """[B] bool: the rows at temperature 0, for a tensor [B, ...]."""
+        found = torch.zeros(like.shape[0], dtype=torch.bool, device=like.device)
+        found[[row for options, own in self.groups if options.greedy for row in own]] = True
+        return found
+
+    def standardised(self, logits: Tensor, context: Context, tail: Tensor) -> Tensor:
+        """``standardise`` of every group with its own options."""
+        table = torch.zeros(logits.shape, dtype=torch.promote_types(logits.dtype, torch.float32), device=logits.device)
+        for options, own in self.groups:
+            rows = torch.tensor(own, device=logits.device)
+            part = context.of_rows(rows) if options.adjusts else context
+            table[rows] = standardise(logits[rows], options, part, tail[rows])
+        return table
+
+
 def standardise(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:
     """Logits [B, K, V] after the context and each guess of ``tail`` [B, >= K-1] -> probabilities [B, K, V].
 
     Penalties and processors see exactly the prefix each position stands behind, guesses included.
     """
+    if isinstance(sampling, SamplingByRow):
+        return sampling.standardised(logits, context, tail)
     if sampling.greedy:
         best = choices(logits, sampling, context, tail)
         dtype = torch.promote_types(logits.dtype, torch.float32)

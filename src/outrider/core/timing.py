@@ -14,11 +14,13 @@ class TimedTarget:
     def __init__(self, session: Scoring, watch: Stopwatch) -> None:
         self.session, self.watch = session, watch
         self.context, self.vocab_size = session.context, session.vocab_size
+        self.logits: Tensor | None = None  # [B, G+1, V] of its run
 
     def score(self, tail: Tensor) -> Tensor:
         self.watch.lap("draft")
         logits = self.session.score(tail)
         self.watch.lap("target")
+        self.logits = logits
         return logits
 
     def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None:

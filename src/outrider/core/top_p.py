@@ -7,6 +7,7 @@ summation nor on how many tokens were looked at, and so not on the rows beside.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core import host_sync
+from outrider.core.numpy_ops import loaded_kernel
 from outrider.kernels.triton import available
 
 UNIT = 2.0**30
@@ -47,12 +49,25 @@ def by_bins(logits: Tensor, top_p: float) -> Tensor:
     peak = logits.amax(-1, keepdim=True)
     if not bool(peak.isfinite().all()):
         return in_order(logits, top_p)
+    compiled = loaded_kernel("top_p", "cut")
+    if compiled is not None and logits.dtype == torch.float32:
+        return _by_compiled_bins(logits, peak, top_p, compiled)
     below = peak - logits
     weights = below.neg().exp_().mul_(UNIT).floor_()  # whole numbers, as float64 adds them up without rounding
     bins = below.mul_(_PER_LOGIT).clamp_(max=_BINS - 1).to(torch.int64)
     values, weighed, binned = (x.detach().reshape(-1, logits.shape[-1]).numpy() for x in (logits, weights, bins))
     gone = np.stack([_cut(v, w, b, top_p) for v, w, b in zip(values, weighed, binned, strict=True)])
     return logits.masked_fill(torch.from_numpy(gone).reshape(logits.shape), -torch.inf)
+
+
+def _by_compiled_bins(logits: Tensor, peak: Tensor, top_p: float, cut: Callable[..., None]) -> Tensor:
+    """The same bits in a fraction of the time."""
+    size, kept = logits.shape[-1], torch.empty_like(logits, memory_format=torch.contiguous_format)
+    chances = (logits - peak).exp_()  # torch's own: another library's last bits would be others
+    rows = (x.detach().reshape(-1, size).numpy() for x in (logits, chances, kept))
+    for values, own, out, most in zip(*rows, peak.flatten().tolist(), strict=True):
+        cut(values, own, most, top_p, UNIT, _PER_LOGIT, out)
+    return kept
 
 
 def _cut(logits: NDArray[Any], weights: NDArray[Any], bins: NDArray[Any], top_p: float) -> NDArray[Any]:

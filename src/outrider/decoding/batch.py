@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from outrider.core.model_facts import facts_of
 from outrider.core.processors import ByRow
-from outrider.core.protocols import Admission, Drafter, LanguageModel, Verifier, admit_all
+from outrider.core.protocols import Drafter, LanguageModel, Verifier
 from outrider.core.sampling import Sampling
+from outrider.decoding.entering import Entering, release, share_prefixes
 from outrider.decoding.fault import fault
 from outrider.decoding.inbox import Inbox
-from outrider.decoding.request import Event, Request
+from outrider.decoding.memory import exhausted
+from outrider.decoding.request import Event, Request, TokenLogprobs
+from outrider.decoding.row_rules import joint_rule
 from outrider.decoding.step_result import HostStep, PendingStep
 from outrider.decoding.step_runner import Rule, StepRunner
 from outrider.decoding.stopping import Row, Stopping
@@ -64,13 +67,23 @@ class _Launched:
 class RunningBatch:
     """A fixed number of row slots on one target session and one draft session."""
 
-    def __init__(self, decoder: BatchRules, runner: StepRunner, trace: Trace, distinct: bool = False) -> None:
-        """``distinct``: no two requests share a seed, so what one row shows says nothing of another's draws."""
+    def __init__(
+        self, decoder: BatchRules, runner: StepRunner, trace: Trace, distinct: bool = False, serving: bool = False
+    ) -> None:
+        """``distinct``: no two requests share a seed, so what one row shows says nothing of another's draws.
+        ``serving``: a request that memory is too small for ends with an error, and the others go on."""
+        self.serving = serving
+        if serving:
+            share_prefixes([runner.target, *runner.drafter.abilities.model_sessions])
+        self.entering: Entering | None = None  # requests whose prompts are being run
+        self.unwanted: set[int] = set()  # those of them that were cancelled
         self.decoder, self.runner, self.trace = decoder, runner, trace
-        self.rule, self.watch = Rule(decoder.verifier, decoder.sampling), Stopwatch(trace.seconds)
+        self.own_rule = self.rule = Rule(decoder.verifier, decoder.sampling)
+        self.watch = Stopwatch(trace.seconds)
         self.target, self.drafter, self.seeds = runner.target, runner.drafter, runner.seeds
         slots = runner.seeds.shape[0]
         self.rows: list[tuple[int, Row] | None] = [None] * slots
+        self.requests: list[Request | None] = [None] * slots  # of the rows, in the same places
         policy = Fixed(decoder.gamma) if isinstance(decoder.gamma, int) else decoder.gamma
         # Runs of constant width cost the same, whatever is in them.
         self.narrow = not decoder.exact or facts_of(decoder.target).batch_invariant
@@ -84,11 +97,16 @@ class RunningBatch:
         # depends on gamma and no clock is asked, gamma may not depend on whether steps are replayed.
         by_clock = isinstance(self.planner, ClockPlanner) and self.planner.timed_by_clock
         free = same_text or by_clock or isinstance(policy, Fixed)
-        self.lookahead = runner.ahead and self.rule.capturable and free  # processors are asked step by step
+        self.ahead = runner.ahead and free
         self.drafter.rest(self.lookahead)
         self.pricing = self.planner if isinstance(self.planner, Pricing) else None
         self.joint = self.planner if isinstance(self.planner, JointPlanner) else None
         self.read_at = 0.0  # when the last step was read
+
+    @property
+    def lookahead(self) -> bool:
+        """Whether a step is launched before the last one was read; processors are asked step by step."""
+        return self.ahead and self.rule.capturable
 
     def run(self, inbox: Inbox) -> Generator[Event]:
         try:
@@ -99,8 +117,13 @@ class RunningBatch:
 
     def _run(self, inbox: Inbox) -> Generator[Event]:
         under_way: deque[_Launched] = deque()
-        while any(self.rows) or inbox.waiting or inbox.more():
-            self._admit(inbox)
+        while any(self.rows) or self.entering is not None or inbox.waiting or inbox.more():
+            yield from self._cancel(inbox.cancelled())
+            yield from self._admit(inbox)
+            if not any(self.rows) and not under_way:  # whoever ran or was to run has left
+                continue
+            while under_way and not self.lookahead:  # of a rule that allowed it, before another request came
+                yield from self._take(under_way.popleft())
             if not under_way or self._goes_on():
                 under_way.append(self._begin(inbox.waiting))
             if len(under_way) > self.lookahead or not self._goes_on():
@@ -117,35 +140,80 @@ class RunningBatch:
         """Whether some row goes on behind the step under way, as far as is known: that gives each a token."""
         return any(row is not None and row[1].left > 1 for row in self.rows)
 
-    def _admit(self, inbox: Inbox) -> None:
-        """Empty slots take who waits, and prompts of like length side by side where they are prefilled together."""
-        empty = [slot for slot, row in enumerate(self.rows) if row is None]
-        entering = inbox.take(len(empty)) if empty and inbox.waiting else []
-        if not entering:
-            return
+    def _cancel(self, numbers: set[int]) -> Iterator[Event]:
+        """Rows of requests that are no longer wanted leave their slots, those on their way into one a little later."""
+        numbers, self.unwanted = numbers | self.unwanted, set()
+        if self.entering is not None:
+            self.unwanted = numbers & {index for index, _ in self.entering.requests}
+        for slot, entry in enumerate(self.rows):
+            if entry is not None and entry[0] in numbers:
+                entry[1].finish_reason = "cancelled"
+                self._leave(slot, entry)
+                yield Event(entry[0], (), 0, entry[1])
+
+    def _leave(self, slot: int, entry: tuple[int, Row]) -> None:
+        """The row has ended: its slot is free."""
+        index, row = entry
+        self.trace.endings.append(Ending(index, str(row.finish_reason), row.stop_reason))
+        self.rows[slot] = self.requests[slot] = None
+        release(self.target, slot, failed=row.error is not None)
+        self.drafter.release(slot)
+        self._set_rule()
+
+    def _set_rule(self) -> None:
+        """Rows may have rules of their own."""
+        own = {slot: request.rule or self.own_rule for slot, request in enumerate(self.requests) if request is not None}
+        if own:
+            self.rule = joint_rule(own)
+
+    def _admit(self, inbox: Inbox) -> Iterator[Event]:
+        """Empty slots take who waits, and prompts of like length side by side where they are prefilled together.
+
+        While serving, rows that run take a step between two parts of others' prompts, and requests for which there is
+        no memory end with an error.
+        """
+        if self.entering is None:
+            empty = [slot for slot, row in enumerate(self.rows) if row is None]
+            taken = inbox.take(len(empty)) if empty and inbox.waiting else []
+            if not taken:
+                return
+            by_slot = any(isinstance(one, ByRow) for one in self.decoder.sampling.processors)
+            if facts_of(self.decoder.target).batch_invariant and not by_slot:
+                taken.sort(key=lambda entry: -len(entry[1].prompt))
+            self.entering = Entering.of(taken, empty, self.target, self.serving and not self.ahead)
         self.watch.lap("host")
-        by_slot = any(isinstance(one, ByRow) for one in self.decoder.sampling.processors)
-        if facts_of(self.decoder.target).batch_invariant and not by_slot:
-            entering.sort(key=lambda entry: -len(entry[1].prompt))
-        new = [
-            Admission(slot, request.prompt, request.source) for slot, (_, request) in zip(empty, entering, strict=False)
-        ]
-        admit_all(self.target, new)
-        self.drafter.admit_all(new)
-        slots = torch.tensor([one.row for one in new])
-        seeds = torch.tensor([request.seed for _, request in entering], dtype=torch.int64)
+        try:
+            while not (done := self.entering.advance()) and not any(self.rows):
+                pass
+        except (RuntimeError, MemoryError) as error:
+            if not self.serving or (kind := exhausted(error)) is None:
+                raise
+            yield from self.entering.refused(f"no {kind} for the prompt; send a shorter one, or try later", self.target)
+            self.entering = None
+            return
+        if done:
+            self._enter(self.entering)
+            self.entering = None
+        self.watch.lap("prefill")
+
+    def _enter(self, entering: Entering) -> None:
+        """Prompts have been run: their rows begin."""
+        self.drafter.admit_all(entering.admissions)
+        slots = torch.tensor([one.row for one in entering.admissions])
+        seeds = torch.tensor([request.seed for _, request in entering.requests], dtype=torch.int64)
         self.seeds[slots.to(self.seeds.device)] = seeds.to(self.seeds.device)
-        for one, (index, request) in zip(new, entering, strict=True):
+        for one, (index, request) in zip(entering.admissions, entering.requests, strict=True):
             self.planner.admit(one.row)
             self.rows[one.row] = (index, self.decoder.stopping(request).start(request.prompt))
-        self.watch.lap("prefill")
+            self.requests[one.row] = request
+        self._set_rule()
 
     def _begin(self, waiting: bool) -> _Launched:
         began, drafted, captures = timer.now(), self.trace.seconds["draft"], self.runner.captures
         drafting = self.drafter.session is not None
         if self.joint is not None:
             self.joint.begin([max(1, row[1].left) if row else 0 for row in self.rows], waiting)
-        asked = [self.planner.choose(i) if row and drafting else 0 for i, row in enumerate(self.rows)]
+        asked = [self._gamma(slot) if row and drafting else 0 for slot, row in enumerate(self.rows)]
         wrong = [g for g in asked if not 0 <= g < self.decoder.width]
         require(not wrong, f"the policy asked for {wrong} guesses; gamma must be from 0 to {self.decoder.width - 1}")
         self.drafter.cap(asked)
@@ -153,6 +221,13 @@ class RunningBatch:
         self.trace.runs += 1
         step = self.runner.launch(self.rule, max(asked), self.watch)
         return _Launched(step, list(self.rows), asked, began, drafted, self.runner.captures != captures)
+
+    def _gamma(self, slot: int) -> int:
+        """Guesses to ask for: the request's own number, as far as its text may go on, or what the planner chooses."""
+        chosen, entry, request = self.planner.choose(slot), self.rows[slot], self.requests[slot]
+        if entry is None or request is None or request.gamma is None:
+            return chosen
+        return min(request.gamma, max(0, entry[1].left - 1), self.decoder.width - 1)
 
     def _read(self, launched: _Launched) -> HostStep:
         host = launched.step.read()
@@ -179,33 +254,45 @@ class RunningBatch:
     def _take(self, launched: _Launched) -> list[Event]:
         """What a step gave goes into rows, planner and trace; rows that ended leave their slots."""
         host, events = self._read(launched), []
+        self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
+        seconds = self.read_at - launched.began
         for slot, entry in enumerate(launched.rows):
             if entry is None or entry[1].finish_reason is not None:  # it ended while the step was under way
                 continue
             index, row = entry
             emitted, drafted, overlap, healthy = host.row(slot)
-            position = len(row.prompt) + len(row.tokens)
+            position, request = len(row.prompt) + len(row.tokens), self.requests[slot]
             taken = row.push(emitted)
+            logprobs = self._logprobs(launched, slot, taken)
             if len(taken) > healthy:  # bad logits behind guesses that do not count are nobody's business
                 self.runner.spoiled = True
-                reason = fault(self.target, slot, position + healthy, self.rule.sampling)
+                rule = self.own_rule if request is None or request.rule is None else request.rule
+                reason = fault(self.target, slot, position + healthy, rule.sampling)
                 row.fail(len(taken) - healthy, reason)
                 taken = taken[:healthy]
             # Guesses that met bad logits were not judged, be they discarded or behind the end of the text.
             emitted, drafted, overlap = emitted[: healthy + 1], drafted[:healthy], overlap[:healthy]
             accepted = len(emitted) - 1
             self.planner.learn(slot, launched.asked[slot], accepted, min(accepted + 1, len(drafted)))
+            record = None
             if taken:
-                self.trace.records.append(
-                    Record(index, position, tuple(drafted), accepted, emitted[-1], tuple(finite(overlap)), len(taken))
+                record = Record(
+                    index, position, tuple(drafted), accepted, emitted[-1], tuple(finite(overlap)), len(taken)
                 )
-            events.append(Event(index, tuple(taken), min(accepted, len(taken)), row))
+                self.trace.records.append(record)
+            asked = launched.asked[slot]
+            kept = min(accepted, len(taken))
+            events.append(Event(index, tuple(taken), kept, row, record, asked, seconds, logprobs))
             if row.finish_reason is not None:
-                self.trace.endings.append(Ending(index, row.finish_reason, row.stop_reason))
-                self.rows[slot] = None
-                self.target.release(slot)
-                self.drafter.release(slot)
+                self._leave(slot, entry)
         if self.joint is not None:
             same = zip(self.rows, launched.rows, strict=True)
             self.joint.ended([max(1, now[1].left) if now is not None and now is then else 0 for now, then in same])
         return events
+
+    def _logprobs(self, launched: _Launched, slot: int, taken: list[int]) -> TokenLogprobs | None:
+        """Of the tokens a step gave to a row, where its request asks for them."""
+        request, logits = self.requests[slot], launched.step.logits
+        if logits is None or request is None or request.rule is None or request.rule.logprobs is None:
+            return None
+        return TokenLogprobs.of(logits[slot, : len(taken)], taken, request.rule.logprobs)

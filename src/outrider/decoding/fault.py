@@ -11,6 +11,9 @@ from outrider.core.processors import named, of_row, processed
 from outrider.core.protocols import Session
 from outrider.core.sampling import Sampling
 
+NO_CHOICE = "no token is left to choose from"
+"""How a reason begins that lies in the options of a request, not in the model."""
+
 
 def fault(target: Session, row: int, length: int, sampling: Sampling) -> str:
     """Why the row cannot go on behind its first ``length`` tokens, and what to do. Runs the model once more there."""
@@ -22,7 +25,7 @@ def fault(target: Session, row: int, length: int, sampling: Sampling) -> str:
         if wrong is not None:
             return f"{wrong} returned NaN or plus infinity after {length} tokens; -inf is what forbids a token"
         return (
-            f"no token is left to choose from after {length} tokens: {_forbidding(sampling)} together forbid all "
+            f"{NO_CHOICE} after {length} tokens: {_forbidding(sampling)} together forbid all "
             f"{target.vocab_size}; allow at least one"
         )
     return (

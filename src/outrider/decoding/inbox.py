@@ -27,6 +27,9 @@ class Inbox(Protocol):
     def more(self) -> bool:
         """Asked when no row runs and nobody waits: waits for a request -> False if none will come."""
 
+    def cancelled(self) -> set[int]:
+        """Numbers of requests that run and are no longer wanted."""
+
 
 class RequestList:
     """All requests are there from the start."""
@@ -44,6 +47,9 @@ class RequestList:
     def more(self) -> bool:
         return False
 
+    def cancelled(self) -> set[int]:
+        return set()
+
 
 class RequestQueue:
     """Requests come from other threads while a batch runs, and go as they end. ``close`` ends it when all are done."""
@@ -53,16 +59,52 @@ class RequestQueue:
         self._check, self._requests = check, deque[Numbered]()
         self._changed = threading.Condition()
         self._next, self._closed = 0, False
+        self._cancelled: set[int] = set()
+        self._renewing = False
 
-    def submit(self, request: Request) -> int:
-        """Let a request wait for a slot -> the number it goes by in events."""
+    def check(self, request: Request) -> None:
+        """Raises for a request that the batch cannot run."""
+        self._check(request)
+
+    def submit(self, request: Request, numbered: Callable[[int], None] = lambda number: None) -> int:
+        """Let a request wait for a slot -> the number it goes by in events; ``numbered`` is told it before any."""
         self._check(request)
         with self._changed:
             require(not self._closed, "the queue is closed; start another one", BadOption)
             number, self._next = self._next, self._next + 1
+            numbered(number)
             self._requests.append((number, request))
             self._changed.notify()
             return number
+
+    def cancel(self, number: int) -> bool:
+        """The request is no longer wanted -> whether it still waited, and is gone. One that runs leaves its slot before
+        the next step, with an event whose row says "cancelled"; of one that has ended nothing happens."""
+        with self._changed:
+            for entry in self._requests:
+                if entry[0] == number:
+                    self._requests.remove(entry)
+                    return True
+            self._cancelled.add(number)
+            return False
+
+    def cancelled(self) -> set[int]:
+        with self._changed:
+            numbers, self._cancelled = self._cancelled, set()
+            return numbers
+
+    def __len__(self) -> int:
+        """Requests that wait for a slot."""
+        return len(self._requests)
+
+    def numbers(self) -> set[int]:
+        """Those of the requests that wait for a slot."""
+        with self._changed:
+            return {number for number, _ in self._requests}
+
+    def renew(self) -> None:
+        """End the batch as soon as no row runs and nobody waits; the queue stays open for the next one."""
+        self._renewing = True
 
     def close(self) -> None:
         """No more requests: the batch ends with those there are."""
@@ -79,6 +121,13 @@ class RequestQueue:
             return [self._requests.popleft() for _ in range(min(most, len(self._requests)))]
 
     def more(self) -> bool:
+        if self._renewing:
+            self._renewing = False
+            return False
         with self._changed:
             self._changed.wait_for(lambda: self._requests or self._closed)
             return bool(self._requests)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed

@@ -82,10 +82,10 @@ class Decoder(BatchRules):
         Rows share sessions of one capacity, so a text is the one ``stream`` gives where bits do not depend on it.
         Runs in the thread that asks for events; requests come from any.
         """
-        shape = self._shape_for(capacity)
+        shape = self.shape_for(capacity)
         with (
             self.pool.lend((self.target, self.drafter), slots, shape) as runner,
-            closing(RunningBatch(self, runner, trace).run(queue)) as events,
+            closing(RunningBatch(self, runner, trace, serving=True).run(queue)) as events,
         ):
             yield from events
 
@@ -100,7 +100,7 @@ class Decoder(BatchRules):
             PromptError,
         )
 
-    def _shape_for(self, tokens: int, source_capacity: int = 0) -> Shape:
+    def shape_for(self, tokens: int, source_capacity: int = 0) -> Shape:
         return Shape(self._capacity(tokens), self.width, source_capacity, fixed=self.exact)
 
     def shapes(self, requests: Sequence[Request], names: Sequence[int] | None = None) -> list[Shape]:
@@ -140,7 +140,7 @@ class Decoder(BatchRules):
         )
         self._check_source(request.source)
         source = bucket(len(request.source), least=64) if request.source is not None else 0
-        return self.common or self._shape_for(length + self.stopping(request).max_new_tokens, source)
+        return self.common or self.shape_for(length + self.stopping(request).max_new_tokens, source)
 
     def _capacity(self, tokens: int) -> int:
         """Room for a text of so many tokens and for guesses behind it; never twice the limit to hold the limit."""

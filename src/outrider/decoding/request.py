@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from outrider.core.protocols import Source
+from outrider.decoding.step_runner import Rule
 from outrider.decoding.stopping import Row, Stopping
+from outrider.trace import Record
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,9 @@ class Request:
     stopping: Stopping
     seed: int = 0
     source: Source | None = None
+    rule: Rule | None = None  # how its tokens are chosen; None: by the batch's rule
+    gamma: int | None = None  # guesses per run at most, 0: plain decoding; None: what the batch's policy chooses
+    prediction: tuple[int, ...] = ()  # what the output is expected to be: guesses for a drafter that reads it
 
     @property
     def opening(self) -> str:
@@ -34,6 +41,23 @@ class Request:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities by the model itself, before temperature, penalties and constraints, for tokens [K]."""
+
+    chosen: tuple[float, ...]  # [K]
+    top: tuple[tuple[tuple[int, float], ...], ...]  # [K, N]: the likeliest tokens and theirs, likeliest first
+
+    @staticmethod
+    def of(logits: Tensor, tokens: Sequence[int], most: int) -> TokenLogprobs:
+        """Of tokens [K] that were chosen from logits [K, V], with the ``most`` likeliest beside each."""
+        table = logits.float().log_softmax(-1)
+        chosen = table.gather(-1, torch.tensor(tokens, dtype=torch.int64, device=table.device)[:, None])[:, 0]
+        top = table.topk(min(most, table.shape[-1]), -1)
+        pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        return TokenLogprobs(tuple(chosen.tolist()), tuple(tuple(zip(*pair, strict=True)) for pair in pairs))
+
+
+@dataclass(frozen=True)
 class Event:
     """What a target run added to one request."""
 
@@ -41,3 +65,7 @@ class Event:
     tokens: tuple[int, ...]
     accepted: int  # how many of them were guesses
     row: Row  # everything so far
+    record: Record | None = None  # guesses and their fate; None where the run added nothing
+    asked: int = 0  # guesses asked for
+    seconds: float = 0.0  # of the step, which served every row
+    logprobs: TokenLogprobs | None = None  # where the request's rule asks for them

@@ -45,7 +45,7 @@ class SafeDrafter:
         self._pending: list[Tensor] = []  # [B, 1] each: committed to every row, and not yet told
         self._nothing = Draft.empty(rows, target.device)
         self.may_rest = self.resting = False
-        self._sources: dict[int, Source | None] = {}  # of the rows there are
+        self._admitted: dict[int, Admission] = {}  # the rows there are, as they began
         self._idle_runs = 0
         try:
             self._adopt(start())
@@ -84,14 +84,14 @@ class SafeDrafter:
         for row in (row for row in range(self.rows) if not active[row]):
             self._call(lambda session: session.release(row))  # noqa: B023
         new = [
-            Admission(row, tokens[row][: lengths[row]], self._sources.get(row))
+            replace(self._admitted[row], prompt=tokens[row][: lengths[row]])
             for row in range(self.rows)
-            if active[row]
+            if active[row] and row in self._admitted
         ]
         self._call(lambda session: admit_all(session, new))
 
     def admit_all(self, admissions: Sequence[Admission]) -> None:
-        self._sources |= {new.row: new.source for new in admissions}
+        self._admitted |= {new.row: new for new in admissions}
         if not self.resting:
             self._tell()
             self._call(lambda session: admit_all(session, admissions))

@@ -72,6 +72,7 @@ class PendingStep:
     def __init__(self, result: Tensor | Step, began: torch.cuda.Event | None = None) -> None:
         """Of a table, or of a step itself; ``began``: recorded on the device before it."""
         self._began = began
+        self.logits: Tensor | None = None  # [B, G+1, V] that it chose from, where somebody wants them
         self._event: torch.cuda.Event | None = None
         self.device_seconds: float | None = None  # of the step, once it was read, where the device can tell
         self._read: HostStep | None = None

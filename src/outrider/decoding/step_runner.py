@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.core.algorithm import speculative_step
 from outrider.core.noise import Noise, Silence
 from outrider.core.protocols import Drafter, LanguageModel, Shape, Verifier
-from outrider.core.sampling import Sampling
+from outrider.core.sampling import Sampling, SamplingByRow
 from outrider.core.timing import TimedTarget
 from outrider.decoding.capture.checks import NotCapturable
 from outrider.decoding.capture.graphs import StepGraphs
@@ -28,10 +28,13 @@ class Rule:
 
     verifier: Verifier
     sampling: Sampling
+    logprobs: int | None = None  # likeliest tokens to report beside each chosen one; None: no log-probabilities
 
     @property
     def capturable(self) -> bool:
-        return not self.sampling.processors  # they are called row by row, with lengths read from the device
+        """Processors are called row by row, with lengths read from the device; logits of a replay are overwritten."""
+        shared = not isinstance(self.sampling, SamplingByRow)
+        return not self.sampling.processors and shared and self.logprobs is None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -79,6 +82,7 @@ class StepRunner:
         timed = TimedTarget(self.target, watch)
         step = speculative_step(timed, self.drafter, rule.verifier, rule.sampling, noise, gamma)
         pending = PendingStep(step)
+        pending.logits = timed.logits if rule.logprobs is not None else None
         watch.lap("accept")
         return pending
 

@@ -14,7 +14,7 @@ from outrider.core.context import Context
 from outrider.core.noise import Noise
 from outrider.core.prices import Prices
 from outrider.core.protocols import Admission, Draft, Session, Shape, Source
-from outrider.core.sampling import Sampling, standardise
+from outrider.core.sampling import Sampling, SamplingByRow, standardise
 
 
 class ContextSession:
@@ -94,8 +94,16 @@ def _confidence(q: Tensor | None, logits: Tensor, sampling: Sampling) -> Tensor:
     How likely the very token drawn was tells less: a token sampled against the odds is often kept all the same.
     """
     if q is None or sampling.greedy:
-        return 1 / (logits - logits.amax(-1, keepdim=True)).float().exp().sum(-1)
-    return q.amax(-1).to(torch.float32)
+        return _likeliest(logits)
+    largest = q.amax(-1).to(torch.float32)
+    if isinstance(sampling, SamplingByRow):
+        return torch.where(sampling.greedy_rows(logits), _likeliest(logits), largest)
+    return largest
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """The probability of the likeliest token, logits [B, N] -> [B]."""
+    return 1 / (logits - logits.amax(-1, keepdim=True)).float().exp().sum(-1)
 
 
 class TableSession(ContextSession):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core import host_sync
 from outrider.core.noise import Noise
 from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
@@ -110,6 +112,9 @@ def widened(draft: Draft, gamma: int) -> Draft:
 
 def joined(first: Draft, second: Draft, use_first: Tensor, vocab_size: int) -> Draft:
     """Two usable drafts of one width as one: the first's rows where use_first [B, 1] says so, else the second's."""
+    some = second.support is not None and second.probs is not None and second.probs.dtype == torch.float32
+    if first.probs is None and some and host_sync.free(use_first.device):
+        return _joined_on_support(first, second, use_first)
 
     def dense(draft: Draft) -> Tensor:
         if (probs := draft.dense(vocab_size).probs) is not None:
@@ -123,4 +128,30 @@ def joined(first: Draft, second: Draft, use_first: Tensor, vocab_size: int) -> D
         None if points else torch.where(use_first[..., None], dense(first), dense(second)),
         torch.where(use_first, first.proposed, second.proposed),
         first.by_law or second.by_law,
+    )
+
+
+def _joined_on_support(first: Draft, second: Draft, use_first: Tensor) -> Draft:
+    """The same, where the first draft is of points and the second of some tokens: over those tokens and the points.
+
+    A table of the whole vocabulary for every guess would take longer to write than the guesses took to make.
+    """
+    assert second.support is not None and second.probs is not None
+    known, copying, tokens = second.support.numpy(), use_first[:, 0].tolist(), first.tokens.tolist()
+    points = [(row, k) for row, own in enumerate(copying) if own for k in range(int(first.proposed[row].sum()))]
+    new = np.setdiff1d(np.array([tokens[row][k] for row, k in points], np.int64), known)  # ascending
+    support = np.insert(known, np.searchsorted(known, new), new) if len(new) else known
+    columns = np.arange(len(known)) + np.searchsorted(new, known) if len(new) else slice(None)
+    probs = np.zeros((*second.tokens.shape, len(support)), np.float32)
+    for row, own in enumerate(copying):
+        if not own:
+            probs[row][:, columns] = second.probs[row].numpy()
+    for row, k in points:
+        probs[row, k, np.searchsorted(support, tokens[row][k])] = 1.0
+    return Draft(
+        torch.where(use_first, first.tokens, second.tokens),
+        torch.from_numpy(probs),
+        torch.where(use_first, first.proposed, second.proposed),
+        first.by_law or second.by_law,
+        support=torch.from_numpy(support),
     )

@@ -11,7 +11,17 @@ from torch import Tensor
 
 from outrider.core.noise import Noise
 from outrider.core.prices import Prices
-from outrider.core.protocols import Admission, Draft, DraftSession, LanguageModel, Session, Shape, Source, admit_all
+from outrider.core.protocols import (
+    Admission,
+    Draft,
+    DraftSession,
+    Guessing,
+    LanguageModel,
+    Session,
+    Shape,
+    Source,
+    admit_all,
+)
 from outrider.core.sampling import Sampling, standardise
 from outrider.core.traits import DrafterTraits
 from outrider.drafters.base import Reach
@@ -86,6 +96,10 @@ class FittedSession:
     def extend(self, tokens: Tensor) -> Tensor:
         return self._fit(self.session.extend(tokens))
 
+    def guess(self, count: int) -> Tensor | None:
+        """The likeliest tokens of both vocabularies [B, count]; None where the model does not write by itself."""
+        return self.session.guess(count, self.vocab_size) if isinstance(self.session, Guessing) else None
+
     def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None:
         self.session.commit(tokens, count, follows)
 
@@ -136,6 +150,10 @@ class _ModelSession:
         tokens = at.new_zeros((context.rows, 0))
         if gamma == 0:
             return Draft.empty(context.rows, context.device)
+        if sampling.greedy and not sampling.adjusts and self.floor == 0:
+            guesses = self.session.guess(gamma)
+            if guesses is not None:
+                return Draft(guesses, None, context.active[:, None].expand(-1, gamma))
         logits = self.session.score(tokens)[:, -1:]  # [B, 1, V]
         probs, proposed, reach = [], [], Reach(self.floor, context.active, self.prices, gamma)
         for k in range(gamma):

@@ -13,9 +13,10 @@ from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import ModelFacts
 from outrider.core.protocols import Admission, Shape, Source
 from outrider.errors import BadOption, require
-from outrider.models.engine_protocol import Engine, Wanted
+from outrider.models.engine_protocol import Engine, GreedyEngine, Pending, Wanted
 from outrider.models.prefill import PrefillRun, neighbours, side_by_side
 from outrider.models.session import BufferedSession
+from outrider.models.shared_prefixes import shared_prefixes
 
 
 class Runnable(Protocol):
@@ -48,6 +49,9 @@ class CachedSession(BufferedSession):
             self.embedding, self.unembedding = model.embedding, model.unembedding
             self.hidden = torch.zeros((rows, facts.hidden_size), dtype=facts.dtype, device=facts.device)
         self._written = 0  # tokens of the longest prompt so far; 0: nothing was ever run
+        self.share_prefixes = False  # see ``SharesPrefixes``
+        self.reused = 0  # tokens of prompts that were copied instead of run
+        self._starts: dict[int, int] = {}  # of rows that are prefilled now: tokens copied
         self._kept: tuple[int, ...] = ()  # layers whose output ``states`` holds
 
     def keep_states(self, layers: Sequence[int]) -> None:
@@ -64,21 +68,57 @@ class CachedSession(BufferedSession):
         self.states = torch.zeros(shape, dtype=facts.dtype, device=facts.device)
 
     def prefill_in_parts(self, admissions: Sequence[Admission], steps: bool = True) -> Iterator[None]:
+        rows = [new.row for new in admissions]
+        self._starts = self._copy_prefixes(admissions) if self._may_share else {}
         if self._written:
-            self._clear(sorted(new.row for new in admissions))
+            self._clear(sorted(set(rows) - set(self._starts)))
         self._written = max(self._written, *(len(new.prompt) for new in admissions))
-        yield from super().prefill_in_parts(admissions, steps)
+        complete = False
+        try:
+            yield from super().prefill_in_parts(admissions, steps)
+            complete = True
+        finally:
+            if not complete:  # nothing that was not run may be copied
+                for row in rows:
+                    self.forget(row)
 
-    def _clear(self, rows: list[int]) -> None:
+    def forget(self, row: int) -> None:
+        """Make the row an empty slot: nothing of what it holds is copied."""
+        self._written = max(self._written, int(self.context.lengths[row]) + 2 * self.shape.width)
+        self.context.release(row)
+        self.context.lengths[row], self.cached[row] = 1, 0
+
+    @property
+    def _may_share(self) -> bool:
+        return self.share_prefixes and self.model.facts.batch_invariant and self.engine.trims_prefill
+
+    def _copy_prefixes(self, admissions: Sequence[Admission]) -> dict[int, int]:
+        """Copy what some slot holds of the prompts already -> tokens that need not be run, by row."""
+        context = self.context
+        prompts = {new.row: list(new.prompt) for new in admissions if new.source is None}
+        texts = context.tokens[:, : int(context.lengths.max())].tolist()
+        found = shared_prefixes(prompts, texts, self.cached.tolist())
+        if not found:
+            return {}
+        to, source = torch.tensor(list(found)), torch.tensor([slot for slot, _ in found.values()])
+        longest = max(length for _, length in found.values())
+        self.cache.move(to, source, longest)
+        if self.states is not None:
+            self.states[to, :longest] = self.states[source, :longest]
+        for row, (_, length) in found.items():
+            self._clear([row], length)
+        self.reused += sum(length for _, length in found.values())
+        return {row: length for row, (_, length) in found.items()}
+
+    def _clear(self, rows: list[int], start: int = 0) -> None:
         """Zero what rows before have left: it is masked, but a NaN passes through any mask."""
         # As far as any row may have written, guesses and prefill chunks included: the rest was never touched.
         end = max(int(self.context.lengths.max()) + 2 * self.shape.width, self._written) + self.shape.chunk
         for part in neighbours(rows):
-            here = slice(part.start, part.stop)
-            for buffer in (b for pair in self.cache.buffers() for b in pair):
-                buffer[here, :, :end].zero_()
+            self.cache.clear_rows(part, range(start, end))
             if self.states is not None:
-                self.states[here, :end] = 0  # a prompt of one token has nothing behind it, least of all another's
+                # A prompt of one token has nothing behind it, least of all another's.
+                self.states[part.start : part.stop, start:end] = 0
 
     def _clear_behind(self, rows: Tensor, positions: Tensor) -> None:
         super()._clear_behind(rows, positions)
@@ -106,9 +146,14 @@ class CachedSession(BufferedSession):
         return found.logits, found.hidden
 
     def _prefill_runs(self, lengths: Mapping[int, int]) -> Iterator[PrefillRun]:
-        if self.engine.trims_prefill and not self.shape.fixed:
-            return side_by_side(lengths, self.engine.prefill_tokens)
-        return super()._prefill_runs(lengths)
+        if not self.engine.trims_prefill or self.shape.fixed:
+            yield from super()._prefill_runs(lengths)
+            return
+        most = self.engine.prefill_tokens
+        yield from side_by_side({row: length for row, length in lengths.items() if row not in self._starts}, most)
+        for row, start in self._starts.items():
+            for begin in range(start, lengths[row], most):
+                yield PrefillRun(range(row, row + 1), range(begin, min(begin + most, lengths[row])))
 
     @torch.no_grad()
     def _prefill(self, rows: range, tokens: Tensor, positions: Tensor, last: Sequence[int]) -> Tensor | None:
@@ -123,8 +168,31 @@ class CachedSession(BufferedSession):
         return found.hidden.gather(1, place)[:, 0]
 
     def _wanted(self, width: int) -> Wanted:
-        """What a run of all rows is for."""
-        return Wanted(states=self._kept)
+        """What a run of all rows is for: rows that have ended need not go through the model."""
+        if self.shape.fixed or self.device.type != "cpu":  # constant shapes; and elsewhere asking would sync
+            return Wanted(states=self._kept)
+        rows = self.context.active.nonzero()[:, 0]
+        return Wanted(states=self._kept, rows=rows if 0 < len(rows) < self.context.rows else None)
+
+    @torch.no_grad()
+    def guess(self, count: int, choosable: int) -> Tensor | None:
+        """The likeliest tokens behind what is committed, one after another [B, count], as ``score`` and ``extend`` find
+        them; None where the engine does not write by itself. ``choosable``: tokens that may be guessed, the first ones.
+        """
+        if self.shape.fixed or not isinstance(self.engine, GreedyEngine):
+            return None
+        rows = self.context.active.nonzero()[:, 0]
+        starts, counts = self.cached[rows], (self.context.lengths - self.cached)[rows]
+        found = self.cached.new_zeros((self.context.rows, count))
+        if len(rows):
+            behind = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+            positions = starts.repeat_interleave(counts) + behind
+            tokens = self.context.tokens[rows.repeat_interleave(counts), positions]
+            pending = Pending(rows, counts, tokens, positions)
+            found[rows] = self.engine.run_greedily(pending, self.cache, count, min(choosable, self.vocab_size))
+        self.context.write_scratch(found[:, :-1])
+        self.guessed, self._scored, self._window = count - 1, True, None
+        return found
 
     def _keep(self, rows: Tensor, positions: Tensor, given: Tensor | None) -> None:
         """Write what the layers gave where it belongs; like keys and values, stale places are written over."""

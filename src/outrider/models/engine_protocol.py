@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ class Wanted:
     tokens: range | None = None  # of each row, those whose logits and hidden states are wanted; None: all
     logits: bool = True  # False: hidden states only, as in prefill
     states: tuple[int, ...] = ()  # layers whose outputs are wanted: 0 the embeddings, k layer k, -1 the last
+    rows: Tensor | None = None  # whose results are read, ascending; None: all. Those of others may be zeros
     filled_only: bool = False  # attention may read only the filled part of the KV cache: bits need not be constant
 
 
@@ -52,3 +53,24 @@ class Engine(Protocol):
 
     def encode(self, sources: Mapping[int, Source], cache: Any) -> None:
         """Run the encoder over the sources of some rows, and keep what the decoder reads of them in the cache."""
+
+
+@runtime_checkable
+class GreedyEngine(Engine, Protocol):
+    """An engine that writes a few tokens by itself: what a draft model at temperature 0 needs."""
+
+    def run_greedily(self, pending: Pending, cache: Any, guesses: int, choosable: int) -> Tensor:
+        """Run the pending tokens of some rows, then the likeliest token behind them, and so on -> guesses [R, G].
+
+        The last guess is not run. ``choosable``: tokens that may be guessed, the first ones.
+        """
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Tokens of R rows that are to be run, any number of each."""
+
+    rows: Tensor  # [R], ascending
+    counts: Tensor  # [R]: at least one each
+    tokens: Tensor  # [N]: row after row
+    positions: Tensor  # [N]

@@ -60,6 +60,11 @@ class Buffers:
             for buffer in (b for pair in self.buffers() for b in pair):
                 buffer[to, :, :length] = buffer[source, :, :length]  # the right side is a copy: rows may change places
 
+    def clear_rows(self, rows: range, positions: range) -> None:
+        """Zero positions of rows that lie side by side."""
+        for buffer in (b for pair in self.buffers() for b in pair):
+            buffer[rows.start : rows.stop, :, positions.start : positions.stop].zero_()
+
     def clear(self, rows: Tensor, positions: Tensor) -> None:
         """Zero what is at positions [n, k] of rows [n, 1]: it is masked, but a NaN passes through any mask."""
         for buffer in (b for pair in self.buffers() for b in pair):

@@ -49,6 +49,11 @@ class CpuFacts:
         return self.arm and "asimdhp" in self.compiler
 
     @property
+    def converts_half(self) -> bool:
+        """Whether compiled code turns float16 into float32 and back by instructions."""
+        return self.arm or "f16c" in self.compiler
+
+    @property
     def multiplies_bytes(self) -> bool:
         """Whether compiled code has dot products of bytes."""
         return ("asimddp" if self.arm else "avx512_vnni") in self.compiler

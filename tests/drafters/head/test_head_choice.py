@@ -51,7 +51,7 @@ def triton_works(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.device, to
 
 
 @pytest.mark.parametrize("facts", cpus.ALL.values(), ids=lambda facts: facts.name)
-def test_on_every_cpu(facts: CpuFacts) -> None:
+def test_on_every_cpu(facts: CpuFacts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows of a feature head are compiled, or one in numpy; more rows, and blockwise heads, are torch's."""
     with cpu.using(facts):
         alone = choose(FEATURE, CPU, 1, torch.float32)
@@ -61,6 +61,8 @@ def test_on_every_cpu(facts: CpuFacts) -> None:
             assert choose(FEATURE, CPU, rows, torch.float32).backend == ("numba" if facts.name in BYTES else "torch")
         assert choose(FEATURE, CPU, choice.FEW_ROWS + 1, torch.float32).backend == "torch"
         assert choose(BLOCKWISE, CPU, 1, torch.float32).backend == "torch"
+        monkeypatch.setattr(host_sync, "on_cpu", False)  # as on a GPU: steps must be capturable
+        assert choose(FEATURE, CPU, 2, torch.float32).backend == "torch"
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:

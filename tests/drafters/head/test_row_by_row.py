@@ -14,7 +14,7 @@ pytest.importorskip("numba")
 from helpers import wrapped
 from outrider.core.noise import Noise
 from outrider.core.protocols import Draft, Shape
-from outrider.core.sampling import Sampling
+from outrider.core.sampling import Sampling, SamplingByRow
 from outrider.drafters.head import Head, HeadConfig, HeadDrafter
 from outrider.drafters.head.backends.row_by_row import RowByRowBackend
 from outrider.drafters.head.choice import FEW_ROWS, choose_for_one_row
@@ -140,3 +140,15 @@ def test_rows_that_are_copied_or_forked_go_on_in_torch(drafter: HeadDrafter) -> 
     assert few.head.backend.name == "torch"
     tokens = few.draft(DRAWN).tokens
     assert tokens.shape == (2, 4) and torch.equal(tokens[0], tokens[1])
+
+
+def test_rows_may_have_a_temperature_each(drafter: HeadDrafter) -> None:
+    """Requests of other options share a batch: each row's guesses are those of its own temperature."""
+    few = Rows(drafter, PROMPTS[:3])
+    warm = Sampling(temperature=0.5)
+    found = few.draft(SamplingByRow.of([(GREEDY, (0,)), (DRAWN, (1,)), (warm, (2,))]))
+    greedy, drawn, other = (Rows(drafter, PROMPTS[:3]).draft(each) for each in (GREEDY, DRAWN, warm))
+    assert torch.equal(found.tokens, torch.stack([greedy.tokens[0], drawn.tokens[1], other.tokens[2]]))
+    assert found.probs is not None and drawn.probs is not None and other.probs is not None
+    assert torch.equal(found.probs[1], drawn.probs[1]) and torch.equal(found.probs[2], other.probs[2])
+    assert found.of_tokens()[0].tolist() == [1.0] * 4

@@ -11,10 +11,10 @@ from importlib.util import find_spec
 
 import torch
 
+from outrider.core import host_sync
 from outrider.drafters.head.backends import triton_backend
 from outrider.drafters.head.config import HeadConfig
 from outrider.runtime import cpu
-
 
 FEW_ROWS = 4
 """Rows up to which compiled drafts one after the other take less than one of torch for all."""
@@ -32,7 +32,7 @@ def choose(config: HeadConfig, device: torch.device, rows: int, dtype: torch.dty
     """For a head that drafts beside a target on this device, with logits of this dtype."""
     if device.type == "cpu" and rows <= FEW_ROWS and not config.blockwise:
         alone = choose_for_one_row()
-        if rows == 1 or alone.backend == "numba":
+        if rows == 1 or (alone.backend == "numba" and host_sync.free(device)):
             return alone
     return choose_for_any_rows(config, device, dtype)
 

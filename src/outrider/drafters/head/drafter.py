@@ -53,7 +53,7 @@ class HeadDrafter:
         require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
         self.floor = floor
         self._prepared: PreparedHead | None = None
-        self._batched_cost: float | None = None  # of a guess for several rows; which torch drafts for
+        self._batched_cost: float | None = None  # of a guess for several rows: as torch takes; a few rows take less
 
     @cached_property
     def head(self) -> Head:

@@ -39,8 +39,8 @@ from outrider.runtime import cpu
 STORED = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.int16}
 """Formats of a KV cache, and the numpy type that stands for each in compiled code."""
 
-HAS_FLOAT16 = ARM or "f16c" in cpu.facts().compiler
-"""Whether this CPU converts float16."""
+HAS_FLOAT16 = cpu.facts().converts_half
+"""Whether a cache can be in float16."""
 
 GRANULE = CHAIN
 """Capacities are multiples of this."""

@@ -24,6 +24,12 @@ from outrider.kernels.numba.vector_math import silu
 PIECES = 5
 """Pieces of work of a layer."""
 
+ROWS = 36
+"""Rows of a run that are multiplied with an item's weights at a time: their inputs stay in a core's own cache.
+
+Of 128 rows of 1,536 inputs a Neoverse-N1 multiplied 1.7 times as many a second in blocks of 36 as all together.
+"""
+
 
 class LlamaWeights(NamedTuple):
     """The weights of a model: matrices as addresses of panels, vectors as arrays; L layers."""
@@ -74,31 +80,37 @@ class LlamaRows(NamedTuple):
 
 
 @compiled
+def _some(given: ProductInput, row: int, end: int) -> ProductInput:
+    """Some rows of a product's inputs."""
+    return ProductInput(given.half, given.x[row:end], given.bits[row:end], given.factors[row:end])
+
+
+@compiled
 def _project(
     model: LlamaWeights, batch: LlamaRows, layer: int, head: int, given: ProductInput, temp: Any, line: Any
 ) -> None:
     """Queries, keys or values of one head; keys and values go to their place in the buffers."""
-    rows, width, depth = len(batch.x), len(batch.x) // len(batch.starts), model.depth
-    panels = model.padded // PANEL
-    multiply(given, model.places[layer, 0], panels * head, panels, temp)
-    if model.biases[layer, 0]:
-        bias = carray(pointer_to(model.biases[layer, 0] + 4 * model.padded * head), (depth,), np.float32)
-        for row in range(rows):
-            for j in range(depth):
-                temp[row, j] += bias[j]
+    width, depth, panels = len(batch.x) // len(batch.starts), model.depth, model.padded // PANEL
     size = batch.stored.itemsize
-    for row in range(rows):
+    for row in range(len(batch.x)):
+        if row % ROWS == 0:
+            multiply(_some(given, row, row + ROWS), model.places[layer, 0], panels * head, panels, temp)
+        found = temp[row % ROWS]
+        if model.biases[layer, 0]:
+            bias = carray(pointer_to(model.biases[layer, 0] + 4 * model.padded * head), (depth,), np.float32)
+            for j in range(depth):
+                found[j] += bias[j]
         place = batch.starts[row // width] + row % width
         if head < model.heads:
-            rotate(temp[row], batch.cos[row], batch.sin[row], batch.queries[row, head])
+            rotate(found, batch.cos[row], batch.sin[row], batch.queries[row, head])
         elif head < model.heads + model.shared:
-            rotate(temp[row], batch.cos[row], batch.sin[row], line)
+            rotate(found, batch.cos[row], batch.sin[row], line)
             first = (row // width * model.shared + head - model.heads) * batch.capacity + place // PANEL * PANEL
             to = batch.keys[layer] + size * (first * batch.lines + place % PANEL)
             write_key(batch.stored, to, batch.lines, line, depth)
         else:
             first = (row // width * model.shared + head - model.heads - model.shared) * batch.capacity + place
-            write_value(batch.stored, batch.values[layer] + size * first * model.padded, temp[row], depth)
+            write_value(batch.stored, batch.values[layer] + size * first * model.padded, found, depth)
 
 
 @compiled
@@ -134,15 +146,15 @@ def _add_product(
     model: LlamaWeights, batch: LlamaRows, layer: int, which: int, given: ProductInput, item: int, step: int, temp: Any
 ) -> None:
     """Some columns of a product, added to x."""
-    rows, first = len(batch.x), item * step
+    first = item * step
     panels = min(step, model.hidden // PANEL - first)
-    multiply(given, model.places[layer, which], first, panels, temp)
-    for row in range(rows):
+    for row in range(len(batch.x)):
+        if row % ROWS == 0:
+            multiply(_some(given, row, row + ROWS), model.places[layer, which], first, panels, temp)
         for j in range(PANEL * panels):
-            batch.x[row, PANEL * first + j] += temp[row, j]
-    if model.biases[layer, which]:
-        bias = carray(pointer_to(model.biases[layer, which]), (model.hidden,), np.float32)
-        for row in range(rows):
+            batch.x[row, PANEL * first + j] += temp[row % ROWS, j]
+        if model.biases[layer, which]:
+            bias = carray(pointer_to(model.biases[layer, which]), (model.hidden,), np.float32)
             for j in range(PANEL * first, PANEL * (first + panels)):
                 batch.x[row, j] += bias[j]
 
@@ -152,18 +164,19 @@ def _gate(
     model: LlamaWeights, batch: LlamaRows, layer: int, item: int, step: int, given: ProductInput, temp: Any
 ) -> None:
     """Some columns of silu(gate) * up; a panel of the one lies behind the same of the other."""
-    rows, first = len(batch.x), item * step
+    first = item * step
     panels = min(step, model.inner // PANEL - first)
-    multiply(given, model.places[layer, 2], 2 * first, 2 * panels, temp)
-    if model.biases[layer, 2]:
-        bias = carray(pointer_to(model.biases[layer, 2] + 8 * PANEL * first), (2 * PANEL * panels,), np.float32)
-        for row in range(rows):
+    for row in range(len(batch.x)):
+        if row % ROWS == 0:
+            multiply(_some(given, row, row + ROWS), model.places[layer, 2], 2 * first, 2 * panels, temp)
+        found = temp[row % ROWS]
+        if model.biases[layer, 2]:
+            bias = carray(pointer_to(model.biases[layer, 2] + 8 * PANEL * first), (2 * PANEL * panels,), np.float32)
             for j in range(2 * PANEL * panels):
-                temp[row, j] += bias[j]
-    for row in range(rows):
+                found[j] += bias[j]
         for panel in range(panels):
-            gate, to = temp[row, 2 * PANEL * panel :].ctypes.data, batch.gated[row, PANEL * (first + panel) :].ctypes.data
-            silu(gate, gate + 4 * PANEL, to)
+            gate = found[2 * PANEL * panel :].ctypes.data
+            silu(gate, gate + 4 * PANEL, batch.gated[row, PANEL * (first + panel) :].ctypes.data)
 
 
 @compiled
@@ -225,7 +238,7 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
     thirds = model.heads + 2 * model.shared
     beside = _step(thirds, threads)
     normed = np.empty((rows, hidden), np.float32)
-    temp = np.empty((rows, max(model.padded, PANEL * inward, 2 * PANEL * across)), np.float32)
+    temp = np.empty((min(rows, ROWS), max(model.padded, PANEL * inward, 2 * PANEL * across)), np.float32)
     line, places = np.empty(model.depth, np.float32), room_for(batch.cut, model.heads // model.shared, model.depth)
     widest = max(hidden, batch.mixed.shape[1], model.inner)
     room, factors = input_room(model.half, rows, widest), np.empty(rows, np.float32)

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from outrider.core.noise import TINY
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.layer_math import exp
 from outrider.kernels.numba.tiles import compiled
 
 _AHEAD = 1 - 1e-5
 """Arrivals are rounded by far less than that."""
+
+_TINY = 1e-37
+"""``noise._TINY``: bounds below this are rounded by more."""
 
 
 @compiled
@@ -79,7 +81,7 @@ def race(weights: Any, counters: Any, key: int, temp: Any) -> Any:
                 return temp[j], j
             bits = _mixed(np.uint32(counters[j]), low, high) & np.uint32(0x7FFFFFFF)
             sure = np.float32(temp[j] * (1 - bits * 2.0**-31) * _AHEAD)
-            if sure >= np.float32(TINY):  # smaller ones are rounded by more than the margin
+            if sure >= np.float32(_TINY):  # smaller ones are rounded by more than the margin
                 reached = max(reached, sure)
             found = exponential(weights[j], bits)
             if found > best:

@@ -18,6 +18,7 @@ from outrider.kernels.numba.products import ProductInput, chained, convert_input
 from outrider.kernels.numba.rows import look_up
 from outrider.kernels.numba.t5_attention import attention, buffer
 from outrider.kernels.numba.t5_records import (
+    BESIDE,
     CROSS_OUT,
     GELU,
     INNER,
@@ -136,12 +137,9 @@ def _write(model: T5Stack, run: T5Run, piece: int, given: ProductInput) -> None:
     finish(counters, piece, done, items)
 
 
-@on_disk
-def t5_layers(model: T5Stack, run: T5Run) -> None:
-    """Tokens -> found and logits, with keys, values and states written on the way.
-
-    Every thread calls this with the same arguments.
-    """
+@compiled
+def _layers(model: T5Stack, run: T5Run, piece: int) -> None:
+    """Tokens -> found and logits; pieces of work are counted from ``piece`` on."""
     tokens, hidden, threads = len(run.tokens), model.hidden, run.threads
     widest = PANEL * max(_step(hidden // PANEL, threads), 2 * _step(model.inner // PANEL, threads))
     normed = np.empty((tokens, hidden), np.float32)
@@ -152,8 +150,8 @@ def t5_layers(model: T5Stack, run: T5Run) -> None:
     around = product_input(model.half, normed, room, factors)
     mixed = product_input(model.half, run.mixed, room, factors)
     between = product_input(model.half, run.between, room, factors)
-    _embed(model, run, 0)
-    piece = 1
+    _embed(model, run, piece)
+    piece += 1
     for layer in range(model.layers):
         attention(model, run, layer, piece, around, temp, scores, True)
         _add(model, run, layer, piece + 1, OUT, mixed, temp)
@@ -168,6 +166,50 @@ def t5_layers(model: T5Stack, run: T5Run) -> None:
         _write(model, run, piece + 1, product_input(model.half, run.found, room, factors))
 
 
+@compiled
+def _choose(run: T5Run, guess: int, piece: int) -> None:
+    """A piece of work: logits behind the last token of each row -> its next guess."""
+    counters, rows = run.counters.ctypes.data, len(run.rows)
+    done, item = 0, take(counters, piece)
+    while item < rows:
+        logits, best = run.logits[run.firsts[item + 1] - 1], 0
+        for token in range(1, run.choosable):
+            if logits[token] > logits[best]:
+                best = token
+        run.guesses[guess, item] = best
+        done, item = done + 1, take(counters, piece)
+    finish(counters, piece, done, rows)
+
+
+@compiled
+def _behind(run: T5Run, guess: int) -> T5Run:
+    """A run of that guess alone, of every row, one position further on for each guess."""
+    rows = len(run.rows)
+    at, firsts = np.empty(rows, np.int64), np.empty(rows + 1, np.int64)
+    for row in range(rows):
+        at[row] = run.at[run.firsts[row + 1] - 1] + guess + 1
+    for row in range(rows + 1):
+        firsts[row] = row
+    return T5Run(
+        run.guesses[guess], firsts, run.rows, at, at + 1, run.bias, run.own, run.cross, run.sources,
+        run.x[:rows], run.found[:rows], run.logits[:rows], run.kept, run.states, run.mixed[:rows],
+        run.between[:rows], run.guesses, run.choosable, run.counters, run.threads,
+    )  # fmt: skip
+
+
+@on_disk
+def t5_layers(model: T5Stack, run: T5Run) -> None:
+    """Tokens -> found and logits, with keys, values and states written on the way; then guesses, if there are to be
+    some. Every thread calls this with the same arguments.
+    """
+    pieces = PIECES * model.layers + BESIDE
+    for guess in range(max(1, len(run.guesses))):
+        now = run if guess == 0 else _behind(run, guess - 1)
+        _layers(model, now, pieces * guess)
+        if len(run.guesses):
+            _choose(now, guess, pieces * (guess + 1) - 1)
+
+
 @on_disk
 def t5_cross(
     model: T5Stack,
@@ -178,7 +220,6 @@ def t5_cross(
     rows: Any,
     cross: T5Memory,
     work: Any,
-    threads: int,
 ) -> None:
     """Keys and values of sources for every layer of a decoder, into its buffers.
 

@@ -12,8 +12,8 @@ QKV, OUT, CROSS_Q, CROSS_OUT, INNER, OUTER = range(6)
 """Products of a layer, in the order in which they run: queries, keys and values; attention's output; the same two of
 cross-attention; into and out of the feed-forward layer."""
 
-PIECES = 6
-"""Pieces of work of a layer."""
+PIECES, BESIDE = 6, 4
+"""Pieces of work of a layer, and those beside the layers: embedding, last norm, output, and choice of a guess."""
 
 RELU, GELU, SILU = range(3)
 """Activations of the feed-forward layer; GELU in its approximation by tanh."""
@@ -70,5 +70,7 @@ class T5Run(NamedTuple):
     states: np.ndarray[Any, Any]  # [S, N, hidden]
     mixed: np.ndarray[Any, Any]  # [N, heads * depth]: between two pieces of work
     between: np.ndarray[Any, Any]  # [N, inner]
+    guesses: np.ndarray[Any, Any]  # [G, R]: the third result, the likeliest tokens behind each row, one after another
+    choosable: int  # tokens that may be guessed, the first ones
     counters: np.ndarray[Any, Any]  # zeros, STRIDE bytes for every piece of work
     threads: int

@@ -170,7 +170,15 @@ def add_up(parts: Any, query: int, begin: int, end: int, out: Any) -> None:
 
 @compiled
 def attend_block(
-    stored: Any, keys: int, lines: int, values: int, cut: Cut, tile: int, queries: int, room: Room, parts: Any,
+    stored: Any,
+    keys: int,
+    lines: int,
+    values: int,
+    cut: Cut,
+    tile: int,
+    queries: int,
+    room: Room,
+    parts: Any,
     finished: int,
 ) -> bool:
     """All tiles of a block, or one where items are tiles -> whether every tile of it is done now.

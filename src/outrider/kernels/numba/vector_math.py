@@ -13,6 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from outrider.kernels.numba.float16_products import AVAILABLE as IN_HALF
 from outrider.kernels.numba.tiles import FLOAT, PANEL, WORD, compiled, loop, number, pointer
 
 _FLOATS, _WORDS = (ir.VectorType(kind, PANEL) for kind in (FLOAT, WORD))
@@ -44,9 +45,9 @@ def _exp(builder: Any, x: Any) -> Any:
     pairs = [_call(builder, "fma", rest, _constant(terms[n + 1]), _constant(terms[n])) for n in range(0, 8, 2)]
     low, high = (_call(builder, "fma", square, pairs[n + 1], pairs[n]) for n in (0, 2))
     power = _call(builder, "fma", builder.fmul(square, square), high, low)
-    exponent = builder.add(builder.fptosi(whole, _WORDS), ir.Constant(_WORDS, [127] * PANEL))
-    scale = builder.bitcast(builder.shl(exponent, ir.Constant(_WORDS, [23] * PANEL)), _FLOATS)
-    return builder.fmul(power, scale)
+    # Times two to the whole, by its exponent: a product could be fused with what is added to it at one place only.
+    exponent = builder.shl(builder.fptosi(whole, _WORDS), ir.Constant(_WORDS, [23] * PANEL))
+    return builder.bitcast(builder.add(builder.bitcast(power, _WORDS), exponent), _FLOATS)
 
 
 def _across(builder: Any, vector: Any, combine: Any) -> Any:
@@ -80,31 +81,44 @@ def _weigh(typing: Any, scores: Any, first: Any, end: Any, low: Any, turns: Any,
             one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(WORD, 0))
             return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), ir.Constant(_WORDS, [0] * PANEL))
 
-        def block(place: Any) -> tuple[Any, Any]:
-            """Where it lies, and which of its scores are seen."""
-            begin, stop = (
-                everywhere(builder.trunc(builder.sub(value, builder.add(low, place)), WORD), _WORDS)
-                for value in (first, end)
+        def masked(place: Any, vector: Any, otherwise: Any) -> Any:
+            """With another number for what is not seen. Most blocks are seen as a whole."""
+            begin, stop = (builder.trunc(builder.sub(value, builder.add(low, place)), WORD) for value in (first, end))
+            partly = builder.or_(
+                builder.icmp_signed(">", begin, ir.Constant(WORD, 0)),
+                builder.icmp_signed("<", stop, ir.Constant(WORD, PANEL)),
             )
-            seen = builder.and_(builder.icmp_signed("<=", begin, lanes), builder.icmp_signed(">", stop, lanes))
-            return pointer(builder, scores, builder.mul(builder.add(low, place), number(4)), _FLOATS), seen
+            before = builder.block
+            with builder.if_then(partly):
+                seen = builder.and_(
+                    builder.icmp_signed("<=", everywhere(begin, _WORDS), lanes),
+                    builder.icmp_signed(">", everywhere(stop, _WORDS), lanes),
+                )
+                some, inside = builder.select(seen, vector, otherwise), builder.block
+            found = builder.phi(_FLOATS)
+            found.add_incoming(vector, before)
+            found.add_incoming(some, inside)
+            return found
+
+        def block(place: Any) -> Any:
+            return pointer(builder, scores, builder.mul(builder.add(low, place), number(4)), _FLOATS)
 
         lowest = _constant(float("-inf"))
         place, (highest,), done = loop(builder, turns, PANEL, [lowest])
-        at, seen = block(place)
-        found = builder.select(seen, builder.load(at, align=4), lowest)
-        highest = _higher(builder)(found, highest)
+        found = masked(place, builder.load(block(place), align=4), lowest)
+        highest = _call(builder, "maxnum", found, highest)
         done([highest])
         top = _across(builder, highest, _higher(builder))
         place, (total,), done = loop(builder, turns, PANEL, [_constant(0.0)])
-        at, seen = block(place)
-        weights = _exp(builder, builder.fsub(builder.load(at, align=4), everywhere(top, _FLOATS)))
-        weights = builder.select(seen, weights, _constant(0.0))
-        builder.store(weights, at, align=4)
-        with builder.if_then(builder.icmp_signed("!=", halves, number(0))):
-            narrow = builder.fptrunc(builder.fmul(weights, _constant(HALF_WEIGHT)), ir.VectorType(ir.HalfType(), PANEL))
-            offset = builder.mul(builder.add(low, place), number(2))
-            builder.store(narrow, pointer(builder, halves, offset, narrow.type), align=2)
+        weights = _exp(builder, builder.fsub(builder.load(block(place), align=4), everywhere(top, _FLOATS)))
+        weights = masked(place, weights, _constant(0.0))
+        builder.store(weights, block(place), align=4)
+        if IN_HALF:
+            with builder.if_then(builder.icmp_signed("!=", halves, number(0))):
+                scaled = builder.fmul(weights, _constant(HALF_WEIGHT))
+                narrow = builder.fptrunc(scaled, ir.VectorType(ir.HalfType(), PANEL))
+                offset = builder.mul(builder.add(low, place), number(2))
+                builder.store(narrow, pointer(builder, halves, offset, narrow.type), align=2)
         total = builder.fadd(total, weights)
         done([total])
         builder.store(top, pointer(builder, out, number(0), FLOAT))
@@ -119,8 +133,8 @@ def weigh(scores: int, first: int, end: int, low: int, high: int, halves: int, o
     """Scores of the keys that a query sees, first..end -> weights, and zeros around them in low..high.
 
     -> out: the highest score (that of no key: minus infinity), and the sum of weights. ``low`` and ``high`` are
-    multiples of PANEL; ``scores``, ``halves`` and ``out`` are addresses. Unless it is 0, weights times HALF_WEIGHT go to
-    ``halves``, too, in float16.
+    multiples of PANEL; ``scores``, ``halves`` and ``out`` are addresses. Weights times HALF_WEIGHT go to ``halves`` in
+    float16, too, unless it is 0.
     """
     _weigh(scores, first, end, low, high - low, halves, out)
 
@@ -130,7 +144,9 @@ def _silu(typing: Any, gate: Any, up: Any, out: Any) -> Any:
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         gate, up = (builder.load(pointer(builder, at, number(0), _FLOATS), align=4) for at in args[:2])
         under = builder.fadd(_constant(1.0), _exp(builder, builder.fneg(gate)))
-        builder.store(builder.fmul(builder.fdiv(gate, under), up), pointer(builder, args[2], number(0), _FLOATS), align=4)
+        builder.store(
+            builder.fmul(builder.fdiv(gate, under), up), pointer(builder, args[2], number(0), _FLOATS), align=4
+        )
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), generate

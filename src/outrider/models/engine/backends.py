@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from outrider.errors import require
 from outrider.models.engine.prepared import Layout, Prepared, PreparedEngine
 from outrider.models.engine.sizes import Sizes
 from outrider.models.engine.t5_sizes import T5Sizes, t5_like
@@ -44,11 +45,12 @@ class Backend:
 
     weights: Callable[[Asked], str]  # the format of its weights for what is asked: float32, bfloat16, ...
     layout: Callable[[str], Layout]  # of weights in that format
-    open: Callable[[Prepared, Any], PreparedEngine]  # from prepared files and the model's config
+    open: Callable[..., PreparedEngine]  # from prepared files, the model's config, and kv_cache_dtype where it has it
     packages: tuple[str, ...] = ()  # that must be installed
     obstacle: Callable[[Asked], str | None] = lambda asked: None  # of this model or this dtype
     broken: Callable[[], str | None] = lambda: None  # why it does not work here; may take a while to find out
     quantises: tuple[str, ...] = ()  # what it quantises matrices to: int8, int4
+    kv_cache_dtypes: bool = False  # whether ``open`` takes a ``kv_cache_dtype``
 
 
 def not_float32(dtype: torch.dtype) -> str | None:
@@ -94,14 +96,19 @@ def _numba_layout(weights: str) -> Layout:
     )  # fmt: skip
 
 
-def _open_numba(prepared: Prepared, config: Any) -> PreparedEngine:
+def _open_numba(prepared: Prepared, config: Any, kv_cache_dtype: str = "auto") -> PreparedEngine:
     if t5_like(config):
         from outrider.models.engine.t5_engine import T5Engine
 
+        require(
+            kv_cache_dtype in ("auto", "float32"),
+            f"kv_cache_dtype {kv_cache_dtype!r} cannot be used: models of type {config.model_type!r} keep keys and "
+            "values in float32; leave it out",
+        )
         return T5Engine(prepared, config)
     from outrider.models.engine.numba_engine import NumbaEngine
 
-    return NumbaEngine(prepared, config)
+    return NumbaEngine(prepared, config, kv_cache_dtype)
 
 
 def _numba_obstacle(asked: Asked) -> str | None:
@@ -184,7 +191,16 @@ def _onnx_obstacle(asked: Asked) -> str | None:
 
 
 BACKENDS: dict[str, Backend] = {
-    "numba": Backend(_numba_weights, _numba_layout, _open_numba, ("numba",), _numba_obstacle, _numba_broken, QUANTISED),
+    "numba": Backend(
+        _numba_weights,
+        _numba_layout,
+        _open_numba,
+        ("numba",),
+        _numba_obstacle,
+        _numba_broken,
+        QUANTISED,
+        kv_cache_dtypes=True,
+    ),
     "onnxruntime": Backend(
         _onnx_weights, _onnx_layout, _open_onnx, ("onnxruntime", "onnx"), _onnx_obstacle, quantises=("int8",)
     ),

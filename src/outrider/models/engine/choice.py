@@ -15,6 +15,7 @@ from outrider.models.settings import setting
 from outrider.models.transformers.families import llama_classes
 
 WEIGHTS = ("full", *QUANTISED)
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 WORTH_FILES = 32e6
 """Bytes of weights from which on "auto" prepares files in the cache: smaller models start faster without."""
@@ -34,11 +35,15 @@ class Kernels:
     weights: str = "full"  # full: as they were saved, in dtype; int8, int4: matrices quantised to eight or four bits
     rows: int = 9  # rows of a run, about: what packed weights are laid out for
     release: bool = False  # for running only: weights are kept in the layout that is run, and in no other
+    kv_cache_dtype: str = "auto"  # of keys and values, by the numba engine
 
     def __post_init__(self) -> None:
         engines = ("auto", *BACKENDS, "torch")
         require(self.engine in engines, f"engine must be one of {', '.join(engines)}, got {self.engine!r}")
         require(self.weights in WEIGHTS, f"weights must be one of {', '.join(WEIGHTS)}, got {self.weights!r}")
+        dtypes = ", ".join(KV_CACHE_DTYPES)
+        known = self.kv_cache_dtype in KV_CACHE_DTYPES
+        require(known, f"kv_cache_dtype must be one of {dtypes}, got {self.kv_cache_dtype!r}")
 
 
 def chosen_engine(

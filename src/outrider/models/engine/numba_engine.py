@@ -15,6 +15,7 @@ import torch
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import CPU
 from outrider.core.protocols import Shape
+from outrider.errors import require
 from outrider.kernels.numba import float16_products, kv_panels, llama, packed_products, tiled_attention
 from outrider.kernels.numba.code_cache import DIGEST, compiling
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
@@ -47,8 +48,13 @@ class NumbaEngine(LlamaEngine):
 
     def __init__(self, prepared: Prepared, config: Any, kv_cache_dtype: str = "auto") -> None:
         super().__init__(prepared, config)
+        default = "float16" if prepared.weights == "float16" else "float32"
         if kv_cache_dtype == "auto":
-            kv_cache_dtype = "float16" if prepared.weights == "float16" else "float32"
+            kv_cache_dtype = default
+        require(
+            kv_cache_dtype != "float16" or kv_panels.HAS_FLOAT16,
+            "kv_cache_dtype 'float16' cannot be used: this CPU does not convert float16; choose bfloat16 or float32",
+        )
         self.kv_cache_dtype, self._stored = kv_cache_dtype, np.empty(0, kv_panels.STORED[kv_cache_dtype])
         self._lines = kv_panels.key_lines(kv_cache_dtype, self.sizes.depth)
         self._team = ThreadTeam(self.threads)
@@ -64,6 +70,9 @@ class NumbaEngine(LlamaEngine):
         elif self._half:
             assert float16_products.AVAILABLE, "engines.computes_in_half and float16_products.py disagree"
             self.name += " in float16"
+        self.kernels += f", {kv_cache_dtype} KV cache"
+        if kv_cache_dtype != default:
+            self.name += f" with keys and values in {kv_cache_dtype}"
         self.model = self._model(self.sizes, config)
         self.embedding = self.unembedding = self._rows("output", self.model.hidden)
         if self._places["embedding"] != self._places["output"]:
@@ -140,7 +149,9 @@ class NumbaEngine(LlamaEngine):
         rows = len(given.start)
         first, end = int(given.start.min()), int(given.start.max()) + tokens // rows
         if first < 0 or end > cache.capacity:  # compiled code does not check where it writes
-            raise IndexError(f"positions from {first} up to {end} do not fit into a KV cache of {cache.capacity} tokens")
+            raise IndexError(
+                f"positions from {first} up to {end} do not fit into a KV cache of {cache.capacity} tokens"
+            )
         cut = tiled_attention.cut(rows, tokens // rows, model.shared, self.sizes.groups, end, self.threads)
         blocks = rows * model.shared * cut.blocks if cut.by_tile else 0
         found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))

@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import CPU, ModelFacts
 from outrider.core.protocols import Shape, Source
+from outrider.errors import require
 from outrider.kernels.numba import float16_products, t5, t5_records
 from outrider.kernels.numba.code_cache import DIGEST, compiling
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
@@ -24,7 +25,7 @@ from outrider.models.engine.prepared import Prepared
 from outrider.models.engine.t5_mapped import T5Weights
 from outrider.models.engine.t5_positions import biases
 from outrider.models.engine.t5_sizes import T5Sizes
-from outrider.models.engine_protocol import Result, Wanted
+from outrider.models.engine_protocol import Pending, Result, Wanted
 from outrider.models.kv_buffers import Buffers
 from outrider.models.settings import setting
 from outrider.models.source_buffers import SourceBuffers
@@ -33,6 +34,9 @@ Array = np.ndarray[Any, Any]
 
 _ENCODED_TOGETHER = 256
 """Tokens of sources that are run together, about: more would not stay in a core's cache."""
+
+_WORTH_THREADS = 4e6
+"""Multiplications from which on it is worth to wake other threads for a run."""
 
 _SLOTS, _MEMORY = 128, 2**30
 """Rows that run together, as far as so many bytes hold their KV caches."""
@@ -51,18 +55,19 @@ class _Given:
     cross: t5_records.T5Memory
     sources: Array
     holding: object  # what the addresses of both memories point into
+    guesses: int = 0
+    choosable: int = 0
 
     def check(self) -> None:
         """Compiled code reads and writes by address: nothing beyond the end of a buffer may reach it."""
-        inside(self.at, self.own.capacity, "positions")
-        inside(self.seen - 1, self.own.capacity, "positions")
-        inside(self.rows, min(self.own.rows, self.cross.rows), "rows")
-        inside(self.sources[self.rows], self.cross.capacity + 1, "tokens of a source")
+        furthest = max(self.at.max() + max(0, self.guesses - 1), self.seen.max() - 1)
+        inside(self.at.min(), furthest, self.own.capacity, "positions")
+        inside(self.rows.min(), self.rows.max(), min(self.own.rows, self.cross.rows, len(self.sources)), "rows")
+        inside(self.sources.min(), self.sources.max(), self.cross.capacity + 1, "tokens of a source")
 
 
-def inside(numbers: Any, end: int, what: str) -> None:
-    """All of them are from 0 on and below the end."""
-    low, high = np.min(numbers), np.max(numbers)
+def inside(low: int, high: int, end: int, what: str) -> None:
+    """From 0 on and below the end."""
     if low < 0 or high >= end:
         raise IndexError(f"a run with {what} {low} to {high} does not fit into a KV cache for {end}")
 
@@ -78,7 +83,8 @@ class T5Engine:
     def __init__(self, prepared: Prepared, config: Any) -> None:
         self.prepared, self.sizes, self.threads = prepared, T5Sizes.of(config), torch.get_num_threads()
         self.max_length: int | None = setting(config, "max_position_embeddings")
-        self._team = ThreadTeam(self.threads)
+        self._team, self._alone = ThreadTeam(self.threads), ThreadTeam(1)
+        self._read = self.sizes.decoder_weights + self.sizes.hidden * self.sizes.vocabulary
         self._known: WeakKeyDictionary[Buffers, t5_records.T5Memory] = WeakKeyDictionary()
         self._weights = weights = T5Weights(prepared, self.sizes)
         if weights.half:
@@ -114,7 +120,7 @@ class T5Engine:
             hidden_size=sizes.hidden,
             layers=sizes.decoder,
             slots=max(8, min(_SLOTS, _MEMORY // each)),
-            weights_read=sizes.decoder_weights + sizes.hidden * sizes.vocabulary,
+            weights_read=self._read,
         )
 
     def allocate(self, rows: int, shape: Shape) -> SourceBuffers:
@@ -126,17 +132,22 @@ class T5Engine:
         return SourceBuffers.empty(own, cross, length=0)
 
     def run(self, tokens: Tensor, positions: Tensor, cache: SourceBuffers, wanted: Wanted) -> Result:
-        (rows, width), last = tokens.shape, self.sizes.decoder
-        at = positions.numpy().reshape(-1)
-        given = _Given(
-            tokens.numpy().reshape(-1), np.arange(0, rows * width + 1, width), np.arange(rows), at, at + 1,
-            self._memory(cache.own), self._memory(cache.cross), cache.lengths.numpy(), holding=cache,
+        every, last = len(tokens), self.sizes.decoder
+        if wanted.rows is not None:
+            tokens, positions = tokens[wanted.rows], positions[wanted.rows]
+        rows, width = tokens.shape
+        given = self._of_decoder(
+            tokens.numpy(), np.arange(0, rows * width + 1, width),
+            np.arange(rows) if wanted.rows is None else wanted.rows.numpy(), positions.numpy(), cache,
         )  # fmt: skip
         layers = [layer % (last + 1) for layer in wanted.states]
         run = self._run(self.decoder, given, sorted({*layers} - {last}), wanted.logits)
 
         def shaped(flat: Array) -> Tensor:
-            return torch.from_numpy(flat).view(rows, width, flat.shape[-1])
+            found = torch.from_numpy(flat).view(rows, width, flat.shape[-1])
+            if wanted.rows is None:
+                return found
+            return torch.zeros((every, *found.shape[1:])).index_copy_(0, wanted.rows, found)
 
         hidden, kept = shaped(run.found), None
         if layers:
@@ -146,14 +157,33 @@ class T5Engine:
         part = slice(None) if wanted.tokens is None else slice(wanted.tokens.start, wanted.tokens.stop)
         return Result(shaped(run.logits)[:, part] if wanted.logits else None, hidden[:, part], kept)
 
+    def run_greedily(self, pending: Pending, cache: SourceBuffers, guesses: int, choosable: int) -> Tensor:
+        firsts = np.concatenate([[0], pending.counts.numpy().cumsum()])
+        given = self._of_decoder(
+            pending.tokens.numpy(), firsts, pending.rows.numpy(), pending.positions.numpy(), cache, guesses, choosable
+        )  # fmt: skip
+        return torch.from_numpy(self._run(self.decoder, given, (), logits=True).guesses.T.copy())
+
+    def _of_decoder(
+        self, tokens: Array, firsts: Array, rows: Array, at: Array, cache: SourceBuffers, guesses: int = 0,
+        choosable: int = 0,
+    ) -> _Given:  # fmt: skip
+        at = np.ascontiguousarray(at.reshape(-1))
+        return _Given(
+            tokens.reshape(-1), firsts, rows, at, at + 1, self._memory(cache.own), self._memory(cache.cross),
+            cache.lengths.numpy(), holding=cache, guesses=guesses, choosable=choosable,
+        )  # fmt: skip
+
     def encode(self, sources: Mapping[int, Source], cache: SourceBuffers) -> None:
-        room, rows = int(cache.cross.slots[-1]) + 1, len(cache.lengths)
+        room, rows = self._memory(cache.cross).capacity, len(cache.lengths)
         for row, source in sources.items():
-            inside(row, rows, "rows")
-            inside(len(source), room + 1, "tokens of a source")
+            inside(row, row, rows, "rows")
+            inside(1, len(source), room + 1, "tokens of a source")
         group: dict[int, Sequence[int]] = {}
         for row, source in sources.items():
             if isinstance(source, Tensor):  # an encoder's finished output
+                size = self.sizes.hidden
+                require(source.shape[1:] == (size,), f"a source must be [tokens, {size}], got {tuple(source.shape)}")
                 self._fill({row: len(source)}, source.to(torch.float32).contiguous().numpy(), cache)
                 continue
             if group and sum(map(len, group.values())) + len(source) > _ENCODED_TOGETHER:
@@ -185,7 +215,7 @@ class T5Engine:
         firsts, rows = np.concatenate([[0], np.cumsum(list(lengths.values()))]), np.array(list(lengths))
         self._team.run(
             t5.t5_cross, self.decoder, self._cross_places, self._cross_powers, found, firsts, rows,
-            self._memory(cache.cross), zeros(1), self.threads, holding=(cache, self._weights),
+            self._memory(cache.cross), zeros(1), holding=(cache, self._weights),
         )  # fmt: skip
         for row, length in lengths.items():
             cache.filled(row, length)
@@ -207,9 +237,12 @@ class T5Engine:
             kept=kept, states=np.empty((len(keep), count, hidden), np.float32),
             mixed=np.empty((count, model.heads * model.depth), np.float32),
             between=np.empty((count, model.inner), np.float32),
-            counters=zeros(t5_records.PIECES * model.layers + 3), threads=self.threads,
+            guesses=np.zeros((given.guesses, len(given.rows)), np.int64), choosable=given.choosable,
+            counters=zeros((t5_records.PIECES * model.layers + t5_records.BESIDE) * max(1, given.guesses)),
+            threads=self.threads if count * self._read > _WORTH_THREADS else 1,
         )  # fmt: skip
-        self._team.run(t5.t5_layers, model, run, holding=(given.holding, self._weights))
+        team = self._team if run.threads > 1 else self._alone
+        team.run(t5.t5_layers, model, run, holding=(given.holding, self._weights))
         return run
 
     def _bias(self, decoder: bool, reach: int) -> Array:

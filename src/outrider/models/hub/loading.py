@@ -81,11 +81,11 @@ def load(
         if prepared is not None:
             return Loaded(name, prepared, tokenizer, kernels)
         names.unpack(place)
-        model = _whole(place, _class(config), dtype=kind, **common)
+        model = by_transformers(place, _class(config), dtype=kind, **common)
     except OutriderError:
         raise
     except Exception as error:
-        raise _explained(place, error) from error
+        raise explained(place, error) from error
     wrapped = HuggingFaceModel(_moved(name, model, where).requires_grad_(False))
     if where.type == "cpu":
         warn_of_other_bits(kernels.rows, model.dtype)
@@ -105,7 +105,7 @@ def load(
     return Loaded(name, wrapped, tokenizer, kernels)
 
 
-def _whole(place: Path, kind: Any, **options: Any) -> PreTrainedModel:
+def by_transformers(place: Path, kind: Any, **options: Any) -> PreTrainedModel:
     """The model by transformers, which fills weights that a checkpoint does not have with random numbers."""
     model: PreTrainedModel
     model, told = kind.from_pretrained(place, use_safetensors=True, output_loading_info=True, **options)
@@ -144,6 +144,11 @@ def _by_engine(
 ) -> CheckpointModel | None:
     """The model as its engine runs it; None where that is torch. "auto" goes on where an engine cannot after all."""
     engine = chosen_engine(kernels, config, where, kind, _size(place), settled)
+    if kernels.kv_cache_dtype != "auto" and not (engine in BACKENDS and BACKENDS[engine].kv_cache_dtypes):
+        raise BadOption(
+            f"kv_cache_dtype {kernels.kv_cache_dtype!r} cannot be used: {name!r} is run by {engine}, and only the "
+            "engine numba stores keys and values in another format; leave it out"
+        )
     if engine == "torch":
         if settled and where.type == "cpu":
             _warn_of_slow(kind, chosen_engine(kernels, config, where, torch.float32, _size(place), settled=False))
@@ -153,7 +158,7 @@ def _by_engine(
         names.unpack(place)
     try:
         asked = Asked(config, kind, settled, kernels.weights, packed.weights if packed else None)
-        return _prepared(place, engine, asked)
+        return _prepared(place, engine, asked, kernels.kv_cache_dtype)
     except ModelCorrupt:
         raise
     except ModelError as error:
@@ -181,13 +186,14 @@ def _warn_of_slow(kind: torch.dtype, otherwise: str) -> None:
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed, switching to BLAS")
 
 
-def _prepared(place: Path, engine: str, asked: Asked) -> CheckpointModel:
+def _prepared(place: Path, engine: str, asked: Asked, kv_cache_dtype: str = "auto") -> CheckpointModel:
     """A model run by an engine from files in the cache, which are written the first time."""
     from outrider.models.engine.model import EngineModel
 
     backend, config = BACKENDS[engine], asked.config
     prepared = prepare(place, config, backend.layout(backend.weights(asked)))
-    return EngineModel(backend.open(prepared, config), config, _asked_of_generation(place, config))
+    stored = {"kv_cache_dtype": kv_cache_dtype} if backend.kv_cache_dtypes else {}
+    return EngineModel(backend.open(prepared, config, **stored), config, _asked_of_generation(place, config))
 
 
 def _asked_of_generation(place: Path, config: Any) -> Any:
@@ -212,7 +218,7 @@ def _moved(name: str, model: PreTrainedModel, where: torch.device) -> PreTrained
         ) from error
 
 
-def _explained(place: Path, error: Exception) -> ModelError:
+def explained(place: Path, error: Exception) -> ModelError:
     """Turn what transformers raises into one line with a remedy."""
     reason = " ".join(str(error).split())[:300]
     if "mismatched" in reason:

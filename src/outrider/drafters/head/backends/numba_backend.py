@@ -60,6 +60,7 @@ class NumbaWeights:
 
     def _compile(self) -> None:
         """Guess once: what is compiled now does not delay the first draft."""
+        from outrider.kernels.numba import race, top_p
 
         def none() -> HeadBackend:
             raise AssertionError("of one row")
@@ -68,6 +69,9 @@ class NumbaWeights:
         size = self.config.hidden_size
         backend.read(torch.zeros((1, len(self.config.layers), size)), torch.zeros((1, size)), 0)
         backend.guess(None)
+        logits, some = np.zeros(2, np.float32), np.ones(2, np.float32)  # and what draws the target's tokens
+        race.first(some, np.zeros(2, np.int32), 1)
+        top_p.cut(logits, some, 0.0, 0.5, 1.0, 1.0, some.copy())
 
     def _keep(self, weight: Tensor | OutputRows) -> int:
         from outrider.kernels.numba.int8_products import packed
@@ -158,8 +162,9 @@ class NumbaBackend(OneRowBackend):
         if table is None:
             return None
         draw = None
-        if not sampling.greedy:
-            draw = Draw(sampling.temperature, request.noise.keys("token", request.at[:, : request.gamma])[self.row])
+        own = sampling.of_row(self.row)
+        if not own.greedy:
+            draw = Draw(own.temperature, request.noise.keys("token", request.at[:, : request.gamma])[self.row])
         tokens, q = self.guesses(table, request.floors(self.row), draw, holding=texts.embedding)
         return WholeDraft(tokens[None], None if q is None else q[None], torch.ones_like(tokens[None], dtype=torch.bool))
 
@@ -192,10 +197,10 @@ class NumbaBackend(OneRowBackend):
         how = Drawing(1.0, _NO_KEYS, _NO_COUNTER, probs.numpy())
         if draw is not None:
             how = Drawing(1 / draw.temperature, draw.keys.numpy(), self.output.counter.numpy(), probs.numpy())
-        reading = self._reading(token)
+        reading, cache = self._reading(token), KVCache(self.keys, self.values, self.cos, self.sin)
         self._check_room(reading, most)
         made: int = self.weights.team.run(
-            head.draft, matrices, KVCache(self.keys, self.values, self.cos, self.sin), reading, how, scratch, table or self._no_table,
+            head.draft, matrices, cache, reading, how, scratch, table or self._no_table,
             self.output.tokens.numpy(), np.array(floors), self.position, self.oldest, found.numpy(), threads,
             holding=(self, holding),
         )  # fmt: skip
@@ -210,7 +215,7 @@ class NumbaBackend(OneRowBackend):
             return
         end, capacity = self.position + guesses, self.keys.shape[1]
         first = reading.start if len(reading.states) else self.position
-        if not (0 <= first and 0 <= self.oldest <= self.position and end <= capacity):
+        if not (first >= 0 and 0 <= self.oldest <= self.position and end <= capacity):
             raise IndexError(
                 f"internal error: a draft of {guesses} guesses behind position {self.position} needs positions {first} "
                 f"to {end - 1}, and the KV cache of the head has {capacity}; please report it"

@@ -77,13 +77,16 @@ class RowByRowBackend:
         width = max(draft.tokens.shape[1] for _, draft in found)
         tokens = torch.zeros((len(self.rows), width), dtype=torch.int64)
         proposed = torch.zeros(tokens.shape, dtype=torch.bool)
-        drawn = found[0][1].q is not None
+        drawn = any(draft.q is not None for _, draft in found)  # rows may have a temperature each
         q = torch.zeros((*tokens.shape, len(self.rows[0].output))) if drawn else None
         for row, (guesses, own, _) in found:
             count = guesses.shape[1]
             tokens[row, :count], proposed[row, :count] = guesses[0], True
             if q is not None and own is not None:
                 q[row, :count] = own[0]
+            elif q is not None:  # of a row at temperature 0
+                place = torch.searchsorted(self.rows[0].output.tokens, guesses[0])
+                q[row, :count] = torch.nn.functional.one_hot(place, q.shape[-1]).to(q.dtype)
         return WholeDraft(tokens, q, proposed)
 
     def _as_several(self, texts: Texts) -> HeadBackend:

@@ -1,0 +1,97 @@
+"""``outrider serve``: a model behind an API as OpenAI's clients expect it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.cli.common import (
+    DEFAULT_TARGET,
+    Device,
+    Draft,
+    Dtype,
+    Engine,
+    Graphs,
+    TargetArgument,
+    Trust,
+    Weights,
+    Width,
+    graphs_option,
+    notes,
+)
+from outrider.errors import BadOption
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    target: TargetArgument = DEFAULT_TARGET,
+    draft: Draft = "auto",
+    host: Annotated[str, typer.Option(help="Address to listen on. Loopback unless told otherwise.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.")] = 8000,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with API keys, one per line; OUTRIDER_API_KEY may hold one as well.")
+    ] = None,
+    allow_anonymous: Annotated[
+        bool, typer.Option("--allow-anonymous", help="Serve beyond loopback without API keys.")
+    ] = False,
+    model_name: Annotated[str | None, typer.Option(help="Name of the model in requests. Default: TARGET's.")] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="Requests that run together. Default: what suits the model.")
+    ] = None,
+    context: Annotated[int, typer.Option(help="Tokens of a prompt and its answer at most.")] = 2016,
+    memory: Annotated[
+        float | None,
+        typer.Option(help="GiB for KV caches; fewer slots where they need more. Default: half of what is free."),
+    ] = None,
+    waiting: Annotated[int, typer.Option(help="Requests that may wait for a slot; more are answered with 429.")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 1024,
+    max_bytes: Annotated[int, typer.Option(help="Bytes of a request's body at most.")] = 4 << 20,
+    timeout: Annotated[float, typer.Option(help="Seconds for a whole answer at most.")] = 600.0,
+    drain: Annotated[float, typer.Option(help="Seconds for answers under way after SIGTERM.")] = 60.0,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Origin of web pages that may use the API from a browser; repeatable.")
+    ] = None,
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Log every request, without bodies or keys.")
+    ] = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    engine: Engine = "auto",
+    weights: Weights = "full",
+    width: Width = 9,
+    graphs: Graphs = None,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Serve a model over HTTP: /v1/completions, /v1/chat/completions, /metrics, and a page at /."""
+    try:
+        from outrider.serve import run
+    except ModuleNotFoundError as error:
+        raise BadOption(f"serving needs {error.name}; install it with pip install '.[serve]'") from None
+    from outrider.serve.settings import ServerSettings, public_name, read_keys, served_names
+
+    keys = read_keys(api_key_file)
+    if host not in LOOPBACK and not keys and not allow_anonymous:
+        raise BadOption(
+            f"host {host!r} is reachable from other machines and there is no API key; give --api-key-file, set "
+            "OUTRIDER_API_KEY, or say --allow-anonymous"
+        )
+    settings = ServerSettings(
+        model=model_name or public_name(target), keys=keys, most_bytes=max_bytes, most_tokens=max_tokens,
+        seconds=timeout, patience=drain, origins=tuple(cors_origin or ()), hosts=served_names(host, ()),
+    )  # fmt: skip
+    from outrider.llm import load
+
+    notes.print(f"loading {target} ...")
+    llm = load(
+        target, draft, device, dtype, width=width, graphs=graphs_option(graphs), engine=engine, weights=weights,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    served = run.make_engine(llm, run.WantedSize(slots, context, waiting, memory))
+    notes.print("warming up ...")
+    llm.warm_up(coupling="gumbel")
+    size = f"{served.limits.slots} slots of {served.limits.context} tokens"
+    notes.print(f"{settings.model}, draft {llm.drafter.name}: {size}, {'API key needed' if keys else 'no API key'}")
+    run.run(served, settings, run.ListenAt(host, port, drain, access_log), notes.print)

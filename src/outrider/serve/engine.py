@@ -1,0 +1,180 @@
+"""The engine of a server: one thread that runs a batch which requests join and leave between steps."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from outrider.core.verification.choose import choose
+from outrider.decoding.loop import Decoder, Event, Request
+from outrider.decoding.step_runner import Rule
+from outrider.drafters.predicted import Predicted
+from outrider.errors import require
+from outrider.llm import LLM
+from outrider.options import Options
+from outrider.runtime import timer
+from outrider.serve.job import Deliver, Job, QueueFull, ServerStopping, StepProgress
+from outrider.serve.observed import Observed
+from outrider.trace import Trace
+
+TRIES = 3
+"""Batches in a row that may fail before any of their steps has ended; then the engine gives up."""
+
+
+@dataclass
+class _Ticket:
+    """A request under way: whom to tell, and how much of its text was told."""
+
+    deliver: Deliver
+    shown: int = 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much the engine takes on."""
+
+    slots: int = 8  # requests that run together
+    context: int = 2016  # tokens of a prompt and its answer
+    waiting: int = 64  # requests that may wait for a slot
+
+
+@dataclass
+class Engine:
+    """Runs jobs of any options together. ``start`` it, ``submit`` from any thread, ``drain`` at the end."""
+
+    llm: LLM
+    limits: Limits = field(default_factory=Limits)
+    observe: Callable[[Event], None] = lambda event: None  # told of every event, in the engine's thread
+
+    def __post_init__(self) -> None:
+        base = self.llm.call(Options(coupling="gumbel")).decoder
+        # With CUDA graphs a drafter may be promised that nobody else's guesses are verified: no predictions then.
+        drafter = base.drafter if self.llm.graphs else Predicted(base.drafter)
+        self.decoder: Decoder = replace(base, drafter=drafter, slots=self.limits.slots)
+        self.queue = self.decoder.queue(self.limits.context)
+        self.observed = Observed()
+        self.failure: str | None = None  # why the engine has given up
+        self.drafter_failures = 0
+        self._tickets: dict[int, _Ticket] = {}
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name="outrider-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def request(self, job: Job) -> Request:
+        """The job as the batch runs it; raises where it cannot be run. From any thread."""
+        call = self.llm.call(job.options)
+        own = call.behind(len(job.prompt))
+        stopping = call.stopping
+        sampling = replace(own.sampling, ends=stopping.eos) if own.sampling.processors else own.sampling
+        verifier = choose(job.options.coupling, sampling.greedy)
+        rule = Rule(verifier, sampling, job.logprobs)
+        gamma = self.decoder.width - 1 if job.prediction and job.gamma is None else job.gamma
+        return Request(tuple(job.prompt), stopping, job.seed, None, rule, gamma, job.prediction)
+
+    def submit(self, requests: Sequence[Request], deliver: Sequence[Deliver]) -> list[int]:
+        """Let requests wait for a slot, all or none of them -> the numbers to cancel them by."""
+        with self._lock:
+            if self.failure is not None or self.queue.closed:
+                raise ServerStopping(self.failure or "the server is about to stop; send the request to another one")
+            self._check_count(len(requests))
+            for request in requests:
+                self.queue.check(request)
+            pairs = zip(requests, deliver, strict=True)
+            return [self.queue.submit(request, partial(self._register, told)) for request, told in pairs]
+
+    def _check_count(self, count: int) -> None:
+        limits, waiting = self.limits, len(self.queue)
+        most = limits.slots + limits.waiting
+        require(count <= most, f"a request may have at most {most} prompts and choices on this server, got {count}")
+        if len(self._tickets) + count > most:
+            raise QueueFull(f"{waiting} requests wait and {self.running} run already; try again in a moment")
+
+    def _register(self, deliver: Deliver, number: int) -> None:
+        self._tickets[number] = _Ticket(deliver)
+
+    def cancel(self, numbers: Sequence[int]) -> None:
+        """Nobody waits for these any more: they leave their slots before the next step."""
+        for number in numbers:
+            if number in self._tickets and self.queue.cancel(number):
+                self._tickets.pop(number, None)
+
+    @property
+    def running(self) -> int:
+        return max(0, len(self._tickets) - len(self.queue))
+
+    @property
+    def waiting(self) -> int:
+        return len(self.queue)
+
+    def stalled(self, seconds: float) -> bool:
+        """Whether requests run and no step has ended for so long."""
+        return self.running > 0 and timer.now() - self.observed.last_step > seconds
+
+    def close(self) -> None:
+        """Take no more requests."""
+        self.queue.close()
+
+    def drain(self, seconds: float | None = None) -> bool:
+        """Take no more requests and wait for those there are -> whether all have ended. Others are cancelled."""
+        self.close()
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            self.cancel(list(self._tickets))
+            self._thread.join(30)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        failures = 0
+        while True:
+            steps = self.observed.steps
+            try:
+                self._run_batch()
+            except Exception as error:
+                failures = failures + 1 if self.observed.steps == steps else 1
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                where = traceback.format_exc()
+                warnings.warn(f"the batch failed, and the requests in it with it: {reason}\n{where}", stacklevel=1)
+                self._fail(reason, failures >= TRIES)
+            if self.failure is not None or (self.queue.closed and not self.queue.waiting):
+                return
+
+    def _run_batch(self) -> None:
+        """Until the queue is closed and empty, or until the drafter has failed and nobody waits: the next batch has
+        it again."""
+        trace, drafting = Trace(), True
+        for event in self.decoder.serve(self.queue, trace, self.limits.context, self.limits.slots):
+            self._tell(event)
+            trace.records.clear()  # a server runs for months
+            trace.endings.clear()
+            if drafting and trace.drafter_error is not None:
+                drafting = False
+                self.drafter_failures += 1
+                self.queue.renew()
+
+    def _tell(self, event: Event) -> None:
+        self.observed.add(event)
+        self.observe(event)
+        ticket = self._tickets.get(event.index)
+        if ticket is None:
+            return
+        text = event.row.printable(self.llm.decode, ticket.shown)
+        ticket.shown += len(text)
+        if event.row.finish_reason is not None:
+            self._tickets.pop(event.index, None)
+        ticket.deliver(StepProgress.of(event, text))
+
+    def _fail(self, reason: str, for_good: bool) -> None:
+        """Requests that ran are told; those that wait go into the next batch, unless there will be none."""
+        with self._lock:
+            if for_good:
+                self.failure = f"the engine has stopped after {TRIES} failures: {reason}"
+            waiting = set() if for_good else self.queue.numbers()
+            lost = [self._tickets.pop(number) for number in list(self._tickets) if number not in waiting]
+        for ticket in lost:
+            ticket.deliver(StepProgress.failed(f"the batch failed: {reason}"))

@@ -1,0 +1,110 @@
+"""What every request passes first: the size of its body, its API key; and the headers that every answer carries."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outrider.serve import refusal
+
+OPEN = ("/health",)
+"""Paths that need no key, beside the page and its files: load balancers have none."""
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'; object-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+class BodyTooLarge(Exception):
+    """More bytes have come than a body may have."""
+
+
+class Guard:
+    """Wraps the app. Keys are compared in constant time and are never logged."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], most_bytes: int, hosts: Sequence[str] = ()) -> None:
+        """``hosts``: names the server may be addressed by, against DNS rebinding; none: any."""
+        self.app, self.most_bytes, self.hosts = app, most_bytes, tuple(hosts)
+        self.keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        answered = False
+
+        async def sending(message: Message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                answered = True
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                if scope["path"].startswith("/v1/"):
+                    headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        headers = Headers(scope=scope)
+        if (refused := self._refuse(scope["path"], headers)) is not None:
+            await refused(scope, receive, sending)
+            return
+        try:
+            await self.app(scope, self._counting(receive), sending)
+        except BodyTooLarge:
+            if not answered:
+                await self._too_large()(scope, receive, sending)
+
+    def _refuse(self, path: str, headers: Headers) -> Any:
+        if self.hosts and _name(headers.get("host", "")) not in self.hosts:
+            return refusal.answer("the Host header names another server", 403)
+        if not self._admitted(path, headers.get("authorization", "")):
+            return refusal.answer(
+                "a valid API key is missing; send it as 'Authorization: Bearer KEY'", 401, code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )  # fmt: skip
+        length = headers.get("content-length", "0")
+        if not length.isascii() or not length.isdigit() or int(length[:19]) > self.most_bytes:
+            return self._too_large()
+        return None
+
+    def _too_large(self) -> Any:
+        return refusal.answer(f"the body is larger than {self.most_bytes} bytes", 413, headers={"Connection": "close"})
+
+    def _admitted(self, path: str, given: str) -> bool:
+        """Whether a request may pass: the API and the metrics need a key where there are any."""
+        if not self.keys or path in OPEN or not path.startswith(("/v1/", "/metrics", "/openapi")):
+            return True
+        kind, _, key = given.partition(" ")
+        matches = [hmac.compare_digest(key.strip().encode(), known) for known in self.keys]  # all of them, always
+        return kind.lower() == "bearer" and any(matches)
+
+    def _counting(self, receive: Receive) -> Receive:
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            if message["type"] == "http.request":
+                seen += len(message.get("body", b""))
+                if seen > self.most_bytes:
+                    raise BodyTooLarge
+            return message
+
+        return counted
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without the port: localhost:8000, [::1]:8000."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower()

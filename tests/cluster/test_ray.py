@@ -1,0 +1,105 @@
+"""On a real Ray of this machine, two cores: batches with the texts of one process, and ``outrider.speculate``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import library
+from command import Command
+from outrider import speculate
+
+LINES: list[dict[str, Any]] = [
+    *({"id": n, "prompt": f"{n} the quick"} for n in range(9)),
+    {"id": "sampled", "prompt": "so", "temperature": 1.0, "seed": 3},
+    {"id": "sampled again", "prompt": "so", "temperature": 1.0, "seed": 3},
+    {"id": "bad", "prompt": ""},
+    {"id": "refused", "prompt": "so", "gamma": 40},
+]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    # Workers find this source and the helpers of the tests where this process does, and do not touch the network.
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = {"env_vars": {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}}
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture
+def outrider(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Command:
+    monkeypatch.setenv("COLUMNS", "200")
+    return Command(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(library.save_llama(tmp_path_factory.mktemp("models") / "target"))
+
+
+def written(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_batch_gives_the_texts_of_one_process(ray: Any, target: str, tmp_path: Path, outrider: Command) -> None:
+    """Catches workers with other slots or seeds, lines that come twice or never, a resumed run that differs."""
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    words = ["batch", str(tmp_path / "in.jsonl"), "OUT", target, "-n", "7", "--engine", "torch", "--temperature", "0.7"]
+    words += ["--seed", "5", "--slots", "2"]
+    one, many = tmp_path / "one.jsonl", tmp_path / "many.jsonl"
+    assert outrider(*(str(one) if word == "OUT" else word for word in words)).code == 1
+    said = outrider(*(str(many) if word == "OUT" else word for word in words), "--ray", "--workers", "2")
+    assert said.code == 1 and "2 of 13 lines failed" in said.err, said.err
+
+    def texts(path: Path) -> list[Any]:
+        return [(r["index"], r["id"], r["key"], r.get("tokens"), r["error"]) for r in written(path)]
+
+    assert texts(many) == texts(one) and len(texts(one)) == len(LINES)
+    many.write_bytes(b"".join(many.read_bytes().splitlines(keepends=True)[:4]) + b'{"index": 5, "id')  # killed
+    said = outrider(*(str(many) if word == "OUT" else word for word in words), "--ray")
+    assert "4 of 13 lines are in" in said.err and texts(many) == texts(one)
+
+
+def test_without_ray_the_error_says_what_to_install(
+    target: str, tmp_path: Path, outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "so"}\n')
+    words = ["batch", str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), target]
+    assert "means something with --ray only" in outrider(*words, "--workers", "2").err
+    monkeypatch.setitem(sys.modules, "ray", None)
+    said = outrider(*words, "--ray")
+    assert said.code == 2 and "pip install 'outrider[ray]'" in said.err
+
+
+@pytest.mark.slow
+def test_speculate_on_ray(ray: Any, tmp_path: Path) -> None:
+    """The executor was tried against a stand-in only."""
+    from outrider.cluster.ray_cluster import RayExecutor
+
+    def work(action: str) -> str:
+        return f"went {action}, process {os.getpid() != home}"
+
+    home = os.getpid()
+    executor = RayExecutor(num_cpus=1)
+    laws = ({"left": 0.6, "right": 0.4}, {"left": 0.5, "right": 0.5})
+    found = [speculate(lambda: laws[0], lambda: laws[1], work, executor, seed=seed) for seed in range(6)]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as threads:
+        expected = [speculate(lambda: laws[0], lambda: laws[1], work, threads, seed=seed) for seed in range(6)]
+    assert [(one.outcome, one.kept, one.guesses) for one in found] == [
+        (one.outcome, one.kept, one.guesses) for one in expected
+    ]
+    assert {one.value for one in found} <= {"went left, process True", "went right, process True"}
+    with pytest.raises(ZeroDivisionError):
+        speculate(lambda: laws[0], lambda: laws[1], lambda x: 1 // 0, executor, seed=1)
