@@ -28,7 +28,9 @@ Scorer = Callable[[Tensor], Tensor]
 def by_transformers(target: str, dtype: str) -> Scorer:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(names.resolve(target), dtype=loading.DTYPES[dtype])
+    place = names.directory(target)
+    names.unpack(place)
+    model = AutoModelForCausalLM.from_pretrained(place, dtype=loading.DTYPES[dtype])
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear):
             layer.forward = partial(summed_in_float32, layer)  # type: ignore[method-assign]
@@ -69,7 +71,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512, help="of each text, from its beginning")
     parser.add_argument("--ways", default="numba:float32,numba:float16,transformers:bfloat16,transformers:float16")
     options = parser.parse_args()
-    tokenizer = loading.description(names.resolve(options.target))[1]
+    tokenizer = loading.description(names.directory(options.target))[1]
     texts = [tokenizer.encode(path.read_text(encoding="utf-8"))[: options.tokens] for path in options.texts]
     ids = [torch.tensor([text]) for text in texts]
     reference = scorer(options.target, "transformers:float32")

@@ -1,16 +1,18 @@
-"""What eight-bit weights change in a target: perplexity, how often the likeliest token differs, how long texts agree.
+"""What packed weights change in a target: perplexity, divergence, how often the likeliest token differs; as a table.
 
 python recipes/weights_quality.py smollm2-135m --text docs/*.md
+python recipes/weights_quality.py smollm2-135m --text docs/*.md --against int8 int4 other.gguf
 
-Texts are cut into windows of 512 tokens; both models read the same ones. "agree" is the share of positions at which
-both find the same token likeliest. Then the first prompt of each task is answered greedily by both.
+Texts are cut into windows of 512 tokens; all models read the same ones. The full model has weights of 16 bits: for a
+target from a GGUF file these are the file's own, unpacked. "as it is" is such a file run as it is, int8 and int4
+quantise the full weights, and a .gguf file is another one of the same model. "KL" is the mean divergence from the full
+model in nats, "agree" the share of positions at which both find the same token likeliest.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import sys
 from pathlib import Path
 
@@ -18,10 +20,10 @@ import torch
 from torch import Tensor
 
 import outrider
-from outrider.bench.prompts import read
 from outrider.core.protocols import Shape
 
 WINDOW = 512
+AS_IT_IS = "as it is"
 
 
 def log_probabilities(llm: outrider.LLM, ids: list[int]) -> Tensor:
@@ -31,17 +33,24 @@ def log_probabilities(llm: outrider.LLM, ids: list[int]) -> Tensor:
     return session.score(torch.tensor([ids[1:]]))[0, :-1].log_softmax(-1)
 
 
-def compare(full: outrider.LLM, small: outrider.LLM, ids: list[int]) -> tuple[float, float, float, float]:
-    """Mean surprise of both in nats, mean divergence of the second from the first, and how often both agree."""
-    p, q = (log_probabilities(llm, ids) for llm in (full, small))
-    told = torch.tensor(ids[1:])[:, None]
-    surprise = [-float(x.gather(1, told).mean()) for x in (p, q)]
-    divergence = float((p.exp() * (p - q)).sum(-1).mean())
-    return surprise[0], surprise[1], divergence, float((p.argmax(-1) == q.argmax(-1)).float().mean())
+def load(target: str, name: str) -> outrider.LLM:
+    if name == "full":
+        return outrider.load(target, None, "cpu", "float32")
+    if name in ("int8", "int4"):
+        return outrider.load(target, None, "cpu", weights=name)
+    return outrider.load(target if name == AS_IT_IS else name, None, "cpu")
 
 
-def common(one: list[int], two: list[int]) -> int:
-    return next((k for k, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+def compare(full: list[Tensor], llm: outrider.LLM, windows: list[list[int]]) -> tuple[float, float, float]:
+    """Perplexity, mean divergence from the full model, and how often both agree."""
+    surprise, apart, same = [], [], []
+    for p, ids in zip(full, windows, strict=True):
+        q = log_probabilities(llm, ids)
+        surprise.append(-q.gather(1, torch.tensor(ids[1:])[:, None]))
+        apart.append((p.exp() * (p - q)).sum(-1))
+        same.append((p.argmax(-1) == q.argmax(-1)).float())
+    means = [float(torch.cat(found).mean()) for found in (surprise, apart, same)]
+    return math.exp(means[0]), means[1], means[2]
 
 
 def main() -> None:
@@ -49,20 +58,20 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="files of text to read")
     parser.add_argument("--windows", type=int, default=24, help="windows of 512 tokens to read at most")
-    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--against", nargs="+", default=[AS_IT_IS, "int8", "int4"])
     options = parser.parse_args()
-    full, small = (outrider.load(options.target, None, weights=weights) for weights in ("full", "int8"))
+    full = load(options.target, "full")
     ids = [token for file in options.text for token in full.tokenizer.encode(file.read_text(encoding="utf-8"))]
-    starts = range(0, len(ids) - WINDOW, WINDOW)[: options.windows]
-    means = [statistics.mean(v) for v in zip(*(compare(full, small, ids[s : s + WINDOW]) for s in starts), strict=True)]
-    sys.stdout.write(
-        f"{len(starts)} windows: perplexity {math.exp(means[0]):.3f} full, {math.exp(means[1]):.3f} int8 "
-        f"({math.exp(means[1] - means[0]) - 1:+.2%}); divergence {means[2]:.4f} nats; agree {means[3]:.1%}\n"
-    )
-    for task, prompts in read(None, 1).items():
-        asked = full.chat_prompt([{"role": "user", "content": prompts[0]}])
-        one, two = (llm.generate(asked, max_new_tokens=options.max_new_tokens).tokens for llm in (full, small))
-        sys.stdout.write(f"{task}: the first {common(one, two)} of {len(one)} greedy tokens agree\n")
+    windows = [ids[s : s + WINDOW] for s in range(0, len(ids) - WINDOW, WINDOW)[: options.windows]]
+    expected = [log_probabilities(full, window) for window in windows]
+    sys.stdout.write(f"{options.target}: {len(windows)} windows of {WINDOW} tokens\n")
+    sys.stdout.write("| weights | engine | perplexity | KL | agree |\n| --- | --- | --- | --- | --- |\n")
+    for name in ["full", *options.against]:
+        llm = full if name == "full" else load(options.target, name)
+        perplexity, apart, same = compare(expected, llm, windows)
+        engine = llm.target.model.facts.engine
+        sys.stdout.write(f"| {Path(name).name} | {engine} | {perplexity:.3f} | {apart:.5f} | {same:.1%} |\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def test_an_engine_in_the_table_is_offered_and_asked(monkeypatch: pytest.MonkeyP
 
     def obstacle(given: Asked) -> str | None:
         asked.append(given)
-        return None if given.int8 else "it has eight bits only; leave it out"
+        return None if given.weights == "int8" else "it has eight bits only; leave it out"
 
     mine = replace(BACKENDS["onnxruntime"], packages=(), obstacle=obstacle, broken=lambda: None)
     monkeypatch.setattr("outrider.models.engine.choice.find_spec", lambda name: None)
@@ -90,7 +90,7 @@ def test_an_engine_in_the_table_is_offered_and_asked(monkeypatch: pytest.MonkeyP
         chosen_engine(Kernels("mine"), config, CPU, torch.float32, 1e9)
     assert chosen_engine(Kernels("auto"), config, CPU, torch.float32, 1e9) == "torch"
     assert chosen_engine(Kernels("auto", "int8"), config, CPU, torch.float32, 1e9) == "mine"
-    assert [(given.int8, given.by_name) for given in asked] == [(False, True), (False, False), (True, True)]
+    assert [(given.weights, given.by_name) for given in asked] == [("full", True), ("full", False), ("int8", True)]
 
 
 def test_an_entry_is_not_compared_at_load_only_if_tested(monkeypatch: pytest.MonkeyPatch) -> None:

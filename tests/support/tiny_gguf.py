@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +19,33 @@ def byte_alphabet() -> list[str]:
     return sorted(ByteLevel.alphabet())
 
 
-def write_gguf(path: Path) -> Path:
-    """A random two-layer Llama with a byte-level tokenizer of the smollm kind and tied output."""
-    from gguf import GGUFWriter
+def raw_rows(form: str, rows: int, inputs: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Random rows in a packed format, as bytes [rows, n]: weights of about 0.1."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    hidden, heads, inner = 8, 2, 16
+    per, size = GGML_QUANT_SIZES[GGMLQuantizationType[form]]
+    random = np.random.default_rng(seed)
+    raw = random.integers(0, 256, (rows, inputs // per, size), np.uint8)
+    spread = {"Q8_0": 2e-3, "Q4_K": 3e-4, "Q5_K": 2e-4, "Q6_K": 1e-4}.get(form, 0.02)
+    sizes = (spread * random.uniform(0.5, 1.5, (*raw.shape[:2], 2))).astype(np.float16)
+    scale = np.ascontiguousarray(sizes[..., :1]).view(np.uint8)
+    minimum = sizes[..., 1:] * np.float16({"Q4_1": -7.5, "Q5_1": -15.5, "Q4_K": 7.5, "Q5_K": 15.5}.get(form, 0))
+    place = 208 if form == "Q6_K" else 0
+    raw[..., place : place + 2] = scale
+    if form in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
+        raw[..., 2:4] = minimum.view(np.uint8)
+    return raw.reshape(rows, -1)
+
+
+def write_gguf(path: Path, formats: Mapping[str, str] | None = None, extra: str | None = None) -> Path:
+    """A random two-layer Llama with a byte-level tokenizer of the smollm kind and tied output.
+
+    ``formats`` of matrices by a part of their name, "" for all others: then the model is larger. ``extra``: a tensor
+    that no Llama has.
+    """
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+    hidden, heads, inner = (256, 4, 512) if formats else (8, 2, 16)
     merges = ["Ġ Ġ", "h e", "l l"]
     words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_alphabet(), "ĠĠ", "he", "ll"]
     writer = GGUFWriter(path, "llama")
@@ -50,7 +74,17 @@ def write_gguf(path: Path) -> Path:
     random = np.random.default_rng(0)
 
     def tensor(name: str, *shape: int) -> None:
-        writer.add_tensor(name, random.normal(size=shape).astype(np.float32))
+        form = next((form for part, form in (formats or {}).items() if part in name), None)
+        if form is None or len(shape) == 1:
+            writer.add_tensor(name, random.normal(size=shape).astype(np.float32))
+        elif form == "F16":
+            writer.add_tensor(name, (0.1 * random.normal(size=shape)).astype(np.float16))
+        else:
+            raw = raw_rows(form, *shape, seed=int(random.integers(2**31)))
+            writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[form])
+
+    if extra:
+        tensor(extra, 8)
 
     tensor("token_embd.weight", len(words), hidden)
     tensor("output_norm.weight", hidden)

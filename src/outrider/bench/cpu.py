@@ -89,7 +89,7 @@ def contenders(plan: CpuPlan, checkpoint: Checkpoint) -> list[Contender]:
             found.append(Contender(engine, dtype, plan.target, ("plain", "speculative"), plan.draft, **common))
             continue
         ways = ["plain", "lookup"] + (["assisted"] if draft is not None and engine != "openvino" else [])
-        place = plan.models.get(engine, checkpoint.place)
+        place = plan.models.get(engine) or checkpoint.unpacked()
         dtype = checkpoint.dtype if dtype == "auto" else dtype
         groups = [(way,) for way in ways] if engine in SEPARATE else [tuple(ways)]
         found += [Contender(engine, dtype, place, group, draft, **common) for group in groups]

@@ -12,6 +12,7 @@ from statistics import median
 import torch
 
 from outrider.runtime import cpu, timer
+from outrider.runtime.memory import available_bytes as available_bytes
 
 READ_BYTES = 2**29  # far beyond any cache
 
@@ -45,17 +46,6 @@ def read_bandwidth(threads: int, size: int = READ_BYTES, repeats: int = 7) -> di
         torch.set_num_threads(before)
     best = min(times.values(), key=median)
     return {"median": size / median(best), "min": size / max(best), "max": size / min(best), "n": repeats}
-
-
-def available_bytes() -> float:
-    """Memory that can be had without swapping; infinity where the system does not tell."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return float("inf")
 
 
 class Neighbours:

@@ -66,7 +66,9 @@ Engine = Annotated[
         help="Engine of the target: torch; on a CPU numba or onnxruntime; auto: the fastest that supports it."
     ),
 ]
-Weights = Annotated[str, typer.Option(help="full (in --dtype), or int8: weight matrices quantised to eight bits.")]
+Weights = Annotated[
+    str, typer.Option(help="full (as saved; GGUF as it is), or int8, int4: matrices quantised to 8 or 4 bits.")
+]
 TensorParallel = Annotated[
     int,
     typer.Option(min=1, help="Shard the target over so many processes: torchrun --nproc-per-node N -m outrider ..."),

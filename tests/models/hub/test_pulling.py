@@ -255,6 +255,7 @@ def test_the_default_model() -> None:
 
     path = names.resolve(NAME)
     assert isinstance(path, Path)
+    names.unpack(path)
     manifest.check(path)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     assert model.dtype == torch.bfloat16 and model.lm_head.weight is model.model.embed_tokens.weight

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numba
@@ -110,10 +111,31 @@ def compiling(function: str, what: str, seconds: int) -> Iterator[None]:
         flush_all(code_folder())
 
 
-def on_disk(function: Any) -> Any:
-    """Compiled, and kept in the cache for the next process, until any of these files changes."""
+def on_disk(function: Any, name: str | None = None) -> Any:
+    """Compiled, and kept in the cache for the next process, until any of these files changes.
+
+    ``name``: of a copy that is kept apart, for arguments of other types, which need code of their own.
+    """
+    if name is not None:
+        function = FunctionType(function.__code__, function.__globals__, name)
+        function.__qualname__ = name
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(code_folder())
     try:
         return njit(cache=True, **OPTIONS)(function)
     finally:
         numba.config.CACHE_DIR = before
+
+
+_native: list[Any] = []
+"""Compiled functions whose addresses are in use."""
+
+
+def native(function: Any, signature: Any) -> int:
+    """The address of a function, compiled as it is written and kept in the cache as those ``on_disk``."""
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(code_folder())
+    try:
+        compiled = numba.cfunc(signature, cache=True, error_model="numpy")(function)
+    finally:
+        numba.config.CACHE_DIR = before
+    _native.append(compiled)
+    return int(compiled.address)

@@ -16,7 +16,7 @@ from numba import carray
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.kv_panels import write_key, write_value
 from outrider.kernels.numba.layer_math import finish, norm, rotate, take
-from outrider.kernels.numba.products import ProductInput, chained, convert_input, multiply, product_input
+from outrider.kernels.numba.products import ProductInput, convert_input, input_room, multiply, product_input
 from outrider.kernels.numba.tiled_attention import Cut, Room, add_up, attend_block, room_for
 from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
 from outrider.kernels.numba.vector_math import silu
@@ -48,8 +48,8 @@ class LlamaWeights(NamedTuple):
     norms: np.ndarray[Any, Any]  # [2 L + 1, hidden]
     windows: np.ndarray[Any, Any]  # [L]: how far back a position looks
     output: int  # address of the output matrix
-    half: bool  # products are computed in float16
-    powers: np.ndarray[Any, Any]  # [L, 4, 2]: what their inputs are scaled by (``float16_products.py``)
+    half: bool | int  # whether products are computed in float16; of packed weights, an address (``products.py``)
+    powers: np.ndarray[Any, Any]  # [L, 4, 2]: what their inputs are scaled by, or the inputs of a scale
     last_powers: np.ndarray[Any, Any]  # [2]: those of the output matrix
 
 
@@ -212,7 +212,7 @@ def _write(model: LlamaWeights, x: Any, logits: Any, counters: int, piece: int, 
     step = max(1, panels // (32 * threads))
     items = (panels + step - 1) // step
     temp = np.empty((rows, PANEL * step), np.float32)
-    room = np.empty(rows * chained(x.shape[1]) if model.half else 0, np.uint16)
+    room = input_room(model.half, rows, x.shape[1])
     given = product_input(model.half, x, room, np.empty(rows, np.float32))
     done, item = 0, take(counters, piece)
     if item < items:
@@ -241,7 +241,7 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
     temp = np.empty((min(rows, ROWS), max(model.padded, PANEL * inward, 2 * PANEL * across)), np.float32)
     line, places = np.empty(model.depth, np.float32), room_for(batch.cut, model.heads // model.shared, model.depth)
     widest = max(hidden, batch.mixed.shape[1], model.inner)
-    room, factors = np.empty(rows * chained(widest) if model.half else 0, np.uint16), np.empty(rows, np.float32)
+    room, factors = input_room(model.half, rows, widest), np.empty(rows, np.float32)
     around = product_input(model.half, normed, room, factors)
     mixed = product_input(model.half, batch.mixed, room, factors)
     gated = product_input(model.half, batch.gated, room, factors)
@@ -292,3 +292,7 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
     finish(counters, piece, done, rows)
     if len(batch.logits):
         _write(model, batch.found, batch.logits, counters, piece + 1, threads)
+
+
+packed_layers = on_disk(layers.py_func, "packed_layers")
+"""The same for packed weights."""

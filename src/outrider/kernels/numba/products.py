@@ -1,13 +1,21 @@
-"""A matrix product compiled by numba, in float32 or float16 as its weights were prepared."""
+"""A matrix product compiled by numba, as its weights were prepared: in float32, in float16, or of packed weights.
+
+Which of them a model needs is known by the type of ``LlamaWeights.half`` when code is compiled for it: True or False
+for the first two, the address of ``packed_product`` for the third. So nobody waits for code that is not run.
+"""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
+from outrider.kernels.numba.code_cache import OPTIONS
 from outrider.kernels.numba.float16_products import CHAIN, half_product, narrow
 from outrider.kernels.numba.layer_math import product
+from outrider.kernels.numba.packed_products import GIVEN, call_product, shorten, units_of
 from outrider.kernels.numba.tiles import PANEL, compiled
 
 
@@ -20,34 +28,90 @@ class ProductInput(NamedTuple):
     factors: np.ndarray[Any, Any]  # [rows]
 
 
+class PackedInput(NamedTuple):
+    """Inputs of a product with packed weights: x, and a thread's own copy of it in eight bits."""
+
+    product: int  # address
+    x: np.ndarray[Any, Any]  # [rows, inputs]
+    given: np.ndarray[Any, Any]  # [rows, units * GIVEN] bytes
+
+
 @compiled
 def chained(inputs: int) -> int:
     """Inputs up to whole chains."""
     return (inputs + CHAIN - 1) // CHAIN * CHAIN
 
 
-@compiled
-def product_input(half: bool, x: Any, room: Any, factors: Any) -> ProductInput:
+def input_room(half: bool | int, rows: int, inputs: int) -> np.ndarray[Any, Any]:
+    """Room for a thread's own copy of so many rows."""
+    raise NotImplementedError  # in compiled code only, as all of these
+
+
+@overload(input_room, jit_options=OPTIONS, strict=False)
+def _input_room(half: Any, rows: Any, inputs: Any) -> Any:
+    if isinstance(half, types.Boolean):
+        return lambda half, rows, inputs: np.empty(rows * chained(inputs) if half else 0, np.uint16)
+    return lambda half, rows, inputs: np.empty(rows * GIVEN * units_of(inputs), np.uint8)
+
+
+def product_input(half: bool | int, x: Any, room: Any, factors: Any) -> ProductInput | PackedInput:
     """What products with x read; ``room`` is for its copy."""
-    rows, inputs = x.shape[0], chained(x.shape[1]) if half else 0
-    return ProductInput(half, x, room[: rows * inputs].reshape((rows, inputs)), factors)
+    raise NotImplementedError
 
 
-@compiled
-def convert_input(given: ProductInput, powers: Any) -> None:
-    """x has been written: bring it into the form that products with a matrix of these powers read."""
-    if given.half:
-        narrow(given.x, powers[0], powers[1], given.bits, given.factors)
+@overload(product_input, jit_options=OPTIONS, strict=False)
+def _product_input(half: Any, x: Any, room: Any, factors: Any) -> Any:
+    def floating(half: bool, x: Any, room: Any, factors: Any) -> ProductInput:
+        rows, inputs = x.shape[0], chained(x.shape[1]) if half else 0
+        return ProductInput(half, x, room[: rows * inputs].reshape((rows, inputs)), factors)
+
+    def packed(half: int, x: Any, room: Any, factors: Any) -> PackedInput:
+        rows, size = x.shape[0], GIVEN * units_of(x.shape[1])
+        return PackedInput(half, x, room[: rows * size].reshape((rows, size)))
+
+    return floating if isinstance(half, types.Boolean) else packed
 
 
-@compiled
-def multiply(given: ProductInput, weights: int, first: int, panels: int, out: Any) -> None:
+def convert_input(given: ProductInput | PackedInput, powers: Any) -> None:
+    """x has been written: bring it into the form that products with a matrix of these powers read.
+
+    Of packed weights the first power is the number of inputs with one scale.
+    """
+    raise NotImplementedError
+
+
+@overload(convert_input, jit_options=OPTIONS, strict=False)
+def _convert_input(given: Any, powers: Any) -> Any:
+    def floating(given: ProductInput, powers: Any) -> None:
+        if given.half:
+            narrow(given.x, powers[0], powers[1], given.bits, given.factors)
+
+    def packed(given: PackedInput, powers: Any) -> None:
+        shorten(given.x, powers[0], given.given)
+
+    return floating if given.instance_class is ProductInput else packed
+
+
+def multiply(given: ProductInput | PackedInput, weights: int, first: int, panels: int, out: Any) -> None:
     """Times some panels of a matrix, from the first on -> out [rows, 16 * panels]."""
-    if given.half:
-        inputs = given.bits.shape[1]
-        at = weights + 2 * PANEL * inputs * first
-        half_product(at, given.bits, given.factors, inputs, out.ctypes.data, out.shape[1], panels)
-    else:
+    raise NotImplementedError
+
+
+@overload(multiply, jit_options=OPTIONS, strict=False)
+def _multiply(given: Any, weights: Any, first: Any, panels: Any, out: Any) -> Any:
+    def floating(given: ProductInput, weights: int, first: int, panels: int, out: Any) -> None:
+        if given.half:
+            inputs = given.bits.shape[1]
+            at = weights + 2 * PANEL * inputs * first
+            half_product(at, given.bits, given.factors, inputs, out.ctypes.data, out.shape[1], panels)
+        else:
+            rows, inputs = given.x.shape
+            at = weights + 2 * PANEL * inputs * first
+            product(at, given.x.ctypes.data, rows, inputs, out.ctypes.data, out.shape[1], panels)
+
+    def packed(given: PackedInput, weights: int, first: int, panels: int, out: Any) -> None:
         rows, inputs = given.x.shape
-        at = weights + 2 * PANEL * inputs * first
-        product(at, given.x.ctypes.data, rows, inputs, out.ctypes.data, out.shape[1], panels)
+        x, short = given.x.ctypes.data, given.given.ctypes.data
+        call_product(given.product, weights, first, panels, rows, inputs, x, short, out.ctypes.data, out.shape[1])
+
+    return floating if given.instance_class is ProductInput else packed

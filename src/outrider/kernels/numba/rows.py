@@ -8,10 +8,12 @@ import numpy as np
 from numba import carray
 
 from outrider.kernels.numba.float16_products import wide
+from outrider.kernels.numba.packed_rows import unpack_row
 from outrider.kernels.numba.tiles import PANEL, compiled, float_of_bits, pointer_to
 
-ROWS, PANELS, HALF_PANELS = range(3)
-"""Float32 one row behind the other; bfloat16 as ``tiles.py`` reads it; float16 as ``float16_products.py`` does."""
+ROWS, PANELS, HALF_PANELS, PACKED_PANELS = range(4)
+"""Float32 one row behind the other; bfloat16 as ``tiles.py`` reads it; float16 as ``float16_products.py`` does; four
+to eight bits as ``packed_products.py`` does."""
 
 
 class Table(NamedTuple):
@@ -31,6 +33,9 @@ def look_up(table: Table, token: int, out: Any) -> None:
         row = carray(pointer_to(table.place + 4 * table.size * token), (table.size,), np.float32)
         for j in range(table.size):
             out[j] = row[j]
+        return
+    if table.kind == PACKED_PANELS:
+        unpack_row(table.place, token, out[: table.size])
         return
     start = table.place + 2 * PANEL * table.inputs * (token // PANEL)
     bits = carray(pointer_to(start), (table.inputs, PANEL), np.uint16)

@@ -102,12 +102,12 @@ def _widened(builder: Any, addresses: Sequence[Any], place: Any) -> tuple[Any, A
     return builder.bitcast(low, floats), builder.bitcast(high, floats)
 
 
-def _fetch(builder: Any, address: Any, place: Any) -> None:
+def fetch(builder: Any, address: Any, place: Any) -> None:
     """Ask for the line of memory that is needed in a while."""
     kinds = [ir.IntType(8).as_pointer(), WORD, WORD, WORD]
-    fetch = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0")
+    asked = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0")
     at = pointer(builder, address, builder.add(place, number(AHEAD)), ir.IntType(8))
-    builder.call(fetch, [at, *(ir.Constant(WORD, value) for value in (0, 3, 1))])
+    builder.call(asked, [at, *(ir.Constant(WORD, value) for value in (0, 3, 1))])
 
 
 def loop(builder: Any, turns: Any, step: int, first: list[Any]) -> tuple[Any, list[Any], Any]:
@@ -154,7 +154,7 @@ def tile(rows: int, panels: int) -> Any:
             offset = builder.mul(builder.add(place, number(step)), number(2 * PANEL))
             if AHEAD and step % 2 == 0:
                 for start in starts:
-                    _fetch(builder, start, offset)
+                    fetch(builder, start, offset)
             groups = [starts[first : first + joined] for first in range(0, panels, joined)]
             halves = [half for group in groups for half in _widened(builder, group, offset)]
             for row in range(rows):

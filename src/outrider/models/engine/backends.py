@@ -19,6 +19,9 @@ from outrider.models.engine.t5_sizes import T5Sizes, t5_like
 from outrider.models.settings import setting
 from outrider.runtime import cpu
 
+QUANTISED = ("int8", "int4")
+"""What matrices can be quantised to when a model is prepared."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -27,7 +30,8 @@ class Asked:
     config: Any
     dtype: torch.dtype  # to compute in
     settled: bool = True  # whether the user asked for this dtype; False: it is only what torch would use
-    int8: bool = False  # whether matrices are to be in eight bits
+    weights: str = "full"  # or what matrices are to be quantised to: int8, int4
+    packed: str | None = None  # the format of a GGUF file's weights, where they are to be run as they are
     by_name: bool = True  # whether the user asked for this engine; False: "auto" looks for one
 
 
@@ -45,7 +49,7 @@ class Backend:
     packages: tuple[str, ...] = ()  # that must be installed
     obstacle: Callable[[Asked], str | None] = lambda asked: None  # of this model or this dtype
     broken: Callable[[], str | None] = lambda: None  # why it does not work here; may take a while to find out
-    int8: bool = False  # whether it has matrices in eight bits
+    quantises: tuple[str, ...] = ()  # what it quantises matrices to: int8, int4
     kv_cache_dtypes: bool = False  # whether ``open`` takes a ``kv_cache_dtype``
 
 
@@ -66,12 +70,24 @@ def numba_computes_in_half(dtype: torch.dtype, settled: bool) -> bool:
 
 
 def _numba_weights(asked: Asked) -> str:
+    if asked.packed:
+        return asked.packed
+    if asked.weights != "full":
+        return asked.weights
     return "float16" if numba_computes_in_half(asked.dtype, asked.settled) else "bfloat16"
 
 
 def _numba_layout(weights: str) -> Layout:
-    from outrider.models.engine import numba_weights, t5_weights
+    from outrider.models.engine import numba_weights, packed_weights, t5_weights
 
+    if weights in QUANTISED:
+        each = {"int8": 1.1, "int4": 0.8}[weights]  # bytes: the output matrix of the latter has eight bits
+        return Layout(
+            "numba", weights, packed_weights.FORMAT,
+            lambda to, source, config: packed_weights.write_quantised(to, source, config, weights), bytes_each=each,
+        )  # fmt: skip
+    if weights not in ("bfloat16", "float16"):
+        return Layout("numba", weights, packed_weights.FORMAT, packed_weights.write_gguf)
     half = weights == "float16"
     return Layout(
         "numba", weights, numba_weights.FORMAT,
@@ -97,14 +113,20 @@ def _open_numba(prepared: Prepared, config: Any, kv_cache_dtype: str = "auto") -
 
 def _numba_obstacle(asked: Asked) -> str | None:
     saved = str(setting(asked.config, "dtype")).removeprefix("torch.")
-    if saved != "bfloat16":
+    if saved != "bfloat16" and asked.weights == "full":
         return f"it reads weights that were saved in bfloat16, and these are in {saved}; leave it out"
     if t5_like(asked.config):
+        if asked.weights != "full":
+            return f"models of type {asked.config.model_type!r} have no layers here in {asked.weights}; leave it out"
         if obstacle := T5Sizes.of(asked.config).obstacle:
             return obstacle
     elif obstacle := _llama_obstacle(Sizes.of(asked.config)):
         return obstacle
     if not asked.settled:
+        return None
+    if asked.weights != "full":
+        return not_float32(asked.dtype)
+    if asked.dtype == torch.bfloat16:  # these are the weights that it reads; it computes in more
         return None
     if asked.dtype != torch.float16:
         return not_float32(asked.dtype)
@@ -141,7 +163,7 @@ def import_error() -> str | None:
 
 
 def _onnx_weights(asked: Asked) -> str:
-    return "int8" if asked.int8 else "float32"
+    return "int8" if asked.weights == "int8" else "float32"
 
 
 def _onnx_layout(weights: str) -> Layout:
@@ -164,14 +186,23 @@ def _onnx_obstacle(asked: Asked) -> str | None:
     if t5_like(asked.config):
         return f"models of type {asked.config.model_type!r} have no layers here; leave it out"
     # It reads four bytes of each weight: where "auto" looks for an engine, it leaves bfloat16 to torch.
-    computes_in_float32 = asked.by_name and (asked.int8 or not asked.settled)
+    computes_in_float32 = asked.by_name and (asked.weights == "int8" or not asked.settled)
     return None if computes_in_float32 else not_float32(asked.dtype)
 
 
 BACKENDS: dict[str, Backend] = {
     "numba": Backend(
-        _numba_weights, _numba_layout, _open_numba, ("numba",), _numba_obstacle, _numba_broken, kv_cache_dtypes=True
+        _numba_weights,
+        _numba_layout,
+        _open_numba,
+        ("numba",),
+        _numba_obstacle,
+        _numba_broken,
+        QUANTISED,
+        kv_cache_dtypes=True,
     ),
-    "onnxruntime": Backend(_onnx_weights, _onnx_layout, _open_onnx, ("onnxruntime", "onnx"), _onnx_obstacle, int8=True),
+    "onnxruntime": Backend(
+        _onnx_weights, _onnx_layout, _open_onnx, ("onnxruntime", "onnx"), _onnx_obstacle, quantises=("int8",)
+    ),
 }
 """By the names that ``engine=`` takes, in the order in which "auto" tries them; torch comes after all."""

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from outrider.errors import BadOption, require
-from outrider.models.engine.backends import BACKENDS, Asked
+from outrider.models.engine.backends import BACKENDS, QUANTISED, Asked
 from outrider.models.engine.t5_sizes import t5_like
 from outrider.models.settings import setting
 from outrider.models.transformers.families import llama_classes
 
-WEIGHTS = ("full", "int8")
+WEIGHTS = ("full", *QUANTISED)
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 WORTH_FILES = 32e6
@@ -32,7 +32,7 @@ class Kernels:
     """How a loaded model is run: settings that change speed, memory and the last bits of logits, nothing else."""
 
     engine: str = "torch"
-    weights: str = "full"  # full: as dtype says; int8: matrices in eight bits
+    weights: str = "full"  # full: as they were saved, in dtype; int8, int4: matrices quantised to eight or four bits
     rows: int = 9  # rows of a run, about: what packed weights are laid out for
     release: bool = False  # for running only: weights are kept in the layout that is run, and in no other
     kv_cache_dtype: str = "auto"  # of keys and values, by the numba engine
@@ -63,18 +63,19 @@ def chosen_engine(
     packages are installed.
     """
     if device.type == "cuda" and kernels.engine in ("auto", "torch"):
+        require(kernels.weights != "int4", "weights 'int4' are run on a CPU only; use 'int8' or device='cpu'")
         return "torch"  # eight bits, too: see int8_gpu.py
-    int8 = kernels.weights == "int8"
-    able = [name for name, backend in BACKENDS.items() if backend.int8 or not int8]
+    full = kernels.weights == "full"
+    able = [name for name, backend in BACKENDS.items() if full or kernels.weights in backend.quantises]
     require(
-        not int8 or kernels.engine in ("auto", *able),
+        full or kernels.engine in ("auto", *able),
         f"weights {kernels.weights!r} on a CPU are run by {' or '.join(able)}; leave the engine {kernels.engine!r} out",
     )
-    by_itself = kernels.engine == "auto" and not int8
+    by_itself = kernels.engine == "auto" and full
     worth = WORTH_FILES_ENCODER_DECODER if t5_like(config) else WORTH_FILES
     if kernels.engine == "torch" or (by_itself and size < worth):
         return "torch"
-    asked = Asked(config, dtype, settled, int8, by_name=not by_itself)
+    asked = Asked(config, dtype, settled, kernels.weights, by_name=not by_itself)
     tried_in_turn = able if kernels.engine == "auto" else [kernels.engine]
     obstacles: list[str] = []
     for engine in tried_in_turn:
@@ -84,7 +85,7 @@ def chosen_engine(
         obstacles.append(obstacle)
     if by_itself:
         return "torch"
-    option = "weights 'int8'" if kernels.engine == "auto" else f"engine {kernels.engine!r}"
+    option = f"weights {kernels.weights!r}" if kernels.engine == "auto" else f"engine {kernels.engine!r}"
     raise BadOption(f"{option} cannot be used: {obstacles[0]}")
 
 

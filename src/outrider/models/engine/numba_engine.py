@@ -12,21 +12,25 @@ import numba
 import numpy as np
 import torch
 
+from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import CPU
 from outrider.core.protocols import Shape
 from outrider.errors import require
-from outrider.kernels.numba import float16_products, kv_panels, llama, tiled_attention
+from outrider.kernels.numba import float16_products, kv_panels, llama, packed_products, tiled_attention
 from outrider.kernels.numba.code_cache import DIGEST, compiling
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine.llama_engine import Found, LlamaEngine, Run
 from outrider.models.engine.panel_buffers import PanelBuffers
-from outrider.models.engine.panel_rows import PanelRows
+from outrider.models.engine.panel_rows import PackedRows, PanelRows
 from outrider.models.engine.prepared import Prepared
 from outrider.models.engine.sizes import Sizes
 from outrider.models.engine.weight_files import WEIGHTS
 from outrider.models.kv_buffers import Buffers
 from outrider.models.llama_layer import PRODUCTS, layer_name
+
+FLOATS = ("bfloat16", "float16")
+"""Formats of weights that are not packed."""
 
 Addresses = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
 """Addresses of every layer's keys, of its values, and the positions that both have room for."""
@@ -59,8 +63,11 @@ class NumbaEngine(LlamaEngine):
         with (prepared.folder / WEIGHTS).open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._file = np.frombuffer(self._map, np.uint8)
-        self._half = prepared.weights == "float16"
-        if self._half:
+        self._half: bool | int = prepared.weights == "float16"
+        self._layers = llama.layers
+        if prepared.weights not in FLOATS:
+            self._half, self._layers = packed_products.address(), llama.packed_layers
+        elif self._half:
             assert float16_products.AVAILABLE, "engines.computes_in_half and float16_products.py disagree"
             self.name += " in float16"
         self.kernels += f", {kv_cache_dtype} KV cache"
@@ -77,7 +84,7 @@ class NumbaEngine(LlamaEngine):
         """Run one token on buffers of its own: what is compiled is kept on disk, where the next process finds it."""
         cache = self._room(1, 1)
         half = torch.zeros((1, sizes.depth // 2))
-        with compiling("layers", "models", seconds=20):
+        with compiling(self._layers.py_func.__name__, "models", seconds=20):
             self.run_layers(cache, Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), half, half, None), (), True)
 
     def allocate(self, rows: int, shape: Shape) -> Buffers:
@@ -96,8 +103,10 @@ class NumbaEngine(LlamaEngine):
         """Where a tensor lies, or 0 if there is none."""
         return self._file.ctypes.data + self._places[name][0] if name in self._places else 0
 
-    def _rows(self, name: str, hidden: int) -> PanelRows:
+    def _rows(self, name: str, hidden: int) -> EmbeddingTable:
         place, shape = self._places[name]
+        if self._layers is llama.packed_layers:
+            return PackedRows(self._file, place, self.vocabulary, hidden)
         bits = self._file[place:].view(np.uint16)[: math.prod(shape)].reshape(shape)
         narrow = self._half and self._places[name] == self._places["output"]
         return PanelRows(bits, self.vocabulary, hidden, int(self._powers(0)[-1][1]) if narrow else None)
@@ -160,7 +169,7 @@ class NumbaEngine(LlamaEngine):
             gated=np.empty((tokens, model.inner), np.float32),
             counters=zeros(llama.PIECES * model.layers + 2), threads=self.threads,
         )  # fmt: skip
-        self._team.run(llama.layers, model, batch, holding=(cache, self._file))
+        self._team.run(self._layers, model, batch, holding=(cache, self._file))
         return found, dict(zip(layers, states, strict=True)) if layers else {}, output if logits else None
 
     def _buffers(self, cache: Buffers) -> Addresses:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.kernels.numba.rows import HALF_PANELS, PANELS, Table
+from outrider.kernels.numba.packed_rows import unpack_rows
+from outrider.kernels.numba.rows import HALF_PANELS, PACKED_PANELS, PANELS, Table
 
 
 class PanelRows:
@@ -42,3 +43,32 @@ class PanelRows:
             return torch.from_numpy(found).view(torch.float32)
         narrow = self._bits[rows >> 4, :, rows & 15].view(np.float16)[..., : self._size]
         return torch.from_numpy(narrow.astype(np.float32) * np.float32(2.0**self._unit))
+
+
+class PackedRows:
+    """A matrix [V, size] in four to eight bits (``packed_weights.py``): indexed by tokens it gives float32 rows."""
+
+    dtype = torch.float32
+    device = torch.device("cpu")
+
+    def __init__(self, file: np.ndarray[Any, Any], place: int, rows: int, size: int) -> None:
+        """``file``: the bytes that it begins in, at ``place``."""
+        self._file, self._address = file, file.ctypes.data + place
+        self.shape = torch.Size((rows, size))
+        self.table = Table(self._address, size, PACKED_PANELS)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def detach(self) -> Self:
+        return self
+
+    def __getitem__(self, index: Any, /) -> Tensor:
+        """Rows of tokens [...] -> [..., size]."""
+        rows = np.arange(len(self))[index] if isinstance(index, slice) else index.numpy()
+        flat = np.ascontiguousarray(rows, np.int64).ravel()
+        if len(flat) and not 0 <= flat.min() <= flat.max() < len(self):
+            raise IndexError(f"rows from {flat.min()} to {flat.max()} of a table of {len(self)}")
+        found = torch.empty((len(flat), self.shape[1]))
+        unpack_rows(self._address, flat, found.numpy())
+        return found.view(*rows.shape, self.shape[1])

@@ -17,9 +17,10 @@ from torch import Tensor
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.models.engine.weight_files import PAGE, WEIGHTS
 from outrider.models.engine_protocol import Engine
+from outrider.models.hub import manifest
 from outrider.models.hub.gguf import MB
 from outrider.models.hub.inventory import PREPARED
-from outrider.models.hub.making import making
+from outrider.models.hub.making import making, require_memory
 from outrider.models.hub.safetensors_files import sizes, weight_files
 from outrider.runtime.cache_dir import cache_dir
 from outrider.runtime.files import locked, note, replace_whole, write_whole
@@ -46,11 +47,14 @@ class Layout:
     weights: str  # their format: float32, bfloat16, ...
     version: int  # raised whenever the files change: what was written before is then written again
     write: Callable[[Path, Path, Any], Places]  # into a folder, from a checkpoint's directory and its config
-    bytes_each: int  # of a weight
+    bytes_each: float = 0  # of a weight; 0: those of a GGUF file, as many as it has
     tables: bool = False  # whether embeddings lie beside them in float32
 
     def bytes_needed(self, source: Path, config: Any) -> int:
         """Of disk space, a little more than will be written: every tensor begins on a page of its own."""
+        if not self.bytes_each:
+            packed = manifest.packed(source)
+            return int(1.05 * packed.require().stat().st_size) + 10 * MB if packed else 0
         numbers = sizes(source)
         tables = 4 * self.tables * (1 if config.tie_word_embeddings else 2) * config.vocab_size * config.hidden_size
         return int(1.05 * (self.bytes_each * sum(numbers) + tables)) + PAGE * len(numbers) + MB
@@ -126,7 +130,9 @@ def prepare(source: Path, config: Any, layout: Layout) -> Prepared:
             found = _whole(final)  # another process may have been faster
             if found is None:
                 _remove_stale(source, layout, final)
-                space.require(layout.bytes_needed(source, config))
+                needed = layout.bytes_needed(source, config)
+                space.require(needed)
+                require_memory(source.name, needed)
                 with Console(stderr=True).status(f"Writing {layout.weights} weights for {layout.engine} (once)"):
                     made = make_files(stage / "model", source, config, layout)
                 if final.exists():
@@ -180,8 +186,12 @@ def _remove_stale(source: Path, layout: Layout, final: Path) -> None:
 
 def _key(source: Path, layout: Layout) -> str:
     """By what the files are made from: another checkpoint, another setting or another layout is another key."""
-    files = sorted([*weight_files(source), *source.glob("*.json")])
-    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    settings, packed = sorted(source.glob("*.json")), None if layout.bytes_each else manifest.packed(source)
+    if packed is None:
+        files, weights = sorted([*weight_files(source), *settings]), ""
+    else:  # a file may have been moved, and weights unpacked beside: neither changes what is prepared
+        files, weights = [file for file in settings if file.name != manifest.MANIFEST], packed.sha256
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files] + ([weights] * bool(weights))
     return hashlib.sha256(repr((layout.version, layout.weights, str(source.resolve()), facts)).encode()).hexdigest()[
         :32
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -59,10 +59,15 @@ class WeightFile:
 
     def write(self, name: str, array: np.ndarray[Any, Any]) -> int:
         """Append an array -> where it begins."""
+        return self.write_pieces(name, [array], list(array.shape))
+
+    def write_pieces(self, name: str, pieces: Iterable[np.ndarray[Any, Any]], shape: list[int]) -> int:
+        """Append what comes in pieces -> where it begins."""
         self.file.seek(-self.file.tell() % PAGE, 1)
         place = self.file.tell()
-        self.file.write(np.ascontiguousarray(array).data)
-        self.places[name] = (place, list(array.shape))
+        for piece in pieces:
+            self.file.write(np.ascontiguousarray(piece).data)
+        self.places[name] = (place, shape)
         return place
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,11 @@ class Checkpoint:
     @property
     def encoder_decoder(self) -> bool:
         return bool(self.config.is_encoder_decoder)
+
+    def unpacked(self) -> str:
+        """Its directory, with weights that transformers reads: those of a GGUF file are unpacked first."""
+        names.unpack(Path(self.place))
+        return self.place
 
     @property
     def dtype(self) -> str:

@@ -1,4 +1,4 @@
-"""One GGUF file in, one ordinary safetensors model directory out.
+"""One GGUF file in, one ordinary model directory out: with safetensors weights, or without (``describe``).
 
 The weights come through transformers' own GGUF loader. The tokenizer, for byte-level BPE files, does
 not: that loader drops the pre-tokenizer a file names (``smollm`` splits every digit off, so "x  2"
@@ -19,31 +19,20 @@ import subprocess
 import sys
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from outrider.errors import ModelCorrupt, ModelError, PullFailed
 from outrider.models.hub.checksums import sha256
+from outrider.models.hub.gguf_tensors import packed_format, require_known_formats
+from outrider.models.hub.gguf_tokenizer import Metadata, build_tokenizer, end_tokens, set_special_tokens
 from outrider.models.settings import offers
 
-if TYPE_CHECKING:
-    from tokenizers.pre_tokenizers import PreTokenizer
-
-Metadata = dict[str, Any]
 MB = 1_000_000
-
-# What follows a turn in the chat formats met in GGUF files; one of these is an end of sequence
-# wherever the file's chat template writes it, whatever the file's single eos field says.
-END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|end_of_text|>")
-
-# The `tokenizer.ggml.pre` names whose rule is GPT-2's pattern, alone or after splitting off every digit
-# (llama.cpp, src/llama-vocab.cpp); files with any other rule are left to transformers.
-PLAIN_PRE = {"gpt-2", "mpt", "olmo", "jais"}
-DIGITS_PRE = {"smollm", "starcoder", "refact", "command-r", "codeshell"}
-CONTROL, USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 
 
 @dataclass(frozen=True)
@@ -121,11 +110,17 @@ class Header:
 
     metadata: Metadata
     parameters: int
+    weights: str | None = None  # the format of most weights, if they can be run as they are
+
+    @property
+    def settings_bytes(self) -> int:
+        """Of a config and a tokenizer, at most."""
+        return 25 * MB
 
     @property
     def converted_bytes(self) -> int:
         """Two bytes a weight in bfloat16, and room for a tokenizer."""
-        return 2 * self.parameters + 25 * MB
+        return 2 * self.parameters + self.settings_bytes
 
 
 def read_header(path: Path) -> Header:
@@ -141,29 +136,51 @@ def read_header(path: Path) -> Header:
         reader = GGUFReader(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
         parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
+        ends = max((int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors), default=0)
+        if ends > path.stat().st_size:
+            raise EOFError(f"its tensors end at byte {ends}, the file at {path.stat().st_size}")
     except Exception as error:
         reason = f"truncated or damaged ({brief(error)})"
         raise ModelCorrupt(f"{path}: this GGUF file is {reason}; get it again") from error
     if metadata.get("split.count", 1) > 1:
         parts = metadata["split.count"]
         raise ModelError(f"{path} is one of {parts} parts; merge them first with llama-gguf-split --merge")
-    return Header(metadata, parameters)
+    require_known_formats(path, reader.tensors)
+    return Header(metadata, parameters, packed_format(str(metadata.get("general.architecture")), reader.tensors))
 
 
 def convert(source: Path, header: Header, out: Path) -> None:
     """Write ``source`` into the existing directory ``out`` as bfloat16 safetensors with its tokenizer."""
+    with _quiet():
+        convert_files(source, out, header.metadata)
+    _share(out)
+
+
+def describe(source: Path, header: Header, out: Path) -> None:
+    """Write the config and the tokenizer of ``source`` into the existing directory ``out``, but no weights."""
+    with _quiet():
+        describe_files(source, out, header.metadata)
+    _share(out)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bars of transformers: the caller shows its own progress."""
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        # The legacy GGUF path draws a tqdm bar that no switch turns off; the caller shows its own progress.
+        # The legacy GGUF path draws a tqdm bar that no switch turns off.
         with contextlib.redirect_stderr(io.StringIO()):
-            convert_files(source, out, header.metadata)
+            yield
     finally:
         if bars:
             logging.enable_progress_bar()
-    # Weights are written through a private temporary file; a cache may be shared between users.
+
+
+def _share(out: Path) -> None:
+    """Weights are written through a private temporary file; a cache may be shared between users."""
     for file in out.iterdir():
         shutil.copymode(out / "config.json", file)
 
@@ -178,6 +195,28 @@ def convert_files(source: Path, out: Path, metadata: Metadata) -> None:
     # Absolute, or a directory called like a hub id could be taken for one.
     folder = str(source.resolve().parent)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+    _settle(model, source, metadata).save_pretrained(out)
+    model.save_pretrained(out, max_shard_size="1000TB")  # one file, which is there as a whole or not at all
+
+
+def describe_files(source: Path, out: Path, metadata: Metadata) -> None:
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(str(source.resolve().parent), gguf_file=source.name)
+    with torch.device("meta"):  # shapes without weights
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    _settle(model, source, metadata).save_pretrained(out)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(out)
+    model.generation_config.save_pretrained(out)
+
+
+def _settle(model: Any, source: Path, metadata: Metadata) -> Any:
+    """Set the ends of a text in a model's settings as the file has them -> its tokenizer."""
+    import transformers
+
+    folder = str(source.resolve().parent)
     tokenizer = build_tokenizer(metadata) or transformers.AutoTokenizer.from_pretrained(folder, gguf_file=source.name)
     set_special_tokens(tokenizer, metadata)
     eos = end_tokens(metadata)
@@ -187,70 +226,7 @@ def convert_files(source: Path, out: Path, metadata: Metadata) -> None:
         model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     # Derived configs are rebuilt from config.json at every load; this one is now settled.
     model.generation_config._from_model_config = False
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-
-
-def build_tokenizer(metadata: Metadata) -> Any | None:
-    """The tokenizer a byte-level BPE file describes; None where its splitting rule is not known here."""
-    splitter = _splitter(metadata)
-    if splitter is None:
-        return None
-    from tokenizers import AddedToken, Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
-
-    words: list[str] = metadata["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
-    backend = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges))
-    backend.pre_tokenizer = splitter
-    backend.decoder = decoders.ByteLevel()
-    kinds = dict(zip(words, metadata.get("tokenizer.ggml.token_type", []), strict=False))
-    special = [AddedToken(word, normalized=False, special=True) for word in words if kinds.get(word) == CONTROL]
-    extra = [AddedToken(word, normalized=False) for word in words if kinds.get(word) == USER_DEFINED]
-    backend.add_special_tokens(special)
-    backend.add_tokens(extra)
-    # Clean-up would turn " ." into "." on decoding: text would no longer survive a round trip.
-    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False)
-
-
-def _splitter(metadata: Metadata) -> PreTokenizer | None:
-    """The pre-tokenizer that ``tokenizer.ggml.pre`` names, for the names known here."""
-    pre = metadata.get("tokenizer.ggml.pre")
-    # A file that wants a token added by itself needs a post-processor: transformers knows those.
-    wants_bos = metadata.get("tokenizer.ggml.add_bos_token") or metadata.get("tokenizer.ggml.add_eos_token")
-    known = pre in PLAIN_PRE or pre in DIGITS_PRE
-    if metadata.get("tokenizer.ggml.model") != "gpt2" or wants_bos or not known:
-        return None
-    from tokenizers import pre_tokenizers
-
-    spaced = bool(metadata.get("tokenizer.ggml.add_space_prefix", False))
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
-    if pre in PLAIN_PRE:
-        return plain
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
-
-
-def set_special_tokens(tokenizer: Any, metadata: Metadata) -> None:
-    """Name the special tokens, the chat template and the longest input as the file does."""
-    words: list[str] = metadata.get("tokenizer.ggml.tokens", [])
-    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    for attribute, key in names.items():
-        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if index is not None and index < len(words):
-            setattr(tokenizer, attribute, words[index])
-    if template := metadata.get("tokenizer.chat_template"):
-        tokenizer.chat_template = template
-    if limit := metadata.get(f"{metadata.get('general.architecture')}.context_length"):
-        tokenizer.model_max_length = int(limit)
-
-
-def end_tokens(metadata: Metadata) -> list[int]:
-    """The token ids that end a text: the file's eos and eot, and its chat template's end of a turn."""
-    found = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot")]
-    template = metadata.get("tokenizer.chat_template", "")
-    words: list[str] = metadata.get("tokenizer.ggml.tokens", [])
-    found += [words.index(mark) for mark in END_OF_TURN if mark in template and mark in words]
-    return sorted({int(index) for index in found if index is not None})
+    return tokenizer
 
 
 def says_no_space(text: str) -> bool:

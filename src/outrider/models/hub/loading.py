@@ -23,7 +23,7 @@ from outrider.models.checkpoint_model import CheckpointModel
 from outrider.models.engine.backends import BACKENDS, Asked
 from outrider.models.engine.choice import Kernels, chosen_engine
 from outrider.models.engine.prepared import prepare
-from outrider.models.hub import names, plain_settings
+from outrider.models.hub import manifest, names, plain_settings
 from outrider.models.hub.making import CacheRefused
 from outrider.models.hub.safetensors_files import weight_files
 from outrider.models.settings import setting
@@ -80,6 +80,7 @@ def load(
         prepared = _by_engine(name, place, config, kernels, where, kind, settled=dtype != "auto")
         if prepared is not None:
             return Loaded(name, prepared, tokenizer, kernels)
+        names.unpack(place)
         model = by_transformers(place, _class(config), dtype=kind, **common)
     except OutriderError:
         raise
@@ -126,7 +127,9 @@ def description(place: Path, **common: Any) -> tuple[Any, Any]:
 
 def _size(place: Path) -> int:
     """Bytes of weights."""
-    return sum(file.stat().st_size for file in weight_files(place))
+    packed = manifest.packed(place)
+    files = weight_files(place) or ([packed.require()] if packed else [])
+    return sum(file.stat().st_size for file in files)
 
 
 def _class(config: Any) -> Any:
@@ -150,8 +153,11 @@ def _by_engine(
         if settled and where.type == "cpu":
             _warn_of_slow(kind, chosen_engine(kernels, config, where, torch.float32, _size(place), settled=False))
         return None
+    packed = manifest.packed(place) if engine == "numba" and not settled and kernels.weights == "full" else None
+    if packed is None:
+        names.unpack(place)
     try:
-        asked = Asked(config, kind, settled, kernels.weights == "int8")
+        asked = Asked(config, kind, settled, kernels.weights, packed.weights if packed else None)
         return _prepared(place, engine, asked, kernels.kv_cache_dtype)
     except ModelCorrupt:
         raise

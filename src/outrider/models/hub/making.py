@@ -12,10 +12,21 @@ from pathlib import Path
 from outrider.errors import ModelError, PullFailed
 from outrider.models.hub.gguf import MB, brief, says_no_space
 from outrider.runtime.files import locked, refused, writable
+from outrider.runtime.memory import available_bytes
 
 
 class CacheRefused(PullFailed):
     """The cache cannot be written."""
+
+
+def require_memory(name: str, needed: float) -> None:
+    """ModelError where less memory is available than a model needs."""
+    free = available_bytes()
+    if free < needed:
+        raise ModelError(
+            f"{name} needs about {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are available; end other "
+            "programs, or use a smaller model or one quantised to fewer bits"
+        )
 
 
 class Space:

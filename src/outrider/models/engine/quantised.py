@@ -1,0 +1,49 @@
+"""Quantises full weights in groups of 32 inputs of a row, for the products of ``kernels/numba/packed_products.py``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ModelCorrupt, require
+from outrider.kernels.numba.packed_formats import CODES, FORMATS, UNIT, Rows
+
+_SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)
+"""Ranges that are tried for a group, relative to that of its weights: what lies beyond is clipped."""
+
+
+def in_eight_bits(weight: Tensor) -> Rows:
+    """A weight [out, in] in float32, with a scale for each group."""
+    groups = _groups(weight)
+    scales = (groups.abs().amax(-1) / 127).to(torch.float16)
+    step = scales.to(torch.float32)[..., None]
+    whole = (groups / step).nan_to_num(0.0).round().clamp(-127, 127).to(torch.int8)
+    return Rows(FORMATS[CODES["Q8_0"]], whole.flatten(1).numpy(), scales.numpy())
+
+
+def in_four_bits(weight: Tensor) -> Rows:
+    """A weight [out, in] in float32, with a scale and a minimum for each group: those of the least squared error."""
+    groups = _groups(weight)
+    low, high = groups.amin(-1), groups.amax(-1)
+    middle, reach = (low + high) / 2, (high - low) / 2
+    best = torch.full_like(low, torch.inf)
+    found = [torch.zeros_like(low, dtype=torch.float16)] * 2
+    whole = torch.zeros_like(groups, dtype=torch.uint8)
+    for shrink in _SHRINKS:
+        minimum = (middle - shrink * reach).to(torch.float16)
+        scale = (2 * shrink * reach / 15).to(torch.float16)
+        wide, start = scale.to(torch.float32)[..., None], minimum.to(torch.float32)[..., None]
+        tried = ((groups - start) / wide).nan_to_num(0.0).round().clamp(0, 15)
+        error = (tried * wide + start - groups).square().sum(-1)
+        better = error < best
+        best = torch.where(better, error, best)
+        found = [torch.where(better, new, old) for new, old in zip((scale, minimum), found, strict=True)]
+        whole = torch.where(better[..., None], tried.to(torch.uint8), whole)
+    scales, minima = found
+    return Rows(FORMATS[CODES["Q4_1"]], whole.flatten(1).numpy(), scales.numpy(), minima.numpy())
+
+
+def _groups(weight: Tensor) -> Tensor:
+    """[out, in] -> [out, groups, 32], filled up with zeros."""
+    require(bool(weight.isfinite().all()), "weights that are not finite; the checkpoint is damaged", ModelCorrupt)
+    return torch.nn.functional.pad(weight, (0, -weight.shape[1] % UNIT)).view(len(weight), -1, UNIT)
