@@ -16,7 +16,7 @@ from numba import carray
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.kv_panels import write_key, write_value
 from outrider.kernels.numba.layer_math import finish, norm, rotate, take
-from outrider.kernels.numba.products import ProductInput, convert_input, input_room, multiply, product_input
+from outrider.kernels.numba.products import ProductInput, convert_input, input_room, multiply, product_input, some_rows
 from outrider.kernels.numba.tiled_attention import Cut, Room, add_up, attend_block, room_for
 from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
 from outrider.kernels.numba.vector_math import silu
@@ -80,12 +80,6 @@ class LlamaRows(NamedTuple):
 
 
 @compiled
-def _some(given: ProductInput, row: int, end: int) -> ProductInput:
-    """Some rows of a product's inputs."""
-    return ProductInput(given.half, given.x[row:end], given.bits[row:end], given.factors[row:end])
-
-
-@compiled
 def _project(
     model: LlamaWeights, batch: LlamaRows, layer: int, head: int, given: ProductInput, temp: Any, line: Any
 ) -> None:
@@ -94,7 +88,7 @@ def _project(
     size = batch.stored.itemsize
     for row in range(len(batch.x)):
         if row % ROWS == 0:
-            multiply(_some(given, row, row + ROWS), model.places[layer, 0], panels * head, panels, temp)
+            multiply(some_rows(given, row, row + ROWS), model.places[layer, 0], panels * head, panels, temp)
         found = temp[row % ROWS]
         if model.biases[layer, 0]:
             bias = carray(pointer_to(model.biases[layer, 0] + 4 * model.padded * head), (depth,), np.float32)
@@ -150,7 +144,7 @@ def _add_product(
     panels = min(step, model.hidden // PANEL - first)
     for row in range(len(batch.x)):
         if row % ROWS == 0:
-            multiply(_some(given, row, row + ROWS), model.places[layer, which], first, panels, temp)
+            multiply(some_rows(given, row, row + ROWS), model.places[layer, which], first, panels, temp)
         for j in range(PANEL * panels):
             batch.x[row, PANEL * first + j] += temp[row % ROWS, j]
         if model.biases[layer, which]:
@@ -168,7 +162,7 @@ def _gate(
     panels = min(step, model.inner // PANEL - first)
     for row in range(len(batch.x)):
         if row % ROWS == 0:
-            multiply(_some(given, row, row + ROWS), model.places[layer, 2], 2 * first, 2 * panels, temp)
+            multiply(some_rows(given, row, row + ROWS), model.places[layer, 2], 2 * first, 2 * panels, temp)
         found = temp[row % ROWS]
         if model.biases[layer, 2]:
             bias = carray(pointer_to(model.biases[layer, 2] + 8 * PANEL * first), (2 * PANEL * panels,), np.float32)

@@ -83,7 +83,7 @@ CODES = {form.name: code for code, form in enumerate(FORMATS)}
 
 
 @dataclass(frozen=True)
-class Rows:
+class QuantisedRows:
     """Some rows of a matrix in one of the formats, its whole numbers apart: R rows of I inputs."""
 
     form: Format
@@ -94,7 +94,7 @@ class Rows:
     minimum_factors: Array | None = None
 
 
-def panels(rows: Rows) -> Array:
+def panels(rows: QuantisedRows) -> Array:
     """Whole panels of rows -> bytes [R / 16, panel_bytes]."""
     form = rows.form
     units = [_values(form, rows.whole), _by_unit(rows.scales, form.groups)]

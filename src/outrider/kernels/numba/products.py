@@ -72,6 +72,22 @@ def _product_input(half: Any, x: Any, room: Any, factors: Any) -> Any:
     return floating if isinstance(half, types.Boolean) else packed
 
 
+def some_rows(given: ProductInput | PackedInput, row: int, end: int) -> ProductInput | PackedInput:
+    """Some rows of a product's inputs."""
+    raise NotImplementedError
+
+
+@overload(some_rows, jit_options=OPTIONS, strict=False)
+def _some_rows(given: Any, row: Any, end: Any) -> Any:
+    def floating(given: ProductInput, row: int, end: int) -> ProductInput:
+        return ProductInput(given.half, given.x[row:end], given.bits[row:end], given.factors[row:end])
+
+    def packed(given: PackedInput, row: int, end: int) -> PackedInput:
+        return PackedInput(given.product, given.x[row:end], given.given[row:end])
+
+    return floating if given.instance_class is ProductInput else packed
+
+
 def convert_input(given: ProductInput | PackedInput, powers: Any) -> None:
     """x has been written: bring it into the form that products with a matrix of these powers read.
 

@@ -6,31 +6,31 @@ from typing import Any
 
 import numpy as np
 
-from outrider.kernels.numba.packed_formats import CODES, FORMATS, Rows
+from outrider.kernels.numba.packed_formats import CODES, FORMATS, QuantisedRows
 
 Array = np.ndarray[Any, Any]
 
 
-def rows_of(name: str, raw: Array) -> Rows:
+def rows_of(name: str, raw: Array) -> QuantisedRows:
     """Some rows [R, bytes] in the GGUF format of this name."""
     form = FORMATS[CODES[name]]
     size = BLOCK_BYTES[name]
     blocks = raw.reshape(len(raw), -1, size)  # [R, B, size]
     if name == "Q6_K":
-        return Rows(form, _six(blocks), _joined(blocks[..., 192:208]), factors=_half(blocks[..., 208:]))
+        return QuantisedRows(form, _six(blocks), _joined(blocks[..., 192:208]), factors=_half(blocks[..., 208:]))
     if form.blocks:
         scales, minima = _six_bits(blocks[..., 4:16])
         nibbles = _by_64(blocks[..., -128:])
         whole = nibbles if form.bits == 4 else nibbles | _above_by_64(blocks[..., 16:48])
         factors, minimum_factors = _half(blocks[..., :2]), _half(blocks[..., 2:4])
-        return Rows(form, _joined(whole), scales, minima, factors, minimum_factors)
+        return QuantisedRows(form, _joined(whole), scales, minima, factors, minimum_factors)
     if form.bits == 8:
-        return Rows(form, _joined(blocks[..., 2:]).view(np.int8), _half(blocks[..., :2]))
+        return QuantisedRows(form, _joined(blocks[..., 2:]).view(np.int8), _half(blocks[..., :2]))
     least = _half(blocks[..., 2:4]) if form.minimum else None
     whole = _nibbles(blocks[..., -16:])
     if form.bits == 5:
         whole = whole | np.unpackbits(np.ascontiguousarray(blocks[..., -20:-16]), axis=-1, bitorder="little") << 4
-    return Rows(form, _joined(whole), _half(blocks[..., :2]), least)
+    return QuantisedRows(form, _joined(whole), _half(blocks[..., :2]), least)
 
 
 BLOCK_BYTES = {

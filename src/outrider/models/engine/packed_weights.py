@@ -30,7 +30,7 @@ _PIECE = 64
 Array = np.ndarray[Any, Any]
 
 
-class Tensors(Protocol):
+class PackedTensors(Protocol):
     """A checkpoint's tensors, whose matrices are packed on their way out."""
 
     def __contains__(self, name: str) -> bool: ...
@@ -137,7 +137,7 @@ def write_quantised(folder: Path, source: Path, config: Any, weights: str) -> di
     return found
 
 
-def write(folder: Path, tensors: Tensors, config: Any) -> dict[str, tuple[int, list[int]]]:
+def write(folder: Path, tensors: PackedTensors, config: Any) -> dict[str, tuple[int, list[int]]]:
     """Weights into a file -> where in it each of them is."""
     file, sizes = WeightFile(folder / WEIGHTS), Sizes.of(config)
     spans: list[tuple[int, int]] = []  # inputs with one scale, for each product; the second number is not used
@@ -161,17 +161,19 @@ def write(folder: Path, tensors: Tensors, config: Any) -> dict[str, tuple[int, l
     return {"embedding": file.places["output"]} | file.places
 
 
-def _check_shapes(tensors: Tensors, names: Sequence[str], sizes: Sizes) -> None:
+def _check_shapes(tensors: PackedTensors, names: Sequence[str], sizes: Sizes) -> None:
     for name in names:
         _check_shape(tensors, f"{name}.weight", sizes.shapes()[name.rpartition(".")[2]])
 
 
-def _check_shape(tensors: Tensors, name: str, shape: tuple[int, int]) -> None:
+def _check_shape(tensors: PackedTensors, name: str, shape: tuple[int, int]) -> None:
     found = tensors.shape(name)
     require(found == shape, f"{name} is {found}, and the config says {shape}; the file is damaged", ModelCorrupt)
 
 
-def _write_matrix(file: WeightFile, tensors: Tensors, name: str, parts: Sequence[str], sizes: Sizes) -> tuple[int, int]:
+def _write_matrix(
+    file: WeightFile, tensors: PackedTensors, name: str, parts: Sequence[str], sizes: Sizes
+) -> tuple[int, int]:
     """A table of panels, then the panels -> inputs with one scale, and 0."""
     weights = [f"{part}.weight" for part in parts]
     rows = [_rows(tensors.shape(weight)[0], sizes.depth if name.endswith(".qkv") else 0) for weight in weights]
@@ -204,7 +206,7 @@ def _rows(outputs: int, depth: int) -> Array:
     return filled.reshape(-1, PANEL)
 
 
-def _write_bias(file: WeightFile, tensors: Tensors, name: str, parts: Sequence[str], sizes: Sizes) -> None:
+def _write_bias(file: WeightFile, tensors: PackedTensors, name: str, parts: Sequence[str], sizes: Sizes) -> None:
     biased = [part for part in parts if f"{part}.bias" in tensors]
     require(len(biased) in (0, len(parts)), f"only {biased} have biases; {REMEDY}", ModelError)
     if not biased:

@@ -6,22 +6,22 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelCorrupt, require
-from outrider.kernels.numba.packed_formats import CODES, FORMATS, UNIT, Rows
+from outrider.kernels.numba.packed_formats import CODES, FORMATS, UNIT, QuantisedRows
 
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)
 """Ranges that are tried for a group, relative to that of its weights: what lies beyond is clipped."""
 
 
-def in_eight_bits(weight: Tensor) -> Rows:
+def in_eight_bits(weight: Tensor) -> QuantisedRows:
     """A weight [out, in] in float32, with a scale for each group."""
     groups = _groups(weight)
     scales = (groups.abs().amax(-1) / 127).to(torch.float16)
     step = scales.to(torch.float32)[..., None]
     whole = (groups / step).nan_to_num(0.0).round().clamp(-127, 127).to(torch.int8)
-    return Rows(FORMATS[CODES["Q8_0"]], whole.flatten(1).numpy(), scales.numpy())
+    return QuantisedRows(FORMATS[CODES["Q8_0"]], whole.flatten(1).numpy(), scales.numpy())
 
 
-def in_four_bits(weight: Tensor) -> Rows:
+def in_four_bits(weight: Tensor) -> QuantisedRows:
     """A weight [out, in] in float32, with a scale and a minimum for each group: those of the least squared error."""
     groups = _groups(weight)
     low, high = groups.amin(-1), groups.amax(-1)
@@ -40,7 +40,7 @@ def in_four_bits(weight: Tensor) -> Rows:
         found = [torch.where(better, new, old) for new, old in zip((scale, minimum), found, strict=True)]
         whole = torch.where(better[..., None], tried.to(torch.uint8), whole)
     scales, minima = found
-    return Rows(FORMATS[CODES["Q4_1"]], whole.flatten(1).numpy(), scales.numpy(), minima.numpy())
+    return QuantisedRows(FORMATS[CODES["Q4_1"]], whole.flatten(1).numpy(), scales.numpy(), minima.numpy())
 
 
 def _groups(weight: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ GGUF = "model.gguf"
 
 
 @dataclass(frozen=True)
-class Packed:
+class GgufWeights:
     """Weights that are run as they are in a GGUF file."""
 
     path: Path
@@ -75,13 +75,13 @@ def _facts(file: Path) -> dict[str, Any]:
     return {"bytes": file.stat().st_size, "sha256": sha256(file)}
 
 
-def packed(folder: Path) -> Packed | None:
+def packed(folder: Path) -> GgufWeights | None:
     """The GGUF file whose weights a converted model is run from as they are; None where there is none."""
     if not (folder / MANIFEST).is_file():
         return None
     record = _read_manifest(folder)
     found = record.get("packed")
-    return Packed(folder / found["path"], found["weights"], record["gguf_sha256"]) if found else None
+    return GgufWeights(folder / found["path"], found["weights"], record["gguf_sha256"]) if found else None
 
 
 def note_place(folder: Path, source: Path) -> None:
