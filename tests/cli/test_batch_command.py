@@ -77,6 +77,7 @@ REFUSED = {
     "several seeds": ({"seed": [1, 2]}, "seed must be"),
     "several texts": ({"n": 3}, "n=3 cannot be honoured"),
     "another model": ({"model": "gpt-5"}, "model must be the one that runs the batch"),
+    "nothing to run beside it": ({"prompt": "", "top_k": 3}, "the prompt is empty"),
     "python": ({"logits_processor": []}, "Python objects"),
 }
 

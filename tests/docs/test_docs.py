@@ -128,6 +128,7 @@ def test_commands_run(line: str, tiny: str, tmp_path: Path, monkeypatch: pytest.
             (tmp_path / block.name).write_text(block.text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "The end"}\n', encoding="utf-8")
+    (tmp_path / "prompts.txt").write_text("The end\n", encoding="utf-8")
     path, words = split(line)
     short = ["--target", tiny, "--max-new-tokens", "6"] + (["--repeats", "1"] if path == ("demo",) else [])
     result = CliRunner().invoke(app, [*path, *words, *short])
@@ -137,7 +138,7 @@ def test_commands_run(line: str, tiny: str, tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_options_exist(document: Path) -> None:
     known = {name for command in TREE.values() for o in command.params for name in (*o.opts, *o.secondary_opts)}
-    known.add("--help")
+    known |= {"--help", "--nproc-per-node", "--now"}  # of torchrun and systemctl
     text = text_of(document).partition("## What others call it")[0]
     for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text):
         assert option in known, f"{name_of(document)} mentions {option}, which no command of outrider has"

@@ -97,11 +97,13 @@ def answers(llm: Any, lines: Sequence[PromptLine], slots: int, advance: Advance)
         for line in lines[start : start + slots * WINDOW]:
             try:
                 Options.parse(line.options)
-                groups.setdefault(_shared(line.options), []).append((line, _token_ids(llm, line)))
+                ready = line, _token_ids(llm, line)
             except BadOption as error:
                 yield line, {"error": str(error)}
-        for ready in groups.values():
-            yield from _texts(llm, ready, advance)
+            else:
+                groups.setdefault(_shared(line.options), []).append(ready)
+        for together in groups.values():
+            yield from _texts(llm, together, advance)
 
 
 def _shared(options: Mapping[str, Any]) -> str:
