@@ -182,6 +182,23 @@ def test_guesses_of_one_run_are_those_of_many(tmp_path: Path) -> None:
     assert torch.equal(*ends)
 
 
+def test_a_draft_that_is_not_asked_encodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred sentences were encoded for a draft that was asked for no guess: a fifth of all time."""
+    model = by_numba(built("mt5: gated"), tmp_path)
+    expected = scored(model, [0, 1, 3], 2)
+    read, encode = [], model.engine.encode
+    monkeypatch.setattr(model.engine, "encode", lambda given, cache: [read.append(sorted(given)), encode(given, cache)])
+    session = model.start(4, SHAPE)
+    session.read_late()
+    session.admit_all([Admission(row, [0], SOURCES[row]) for row in range(3)])
+    session.release(2)
+    session.commit(torch.full((4, 1), 5), torch.ones(4, dtype=torch.int64))
+    assert read == [], "nothing was run"
+    session.admit_all([Admission(row, TEXTS[kind], SOURCES[kind]) for row, kind in enumerate((0, 1, 3))])
+    found = session.score(torch.tensor([[kind + 3, kind + 4] for kind in (0, 1, 3, 0)]))
+    assert read == [[0, 1, 2]] and torch.equal(found[:3], expected)
+
+
 def test_a_row_that_has_ended_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a hundred sentences most had ended long before the last, and all went through every run."""
     model = by_numba(built("mt5: gated"), tmp_path)

@@ -102,6 +102,14 @@ class AdmitsTogether(Protocol):
 
 
 @runtime_checkable
+class ReadsLate(Protocol):
+    """A session that can put off encoding its sources until a run needs them."""
+
+    def read_late(self) -> None:
+        """From now on do so: for a draft that may never be asked."""
+
+
+@runtime_checkable
 class Guessing(Protocol):
     """A session that may find several guesses at temperature 0 in one run."""
 

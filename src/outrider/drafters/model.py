@@ -17,6 +17,7 @@ from outrider.core.protocols import (
     DraftSession,
     Guessing,
     LanguageModel,
+    ReadsLate,
     Session,
     Shape,
     Source,
@@ -123,7 +124,10 @@ class _ModelSession:
     prices: Prices | None = None  # what guesses take here and time is worth, where a policy tells
 
     def __init__(self, drafter: ModelDrafter, rows: int, shape: Shape, target: Session) -> None:
-        self.session = FittedSession(drafter.model.start(rows, shape), target.vocab_size)
+        session = drafter.model.start(rows, shape)
+        if isinstance(session, ReadsLate):
+            session.read_late()
+        self.session = FittedSession(session, target.vocab_size)
         self.sampling, self.floor = drafter.sampling, drafter.floor
         self.only_drafter = False  # see ``OnlyDrafter``
 

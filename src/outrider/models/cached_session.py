@@ -53,6 +53,7 @@ class CachedSession(BufferedSession):
         self.reused = 0  # tokens of prompts that were copied instead of run
         self._starts: dict[int, int] = {}  # of rows that are prefilled now: tokens copied
         self._kept: tuple[int, ...] = ()  # layers whose output ``states`` holds
+        self._late, self._unread = False, dict[int, Source]()  # sources that are to be encoded before the next run
 
     def keep_states(self, layers: Sequence[int]) -> None:
         facts = self.model.facts
@@ -126,13 +127,31 @@ class CachedSession(BufferedSession):
         if self.states is not None:
             self.states[rows, positions] = 0
 
+    def read_late(self) -> None:
+        """Encode sources when they are first needed: whoever is never asked for a guess encodes none."""
+        self._late = self.model.facts.encoder_decoder
+
     def _encode(self, sources: Mapping[int, Source]) -> None:
-        self.engine.encode(sources, self.cache)
+        if self._late:
+            self._unread = {**self._unread, **sources}  # another dict: a fork may share this one
+        else:
+            self.engine.encode(sources, self.cache)
+
+    def _read_sources(self) -> None:
+        if self._unread:
+            sources, self._unread = self._unread, {}
+            self.engine.encode(sources, self.cache)
+
+    def release(self, row: int) -> None:
+        super().release(row)
+        self._unread = {other: source for other, source in self._unread.items() if other != row}
 
     def _copy_memory(self, rows: Tensor) -> None:
+        self._read_sources()
         self.cache = self.cache.select(rows)
 
     def _move_memory(self, rows: Tensor) -> None:
+        self._read_sources()
         if rows.device.type != "cpu" or len(rows) != self.context.rows:  # on a GPU, finding which rows move would sync
             self._copy_memory(rows)
         else:
@@ -140,6 +159,7 @@ class CachedSession(BufferedSession):
 
     @torch.no_grad()
     def _feed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        self._read_sources()
         found = self.engine.run(tokens, positions, self.cache, self._wanted(tokens.shape[1]))
         self._keep(torch.arange(len(tokens), device=tokens.device), positions, found.states)
         assert found.logits is not None
@@ -157,6 +177,7 @@ class CachedSession(BufferedSession):
 
     @torch.no_grad()
     def _prefill(self, rows: range, tokens: Tensor, positions: Tensor, last: Sequence[int]) -> Tensor | None:
+        self._read_sources()
         alone = len(rows) == 1
         wanted = Wanted(range(last[0], last[0] + 1) if alone else None, logits=False, states=self._kept)
         found = self.engine.run(tokens, positions, self.cache.part(rows), wanted)
@@ -181,6 +202,7 @@ class CachedSession(BufferedSession):
         """
         if self.shape.fixed or not isinstance(self.engine, GreedyEngine):
             return None
+        self._read_sources()
         rows = self.context.active.nonzero()[:, 0]
         starts, counts = self.cached[rows], (self.context.lengths - self.cached)[rows]
         found = self.cached.new_zeros((self.context.rows, count))
