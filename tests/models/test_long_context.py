@@ -85,6 +85,27 @@ def behind(model: EngineModel, length: int, guesses: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("weights", "kv_cache_dtype"), FORMATS)
+def test_prefixes_are_copied_to_the_bit(weights: str, kv_cache_dtype: str, tmp_path: Path) -> None:
+    """Of any length: sixteen keys are one block, and clearing behind a copied part of one cleared some of its keys."""
+    _, model = opened("a window", tmp_path / "model", weights, kv_cache_dtype)
+    session = model.start(2, Shape(LENGTH + 8, 9, fixed=False))
+    session.share_prefixes = True
+    session.admit(0, TEXT[0, :100].tolist())
+    session.release(0)
+    other = (TEXT[0, :80] + 1).clamp(max=95).tolist()
+    for length in (17, 31, 32, 33, 40, 47, 63, 79):
+        prompt = TEXT[0, :length].tolist() + other[length:]
+        plain = model.start(2, Shape(LENGTH + 8, 9, fixed=False))
+        for each in (session, plain):
+            each.admit(1, prompt)
+        found, expected = (each.score(TEXT[:, :4].expand(2, -1))[1] for each in (session, plain))
+        assert torch.equal(found, expected), length
+        session.release(1)
+        session.forget(1)
+    assert session.reused >= 17 + 31 + 32
+
+
+@pytest.mark.parametrize(("weights", "kv_cache_dtype"), FORMATS)
 @pytest.mark.parametrize("name", BUILT)
 def test_bits_depend_on_the_text_alone(name: str, weights: str, kv_cache_dtype: str, tmp_path: Path) -> None:
     """Widths, prefill chunks, threads and rows beside, where contexts cross the borders of tiles."""

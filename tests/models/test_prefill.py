@@ -245,3 +245,27 @@ def test_what_a_slot_has_not_run_is_not_copied() -> None:
     session.forget(1)
     session.admit(0, text)
     assert session.reused == 0
+
+
+def test_memory_that_runs_out_while_a_prefix_is_copied_leaves_an_empty_slot() -> None:
+    """Half a copy over an older text: the slot said it held the older one, and the next prompt like it copied both."""
+    session = WholeNumberModel().start(3, Shape(CAPACITY, 4, chunk=8))
+    session.share_prefixes = True
+    first, second = ([(step * i + 3) % BAD for i in range(60)] for step in (7, 5))
+    for row, text in enumerate((first, second)):
+        session.admit(row, text)
+        session.release(row)
+    moved = session.cache.move
+
+    def full(to: Tensor, source: Tensor, length: int) -> None:
+        moved(to, source, length)
+        raise MemoryError
+
+    session.cache.move = full  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        session.admit(1, first)
+    session.cache.move = moved  # type: ignore[method-assign]
+    session.admit(2, second)
+    plain = WholeNumberModel().start(3, Shape(CAPACITY, 4, chunk=8))
+    plain.admit(2, second)
+    assert torch.equal(session.score(TAIL.expand(3, -1))[2], plain.score(TAIL.expand(3, -1))[2])

@@ -69,6 +69,7 @@ class Verifier:
     looks_ahead: bool = False  # guesses behind the last one kept have a say in the verdict
     sees: Callable[[Sampling], Sampling] = _as_asked  # the options its p is standardised with
     ceiling: Callable[[Any], Any] = _p_itself  # the most each token may be given: p itself if exact
+    capturable: bool = True  # a step with it can be captured as a CUDA graph
 
     def __call__(self, p: Tensor | Choices, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
         return self.rule(p, draft, noise, at)

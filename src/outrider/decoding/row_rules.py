@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -11,9 +11,11 @@ from torch import Tensor
 
 from outrider.core.draft import Choices, Draft
 from outrider.core.noise import Noise
+from outrider.core.processors import ByRow
 from outrider.core.protocols import Verdict, Verifier
 from outrider.core.sampling import Sampling, SamplingByRow
 from outrider.decoding.step_runner import Rule
+from outrider.errors import require
 
 Rows = tuple[int, ...]
 T = TypeVar("T", Sampling, Verifier)
@@ -24,11 +26,25 @@ def joint_rule(rules: Mapping[int, Rule]) -> Rule:
     wanted = [rule.logprobs for rule in rules.values() if rule.logprobs is not None]
     sampling = _grouped([(rule.sampling, slot) for slot, rule in rules.items()])
     verifiers = _grouped([(rule.verifier, slot) for slot, rule in rules.items()])
+    if len(verifiers) > 1 or len(sampling) > 1:
+        _check(rules.values())
     return Rule(
         verifiers[0][0] if len(verifiers) == 1 else _by_row(verifiers),
         sampling[0][0] if len(sampling) == 1 else SamplingByRow.of(sampling),
         max(wanted, default=None),
     )
+
+
+def _check(rules: Iterable[Rule]) -> None:
+    """Refuse what only a batch of equal rows can have."""
+    for rule in rules:
+        plain = Verifier("", rule.verifier.rule, True, True)
+        bounded = (rule.verifier.sees, rule.verifier.ceiling) != (plain.sees, plain.ceiling)
+        require(
+            not bounded, f"rows of coupling {rule.verifier.name!r} and rows of other rules cannot share a batch"
+        )
+        by_slot = any(isinstance(one, ByRow) for one in rule.sampling.processors)
+        require(not by_slot, "logits processors by row and rows with other options cannot share a batch")
 
 
 def _grouped(entries: list[tuple[T, int]]) -> list[tuple[T, Rows]]:
@@ -69,7 +85,7 @@ def _by_row(groups: list[tuple[Verifier, Rows]]) -> Verifier:
         raise AssertionError("each row is verified by its own rule")
 
     exact = all(verifier.exact for verifier, _ in groups)
-    return _ByRow("by row", never, exact, shares_noise=False, groups=tuple(groups))
+    return _ByRow("by row", never, exact, shares_noise=False, capturable=False, groups=tuple(groups))
 
 
 def _of_rows(draft: Draft, rows: Tensor) -> Draft:

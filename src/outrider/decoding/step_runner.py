@@ -33,7 +33,7 @@ class Rule:
     @property
     def capturable(self) -> bool:
         """Processors are called row by row, with lengths read from the device; logits of a replay are overwritten."""
-        shared = not isinstance(self.sampling, SamplingByRow)
+        shared = self.verifier.capturable and not isinstance(self.sampling, SamplingByRow)
         return not self.sampling.processors and shared and self.logprobs is None
 
     @property

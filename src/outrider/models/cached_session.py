@@ -70,12 +70,12 @@ class CachedSession(BufferedSession):
 
     def prefill_in_parts(self, admissions: Sequence[Admission], steps: bool = True) -> Iterator[None]:
         rows = [new.row for new in admissions]
-        self._starts = self._copy_prefixes(admissions) if self._may_share else {}
-        if self._written:
-            self._clear(sorted(set(rows) - set(self._starts)))
-        self._written = max(self._written, *(len(new.prompt) for new in admissions))
         complete = False
         try:
+            self._starts = self._copy_prefixes(admissions) if self._may_share else {}
+            if self._written:
+                self._clear(sorted(set(rows) - set(self._starts)))
+            self._written = max(self._written, *(len(new.prompt) for new in admissions))
             yield from super().prefill_in_parts(admissions, steps)
             complete = True
         finally:

@@ -35,3 +35,6 @@ class PanelBuffers(Buffers):
 
     def clear(self, rows: Tensor, positions: Tensor) -> None:
         """Nothing: scores of masked keys are replaced, and values are always finite."""
+
+    def clear_rows(self, rows: range, positions: range) -> None:
+        """Nothing, as ``clear``. Part of a block of keys could not be cleared without the rest of it."""
