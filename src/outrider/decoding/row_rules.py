@@ -40,9 +40,7 @@ def _check(rules: Iterable[Rule]) -> None:
     for rule in rules:
         plain = Verifier("", rule.verifier.rule, True, True)
         bounded = (rule.verifier.sees, rule.verifier.ceiling) != (plain.sees, plain.ceiling)
-        require(
-            not bounded, f"rows of coupling {rule.verifier.name!r} and rows of other rules cannot share a batch"
-        )
+        require(not bounded, f"rows of coupling {rule.verifier.name!r} and rows of other rules cannot share a batch")
         by_slot = any(isinstance(one, ByRow) for one in rule.sampling.processors)
         require(not by_slot, "logits processors by row and rows with other options cannot share a batch")
 
