@@ -76,6 +76,7 @@ REFUSED = {
     "one option twice": ({"max_tokens": 3, "max_new_tokens": 3}, "one option"),
     "several seeds": ({"seed": [1, 2]}, "seed must be"),
     "several texts": ({"n": 3}, "n=3 cannot be honoured"),
+    "an option of the run": ({"draft": "none"}, "draft is an option of the whole batch"),
     "another model": ({"model": "gpt-5"}, "model must be the one that runs the batch"),
     "nothing to run beside it": ({"prompt": "", "top_k": 3}, "the prompt is empty"),
     "python": ({"logits_processor": []}, "Python objects"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +23,7 @@ from outrider.cli.common import (
     graphs_option,
     notes,
 )
-from outrider.errors import BadOption
+from outrider.errors import BadOption, require
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -30,7 +32,7 @@ def serve(
     target: TargetArgument = DEFAULT_TARGET,
     draft: Draft = "auto",
     host: Annotated[str, typer.Option(help="Address to listen on. Loopback unless told otherwise.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with API keys, one per line; OUTRIDER_API_KEY may hold one as well.")
     ] = None,
@@ -39,18 +41,18 @@ def serve(
     ] = False,
     model_name: Annotated[str | None, typer.Option(help="Name of the model in requests. Default: TARGET's.")] = None,
     slots: Annotated[
-        int | None, typer.Option(help="Requests that run together. Default: what suits the model.")
+        int | None, typer.Option(min=1, help="Requests that run together. Default: what suits the model.")
     ] = None,
-    context: Annotated[int, typer.Option(help="Tokens of a prompt and its answer at most.")] = 2016,
+    context: Annotated[int, typer.Option(min=2, help="Tokens of a prompt and its answer at most.")] = 2016,
     memory: Annotated[
         float | None,
         typer.Option(help="GiB for KV caches; fewer slots where they need more. Default: half of what is free."),
     ] = None,
-    waiting: Annotated[int, typer.Option(help="Requests that may wait for a slot; more are answered with 429.")] = 64,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 1024,
-    max_bytes: Annotated[int, typer.Option(help="Bytes of a request's body at most.")] = 4 << 20,
-    timeout: Annotated[float, typer.Option(help="Seconds for a whole answer at most.")] = 600.0,
-    drain: Annotated[float, typer.Option(help="Seconds for answers under way after SIGTERM.")] = 60.0,
+    waiting: Annotated[int, typer.Option(min=1, help="Requests that may wait for a slot; more get 429.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 1024,
+    max_bytes: Annotated[int, typer.Option(min=1024, help="Bytes of a request's body at most.")] = 4 << 20,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for a whole answer at most.")] = 600.0,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds for answers under way after SIGTERM.")] = 60.0,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Origin of web pages that may use the API from a browser; repeatable.")
     ] = None,
@@ -72,6 +74,7 @@ def serve(
         raise BadOption(f"serving needs {error.name}; install it with pip install '.[serve]'") from None
     from outrider.serve.settings import ServerSettings, public_name, read_keys, served_names
 
+    _check(port, host, timeout, drain, cors_origin or [])
     keys = read_keys(api_key_file)
     if host not in LOOPBACK and not keys and not allow_anonymous:
         raise BadOption(
@@ -93,5 +96,24 @@ def serve(
     notes.print("warming up ...")
     llm.warm_up(coupling="gumbel")
     size = f"{served.limits.slots} slots of {served.limits.context} tokens"
+    if served.limits.context < context:
+        notes.print(f"context {context} is more than the model has positions for: {served.limits.context} it is")
     notes.print(f"{settings.model}, draft {llm.drafter.name}: {size}, {'API key needed' if keys else 'no API key'}")
     run.run(served, settings, run.ListenAt(host, port, drain, access_log), notes.print)
+
+
+def _check(port: int, host: str, timeout: float, drain: float, origins: list[str]) -> None:
+    """What would fail after minutes of loading, or never say so."""
+    for name, value in (("timeout", timeout), ("drain", drain)):
+        require(math.isfinite(value), f"{name} must be a number of seconds, got {value}")
+    for origin in origins:
+        known = origin.startswith(("http://", "https://")) and not origin.endswith("/")
+        require(known, f"cors_origin must be like https://example.org, without a path, got {origin!r}")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: a port just left is free
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise BadOption(f"cannot listen on {host} port {port} ({reason}); choose another --port") from None

@@ -19,6 +19,12 @@ UNSUPPORTED = (
 )  # fmt: skip
 """Fields of OpenAI's requests that would change the answer and cannot be honoured here."""
 
+OF_THE_RUN = (
+    "draft", "device", "dtype", "engine", "weights", "kv_cache_dtype", "width", "slots", "graphs", "trust_remote_code",
+    "tensor_parallel",
+)  # fmt: skip
+"""Options of the whole run."""
+
 URLS = ("/v1/completions", "/v1/chat/completions")
 WITHOUT_EFFECT = {"prompt", "messages", "model", "user", "metadata", "store"}
 """Fields of a request that are no options: read elsewhere, or of the caller's own bookkeeping."""
@@ -74,6 +80,10 @@ def _options(request: Mapping[str, Any], whole: bool) -> dict[str, Any]:
         require(
             name not in UNSUPPORTED or harmless,
             f"{name}={value!r:.60} cannot be honoured in a batch; leave it out, or ask a server (`outrider serve`)",
+        )
+        require(
+            name not in OF_THE_RUN or value is None,
+            f"{name} is an option of the whole batch and cannot be given in a line; give it to the command",
         )
         if option in known and value is not None:
             require(option not in options, f"{name} and {option} are one option; give one of the two")

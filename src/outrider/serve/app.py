@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -21,7 +22,7 @@ from outrider.serve import insight, refusal
 from outrider.serve.answering import Answering
 from outrider.serve.compile import Compiler
 from outrider.serve.engine import Engine
-from outrider.serve.guard import Guard
+from outrider.serve.guard import BodyTooLarge, Guard
 from outrider.serve.job import Job
 from outrider.serve.live import EventStream, Live
 from outrider.serve.metrics import Metrics
@@ -97,7 +98,13 @@ def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
 def _wrap(app: FastAPI, settings: ServerSettings, metrics: Metrics) -> None:
     @app.middleware("http")
     async def counted(request: Request, call_next: Callable[[Request], Any]) -> Response:
-        response: Response = await call_next(request)
+        try:
+            response: Response = await call_next(request)
+        except BodyTooLarge:
+            raise
+        except Exception as error:  # counted and answered here: what passes on costs the client its connection
+            logging.getLogger("uvicorn.error").exception("a request failed")
+            response = refusal.failed(error)
         route = request.scope.get("route")  # never the path itself: clients choose those, and every one would be kept
         metrics.requests.labels("other" if route is None else route.path, str(response.status_code)).inc()
         return response

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.llm import LLM
+from outrider.models.hub.plain_settings import PlainTokenizer
 from outrider.options import Options
 from outrider.serve.refusal import Refused
 from outrider.serve.schema import ResponseFormat
@@ -47,10 +48,10 @@ class Grammars:
         import llguidance
         import llguidance.hf
 
-        if self._tokenizer is None:
-            size, ends = self.llm.target.model.vocab_size, sorted(self.llm.call(Options()).stopping.eos)
-            self._tokenizer = llguidance.hf.from_tokenizer(self.llm.tokenizer, size, ends or None)
         try:
+            if self._tokenizer is None:
+                size, ends = self.llm.target.model.vocab_size, sorted(self.llm.call(Options()).stopping.eos)
+                self._tokenizer = llguidance.hf.from_tokenizer(_as_transformers(self.llm.tokenizer), size, ends or None)
             text = json.dumps(schema)
             if len(text) > MOST_BYTES:
                 raise Refused(f"the schema has {len(text)} bytes, at most {MOST_BYTES} are taken", "response_format")
@@ -60,8 +61,12 @@ class Grammars:
             wrong = str(error)
         if wrong:
             reason = " ".join(str(wrong).split())[:300]
-            raise Refused(f"response_format.json_schema cannot be followed: {reason}", "response_format")
+            raise Refused(f"response_format cannot be followed: {reason}", "response_format")
         return llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+
+
+def _as_transformers(tokenizer: Any) -> Any:
+    return tokenizer.transformers_tokenizer if isinstance(tokenizer, PlainTokenizer) else tokenizer
 
 
 class GrammarProcessor:

@@ -53,6 +53,11 @@ def of_error(error: Exception) -> JSONResponse:
     return answer(f"{type(error).__name__}: {error}", 500)
 
 
+def failed(error: Exception) -> JSONResponse:
+    """The answer where the server is at fault; what went wrong is in its log."""
+    return answer(f"an error of the server: {type(error).__name__}", 500)
+
+
 def install(app: FastAPI) -> None:
     """Every error of the app goes out in that shape."""
 
@@ -70,7 +75,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> JSONResponse:
-        return answer(f"an error of the server: {type(error).__name__}", 500)
+        return failed(error)
 
 
 def _invalid(errors: Sequence[Mapping[str, Any]]) -> JSONResponse:

@@ -60,19 +60,20 @@ class PlainTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
         if options:
-            return list(self._full.encode(text, add_special_tokens=add_special_tokens, **options))
+            return list(self.transformers_tokenizer.encode(text, add_special_tokens=add_special_tokens, **options))
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False, **options: Any) -> str:
         if any(options.values()):
-            return str(self._full.decode(tokens, skip_special_tokens=skip_special_tokens, **options))
+            return str(self.transformers_tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens, **options))
         return str(self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
 
     def get_vocab(self) -> dict[str, int]:
         return dict(self._tokenizer.get_vocab(with_added_tokens=True))
 
     @cached_property
-    def _full(self) -> Any:
+    def transformers_tokenizer(self) -> Any:
+        """The same tokenizer as transformers has it, for libraries that take no other."""
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast.from_pretrained(self._place)
@@ -80,13 +81,13 @@ class PlainTokenizer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._full, name)
+        return getattr(self.transformers_tokenizer, name)
 
     def __call__(self, *given: Any, **options: Any) -> Any:
-        return self._full(*given, **options)
+        return self.transformers_tokenizer(*given, **options)
 
     def __len__(self) -> int:
-        return len(self._full)
+        return len(self.transformers_tokenizer)
 
 
 def description(place: Path) -> tuple[Settings, PlainTokenizer] | None:
