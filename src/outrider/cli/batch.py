@@ -40,7 +40,7 @@ def batch(
     ],
     target: common.TargetArgument = common.DEFAULT_TARGET,
     ray: Annotated[
-        bool, typer.Option("--ray", help="Run on a Ray cluster (pip install 'outrider[ray]'): the same texts.")
+        bool, typer.Option("--ray", help="Run on a Ray cluster (pip install '.[ray]'): the same texts.")
     ] = False,
     workers: Annotated[
         int | None, typer.Option(min=1, help="With --ray: models that run at a time; default: as many as fit.")

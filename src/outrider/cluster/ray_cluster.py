@@ -16,7 +16,7 @@ def connected() -> Any:
         import ray.data
     except ImportError as error:
         reason = f"Ray is not installed ({error.name or error})"
-        raise BadOption(f"{reason}; pip install 'outrider[ray]', or leave out --ray") from None
+        raise BadOption(f"{reason}; pip install '.[ray]', or leave out --ray") from None
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
     return ray
