@@ -6,11 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ModelCorrupt, ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PACKED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 """Formats that are run as they are."""
@@ -102,6 +103,8 @@ class GgufTensors:
 
         ``depth``: of a head. llama.cpp keeps the rows of a Llama's queries and keys in another order.
         """
+        import numpy as np
+
         _, shape, offset, size = self._facts(name)
         if self._turned and name.endswith(("q_proj.weight", "k_proj.weight")):
             inside = rows % depth
@@ -115,6 +118,7 @@ class GgufTensors:
 
     def full(self, name: str) -> np.ndarray[Any, Any]:
         """A tensor in float32."""
+        import numpy as np
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -126,6 +130,8 @@ class GgufTensors:
         return found.reshape(shape)
 
     def _read(self, offset: int, size: int) -> np.ndarray[Any, Any]:
+        import numpy as np
+
         found = np.fromfile(self._path, np.uint8, size, offset=offset)
         if len(found) != size:
             raise ModelCorrupt(f"{self._path} ends before its tensors do; get the file again")
