@@ -17,6 +17,9 @@ from torch import Tensor
 from outrider.core import host_sync
 from outrider.core.numpy_ops import whole
 
+FEW_ROWS = 32
+"""Rows that are worked on one at a time; more are quicker together."""
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -152,7 +155,9 @@ class Draft:
     def _on_host(self, p: Tensor) -> bool:
         """Whether numpy can do it, a row at a time: over a vocabulary torch's threads wait longer than they work."""
         known = (torch.float32, torch.float64)
-        return host_sync.free(p.device) and p.dtype in known and (self.probs is None or self.probs.dtype in known)
+        if len(p) > FEW_ROWS or not host_sync.free(p.device):
+            return False
+        return p.dtype in known and (self.probs is None or self.probs.dtype in known)
 
     def _taken_on_host(self, p: Tensor, n: list[int]) -> Tensor:
         """``taken_from`` to the bit."""

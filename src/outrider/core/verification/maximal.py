@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import host_sync
+from outrider.core.draft import FEW_ROWS
 from outrider.core.noise import Noise
 from outrider.core.protocols import Draft, Verdict, Verifier
 
@@ -19,7 +20,7 @@ def take(values: Tensor, n: Tensor) -> Tensor:
     """values[b, n[b]] for every row: [B, K, ...] -> [B, ...]."""
     if values.dim() == 2:
         return values.gather(1, n[:, None])[:, 0]
-    if host_sync.free(values.device):  # a copy of a row each: torch would start threads to gather them
+    if len(n) <= FEW_ROWS and host_sync.free(values.device):  # a copy of each: torch would start threads to gather them
         return torch.stack([values[row, k] for row, k in enumerate(n.tolist())])
     return values[torch.arange(n.shape[0], device=n.device), n]
 
