@@ -204,8 +204,8 @@ def test_what_a_batch_costs_is_measured_and_not_extrapolated() -> None:
     def score(guesses: torch.Tensor) -> None:
         moment[0] += taken[guesses.shape[1] + 1]
 
-    session = SimpleNamespace(admit=lambda row, prompt: None, score=score)
-    model: Any = SimpleNamespace(vocab_size=8, start=lambda rows, shape: session)
+    session = SimpleNamespace(admit=lambda row, prompt, source: None, score=score)
+    model: Any = SimpleNamespace(vocab_size=8, facts=ModelFacts(8), start=lambda rows, shape: session)
     with timer.using(lambda: moment[0]):
         costs = width_costs.measured(model)
     target: Any = SimpleNamespace(facts=ModelFacts(8, width_costs=costs))

@@ -126,7 +126,7 @@ def show(report: dict[str, Any]) -> None:
         show_table(answers, _speeds(overall, f"\ntemperature {temperature:g}: speed"))
         show_table(answers, _ratios(overall, f"\ntemperature {temperature:g}: ratios"))
         show_table(answers, _by_task(found, f"\ntemperature {temperature:g}: tokens per second by task"))
-    if report["contexts"]:
+    if report.get("contexts"):
         show_table(answers, _contexts(report["contexts"], "\nprefill: tokens per second", "prefill_tokens_per_second"))
         show_table(answers, _contexts(report["contexts"], "\nprefill: seconds to the first token", "prefill_seconds"))
         show_table(answers, _contexts(report["contexts"], "\ndecoding: tokens per second", "tokens_per_second"))
