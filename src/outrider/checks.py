@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 GAMMAS = ("auto", "gradient")
 LOADING = (
-    "target", "draft", "device", "dtype", "width", "slots", "exact", "graphs", "engine", "weights", "trust_remote_code",
-    "tensor_parallel",
+    "target", "draft", "device", "dtype", "width", "slots", "exact", "graphs", "engine", "weights", "kv_cache_dtype",
+    "trust_remote_code", "tensor_parallel",
 )  # fmt: skip
 """The arguments of ``outrider.load``."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from outrider.checks import check_64_bits, unknown
+from outrider.checks import LOADING, check_64_bits, unknown
 from outrider.errors import BadOption, PromptError, require
 
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
@@ -19,10 +19,7 @@ UNSUPPORTED = (
 )  # fmt: skip
 """Fields of OpenAI's requests that would change the answer and cannot be honoured here."""
 
-OF_THE_RUN = (
-    "draft", "device", "dtype", "engine", "weights", "kv_cache_dtype", "width", "slots", "graphs", "trust_remote_code",
-    "tensor_parallel",
-)  # fmt: skip
+OF_THE_RUN = frozenset(LOADING) - {"target"}
 """Options of the whole run."""
 
 URLS = ("/v1/completions", "/v1/chat/completions")

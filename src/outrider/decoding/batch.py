@@ -155,19 +155,17 @@ class RunningBatch:
         """The row has ended: its slot is free."""
         index, row = entry
         self.trace.endings.append(Ending(index, str(row.finish_reason), row.stop_reason))
-        request, self.rows[slot], self.requests[slot] = self.requests[slot], None, None
+        self.rows[slot] = self.requests[slot] = None
         release(self.target, slot, failed=self.serving and row.error is not None)
         self.drafter.release(slot)
-        if self.rule is not self.own_rule or (request is not None and request.rule is not None):
+        if self.rule is not self.own_rule:
             self._set_rule()
 
     def _set_rule(self) -> None:
         """Rows may have rules of their own."""
         given = {slot: request.rule for slot, request in enumerate(self.requests) if request is not None}
-        if not any(given.values()):
-            self.rule = self.own_rule
-            return
-        self.rule = joint_rule({slot: rule or self.own_rule for slot, rule in given.items()})
+        joint = {slot: rule or self.own_rule for slot, rule in given.items()}
+        self.rule = joint_rule(joint) if any(given.values()) else self.own_rule
 
     def _admit(self, inbox: Inbox) -> Iterator[Event]:
         """Empty slots take who waits, and prompts of like length side by side where they are prefilled together.
