@@ -78,7 +78,7 @@ def test_without_ray_the_error_says_what_to_install(
     assert "means something with --ray only" in outrider(*words, "--workers", "2").err
     monkeypatch.setitem(sys.modules, "ray", None)
     said = outrider(*words, "--ray")
-    assert said.code == 2 and "pip install 'outrider[ray]'" in said.err
+    assert said.code == 2 and "pip install '.[ray]'" in said.err
 
 
 @pytest.mark.slow

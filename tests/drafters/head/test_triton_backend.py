@@ -29,9 +29,12 @@ pytestmark = pytest.mark.cpu_paths
 FUSED = {triton_backend.FusedHead, triton_backend.FusedBlock, triton_backend.FusedAttention}
 
 
-@pytest.fixture(params=[cpus.AMX, cpus.N1], ids=lambda facts: facts.name, autouse=True)
+@pytest.fixture(params=[cpus.WITHOUT_NUMBA, cpus.A72], ids=lambda facts: facts.name, autouse=True)
 def packing_or_not(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Stand-ins for kernels run on a CPU, and those of x86 pack a head's weights for single rows, too."""
+    """Stand-ins for kernels run on a CPU, and those of x86 pack a head's weights for single rows, too.
+
+    CPUs on which torch drafts for a few rows, as the Triton backend is compared with torch.
+    """
     with cpu.using(request.param):
         yield
 
