@@ -12,9 +12,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse
-from fastapi.staticfiles import StaticFiles
+from fastapi.responses import FileResponse, JSONResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.routing import Route
 
 from outrider import __version__
 from outrider.runtime import timer
@@ -22,7 +22,7 @@ from outrider.serve import insight, refusal
 from outrider.serve.answering import Answering
 from outrider.serve.compile import Compiler
 from outrider.serve.engine import Engine
-from outrider.serve.guard import BodyTooLarge, Guard
+from outrider.serve.guard import Guard
 from outrider.serve.job import Job
 from outrider.serve.live import EventStream, Live
 from outrider.serve.metrics import Metrics
@@ -50,7 +50,7 @@ def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
     """The app around an engine, which starts and drains with it."""
     metrics = Metrics(engine)
     engine.observe = metrics.add
-    compiler = Compiler(engine.llm, settings.model, engine.limits.context, settings.most_tokens)
+    compiler = Compiler(engine.llm, settings.model, engine.limits.context, settings.most_tokens, engine.drafts)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
@@ -58,7 +58,9 @@ def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
         yield
         await run_in_threadpool(engine.drain, settings.patience)
 
-    app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="Outrider", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan,
+    )  # fmt: skip
     refusal.install(app)
     _routes_of_state(app, engine, settings, metrics)
 
@@ -89,10 +91,25 @@ def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
         """Answer a conversation."""
         return await generate(request, body, lambda: compiler.chat(body))
 
-    if PAGE.is_dir():
-        app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
+    _serve_page(app)
     _wrap(app, settings, metrics)
     return app
+
+
+def _serve_page(app: FastAPI) -> None:
+    """A route for every file of the page: no path of a request reaches the file system, and every other one is 404."""
+    for file in sorted(PAGE.rglob("*")):
+        if file.is_file():
+            name = file.relative_to(PAGE).as_posix()
+            for path in ("/", "/index.html") if name == "index.html" else (f"/{name}",):
+                app.router.routes.append(Route(path, _sender(file), methods=["GET"]))
+
+
+def _sender(file: Path) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    async def send(request: Request) -> Response:
+        return FileResponse(file)
+
+    return send
 
 
 def _wrap(app: FastAPI, settings: ServerSettings, metrics: Metrics) -> None:
@@ -100,8 +117,6 @@ def _wrap(app: FastAPI, settings: ServerSettings, metrics: Metrics) -> None:
     async def counted(request: Request, call_next: Callable[[Request], Any]) -> Response:
         try:
             response: Response = await call_next(request)
-        except BodyTooLarge:
-            raise
         except Exception as error:  # counted and answered here: what passes on costs the client its connection
             logging.getLogger("uvicorn.error").exception("a request failed")
             response = refusal.failed(error)

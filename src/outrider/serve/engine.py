@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from outrider.core.protocols import Drafter
 from outrider.core.verification.choose import choose
 from outrider.decoding.loop import Decoder, Event, Request
 from outrider.decoding.step_runner import Rule
+from outrider.drafters import BUILT_IN
+from outrider.drafters.by_request import ByRequest
+from outrider.drafters.forced import Forced
 from outrider.drafters.predicted import Predicted
 from outrider.errors import require
 from outrider.llm import LLM
@@ -19,7 +23,11 @@ from outrider.options import Options
 from outrider.runtime import timer
 from outrider.serve.job import Deliver, Job, QueueFull, ServerStopping, StepProgress
 from outrider.serve.observed import Observed
+from outrider.serve.settings import public_name
 from outrider.trace import Trace
+
+WITHOUT_MODEL = ("none", "copy", "ngram")
+"""Drafters that every request may name."""
 
 TRIES = 3
 """Batches in a row that may fail before any of their steps has ended; then the engine gives up."""
@@ -42,18 +50,32 @@ class Limits:
     waiting: int = 64  # requests that may wait for a slot
 
 
+def drafters_by_name(llm: LLM, more: Mapping[str, Drafter]) -> dict[str, Drafter]:
+    """The drafters of a server by the names that requests may give: the model's own first, then others that were
+    loaded, and those that need no model. With CUDA graphs the model's own only, and none."""
+    own = {public_name(llm.drafter.name): llm.drafter}
+    if llm.graphs:
+        several = f"draft {', '.join(more)}: with CUDA graphs there is one drafter; use --no-graphs for several"
+        require(not more, several)
+        return own
+    return own | dict(more) | {name: BUILT_IN[name]() for name in WITHOUT_MODEL if name not in {*own, *more}}
+
+
 @dataclass
 class Engine:
     """Runs jobs of any options together. ``start`` it, ``submit`` from any thread, ``drain`` at the end."""
 
     llm: LLM
     limits: Limits = field(default_factory=Limits)
+    drafters: Mapping[str, Drafter] = field(default_factory=dict)  # beside the model's own, for requests that name them
     observe: Callable[[Event], None] = lambda event: None  # told of every event, in the engine's thread
 
     def __post_init__(self) -> None:
         base = self.llm.call(Options(coupling="gumbel")).decoder
-        # With CUDA graphs a drafter may be promised that nobody else's guesses are verified: no predictions then.
-        drafter = base.drafter if self.llm.graphs else Predicted(base.drafter)
+        named = drafters_by_name(self.llm, self.drafters)
+        self.drafts = tuple(named)  # names that requests may give, the first for those that give none
+        # With CUDA graphs all guesses that are verified must be those of one drafter.
+        drafter = base.drafter if self.llm.graphs else Forced(Predicted(ByRequest(named)))
         self.decoder: Decoder = replace(base, drafter=drafter, slots=self.limits.slots)
         self.queue = self.decoder.queue(self.limits.context)
         self.observed = Observed()
@@ -74,8 +96,11 @@ class Engine:
         sampling = replace(own.sampling, ends=stopping.eos) if own.sampling.processors else own.sampling
         verifier = choose(job.options.coupling, sampling.greedy)
         rule = Rule(verifier, sampling, job.logprobs)
+        request = Request(tuple(job.prompt), stopping, job.seed, rule=rule, gamma=job.gamma)
+        if self.llm.graphs:
+            return request
         gamma = self.decoder.width - 1 if job.prediction and job.gamma is None else job.gamma
-        return Request(tuple(job.prompt), stopping, job.seed, None, rule, gamma, job.prediction)
+        return replace(request, gamma=gamma, prediction=job.prediction, forced=job.forced, drafter=job.drafter)
 
     def submit(self, requests: Sequence[Request], deliver: Sequence[Deliver]) -> list[int]:
         """Let requests wait for a slot, all or none of them -> the numbers to cancel them by."""
@@ -83,10 +108,7 @@ class Engine:
             if self.failure is not None or self.queue.closed:
                 raise ServerStopping(self.failure or "the server is about to stop; send the request to another one")
             self._check_count(len(requests))
-            for request in requests:
-                self.queue.check(request)
-            pairs = zip(requests, deliver, strict=True)
-            return [self.queue.submit(request, partial(self._register, told)) for request, told in pairs]
+            return self.queue.submit_all(requests, [partial(self._register, told) for told in deliver])
 
     def _check_count(self, count: int) -> None:
         limits, waiting = self.limits, len(self.queue)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from outrider.decoding.request import Event
@@ -38,8 +40,8 @@ class Metrics:
         self._gauge("vllm:num_requests_waiting", "Requests that wait for a slot.", lambda: engine.waiting)
         self._gauge("outrider_slots", "Slots there are.", lambda: engine.limits.slots)
         self._gauge("outrider_drafter_failures", "Times the drafter has failed.", lambda: engine.drafter_failures)
-        self._gauge("outrider_acceptance_rate", "Guesses accepted over guesses examined, lately.",
-                    lambda: engine.observed.alpha or 0.0)  # fmt: skip
+        self._gauge("outrider_acceptance_rate", "Guesses accepted over guesses examined, lately; NaN: none yet.",
+                    lambda: math.nan if (alpha := engine.observed.alpha) is None else alpha)  # fmt: skip
         self._gauge("outrider_tokens_per_second", "Tokens generated per second, lately.",
                     lambda: engine.observed.tokens_per_second)  # fmt: skip
 
