@@ -64,3 +64,18 @@ def test_options_are_checked_before_anything_is_loaded(tmp_path: Path) -> None:
             found = CliRunner().invoke(app, ["serve", nobody, *given])
             told = " ".join((found.output + str(found.exception)).split())
             assert found.exit_code != 0 and says in told, (given, told)
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "generate", "batch"])
+def test_every_command_that_loads_a_model_takes_a_kv_cache_dtype(command: str, tmp_path: Path) -> None:
+    """``outrider.load`` had the option and no command did. A wrong one is refused before a model is looked for."""
+    lines = tmp_path / "in.jsonl"
+    lines.write_text('{"prompt": "a"}\n')
+    given = {
+        "serve": [str(tmp_path), "--port", "0"], "chat": [str(tmp_path)],
+        "generate": ["a", "--target", str(tmp_path)],
+        "batch": [str(lines), str(tmp_path / "out.jsonl"), str(tmp_path)],
+    }[command]  # fmt: skip
+    found = CliRunner().invoke(app, [command, *given, "--kv-cache-dtype", "int3"])
+    told = " ".join((found.output + str(found.exception)).split())
+    assert found.exit_code != 0 and "kv_cache_dtype must be one of" in told and "'int3'" in told, told

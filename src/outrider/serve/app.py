@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -25,7 +24,7 @@ from outrider.serve.engine import Engine
 from outrider.serve.guard import Guard
 from outrider.serve.job import Job
 from outrider.serve.live import EventStream, Live
-from outrider.serve.metrics import Metrics
+from outrider.serve.metrics import CountedAnswers, Metrics
 from outrider.serve.schema import ChatBody, CompletionBody
 from outrider.serve.settings import ServerSettings
 
@@ -113,17 +112,8 @@ def _sender(file: Path) -> Callable[[Request], Coroutine[Any, Any, Response]]:
 
 
 def _wrap(app: FastAPI, settings: ServerSettings, metrics: Metrics) -> None:
-    @app.middleware("http")
-    async def counted(request: Request, call_next: Callable[[Request], Any]) -> Response:
-        try:
-            response: Response = await call_next(request)
-        except Exception as error:  # counted and answered here: what passes on costs the client its connection
-            logging.getLogger("uvicorn.error").exception("a request failed")
-            response = refusal.failed(error)
-        route = request.scope.get("route")  # never the path itself: clients choose those, and every one would be kept
-        metrics.requests.labels("other" if route is None else route.path, str(response.status_code)).inc()
-        return response
-
+    """The middleware: the last that is added sees a request first."""
+    app.add_middleware(CountedAnswers, metrics=metrics)
     if settings.origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["GET", "POST"],

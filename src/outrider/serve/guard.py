@@ -6,8 +6,8 @@ import hmac
 from collections.abc import Sequence
 from typing import Any
 
+from fastapi import HTTPException
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.serve import refusal
