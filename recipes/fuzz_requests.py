@@ -27,7 +27,7 @@ FIELDS = (
     "prompt", "messages", "model", "n", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p",
     "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "stop", "seed", "stream",
     "stream_options", "logprobs", "top_logprobs", "response_format", "tools", "tool_choice", "prediction",
-    "speculation", "echo", "suffix", "best_of", "user", "metadata", "no such field",
+    "speculation", "echo", "suffix", "best_of", "user", "metadata", "no such field", "\ud800",
 )  # fmt: skip
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 1.5, 10**9, 2**63, -(2**63), 10**400, 1e308, 5e-324, float("nan"), float("inf"), "",

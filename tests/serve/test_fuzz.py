@@ -86,7 +86,7 @@ def test_the_recipe_finds_a_server_error_a_hang_and_a_leaked_row(
         client = recipe.Client(server.address, counts)
         good = json.dumps({"prompt": "a", "max_tokens": 2}).encode()
         with monkeypatch.context() as patch:
-            patch.setattr("outrider.serve.compile.Compiler.completion", lambda *given: 1 / 0)
+            patch.setattr("outrider.serve.parsing.RequestParser.completion", lambda *given: 1 / 0)
             client.send("an error", "POST", "/v1/completions", good, "application/json")
         observe, server.engine.observe = server.engine.observe, lambda event: time.sleep(0.5)
         client.send("a hang", "POST", "/v1/completions", good, "application/json")

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from outrider.cli.main import app
 from outrider.llm import LLM
 from outrider.models.hub.plain_settings import PlainTokenizer
-from outrider.serve.compile import Compiler
 from outrider.serve.constraint import Grammars
+from outrider.serve.parsing import RequestParser
 from outrider.serve.schema import ResponseFormat
 from serving import Served
 
@@ -37,7 +37,7 @@ def test_an_error_of_ours_is_counted_and_the_connection_stays(served: Served, mo
     connection = http.client.HTTPConnection(host, timeout=60)
     headers = {"Content-Type": "application/json"}
     with monkeypatch.context() as patch:
-        patch.setattr(Compiler, "completion", broken)
+        patch.setattr(RequestParser, "completion", broken)
         connection.request("POST", "/v1/completions", b'{"prompt": "a"}', headers)
         answer = connection.getresponse()
         assert answer.status == 500 and b"ValueError" in answer.read()

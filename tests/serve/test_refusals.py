@@ -108,3 +108,9 @@ def test_acceptance_is_not_zero_while_none_is_known(small: Served) -> None:
     assert math.isnan(acceptance())
     small.text("the cat", max_tokens=20, temperature=0, speculation={"gamma": 4})
     assert 0 <= acceptance() <= 1
+
+
+def test_a_field_whose_name_is_no_unicode_is_refused(served: Served) -> None:
+    """The name went into the answer, which then could not be encoded: 500."""
+    status, answer, _ = served.send("/v1/completions", b'{"prompt": "a", "\\ud800": 1}')
+    assert status == 400 and answer["error"]["param"] == "?"

@@ -30,8 +30,13 @@ def body(message: str, status: int, param: str | None = None, code: str | None =
     """The body of an error. Whatever a client has sent, it is text that can be encoded."""
     kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    shown = message.encode("utf-8", "replace").decode("utf-8")
-    return {"error": {"message": shown[:2000], "type": kind, "param": param, "code": code}}
+    named = None if param is None else _encodable(param)[:200]
+    return {"error": {"message": _encodable(message)[:2000], "type": kind, "param": named, "code": code}}
+
+
+def _encodable(text: str) -> str:
+    """Lone surrogates of a body become question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def answer(

@@ -24,7 +24,7 @@ DEFAULT_TOKENS = 16
 
 
 @dataclass
-class Compiler:
+class RequestParser:
     """Makes jobs for one loaded model."""
 
     llm: LLM
