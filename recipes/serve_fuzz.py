@@ -29,39 +29,51 @@ from fuzz_requests import PATHS, PATIENCE, Client, Counts, by_hand
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+EXAMPLES = 25
+"""Requests that hypothesis makes at a time: with more it takes ever longer to vary those it has."""
+
 
 def by_schema(url: str, client: Client, count: int, seed: int, advance: Callable[[], None]) -> None:
     """Requests made from the OpenAPI document, as many valid as invalid ones, for both paths that generate."""
-    import hypothesis
-    import requests
     import schemathesis
 
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     modes = schemathesis.GenerationMode
-    parts = [(path, mode) for path in PATHS for mode in (modes.POSITIVE, modes.NEGATIVE)]
-    for place, (path, mode) in enumerate(parts):
-        examples = count // len(parts) + (place < count % len(parts))
-        if examples == 0:
-            continue
+    kinds = [(path, mode) for path in PATHS for mode in (modes.POSITIVE, modes.NEGATIVE)]
+    left = count
+    for round_number in range(-(-count // EXAMPLES)):
+        path, mode = kinds[round_number % len(kinds)]
+        strategy = schema[path]["POST"].as_strategy(generation_mode=mode)
+        _send_cases(strategy, f"schema, {mode.value}", client, (min(EXAMPLES, left), seed + round_number), advance)
+        left -= EXAMPLES
 
-        @hypothesis.seed(seed + place)
-        @hypothesis.settings(
-            max_examples=examples, deadline=None, database=None, phases=[hypothesis.Phase.generate],
-            suppress_health_check=list(hypothesis.HealthCheck),
-        )  # fmt: skip
-        @hypothesis.given(case=schema[path]["POST"].as_strategy(generation_mode=mode))
-        def send(case: Any, kind: str = f"schema, {mode.value}") -> None:
-            if isinstance(case.body, dict) and isinstance(case.body.get("max_tokens"), int):
-                case.body["max_tokens"] = min(case.body["max_tokens"], 4)
-            try:
-                found = case.call(timeout=PATIENCE)
-                client.judge(kind, found.status_code, found.content, found.headers.get("Content-Type") or "", case.body)
-            except requests.Timeout:
-                client.counts.add(kind, "no answer")
-                client.counts.fail(kind, f"no answer in {PATIENCE:.0f} s", case.body)
-            advance()
 
-        send()
+def _send_cases(
+    strategy: Any, kind: str, client: Client, examples_and_seed: tuple[int, int], advance: Callable[[], None]
+) -> None:
+    import hypothesis
+    import requests
+
+    examples, seed = examples_and_seed
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=examples, deadline=None, database=None, phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )  # fmt: skip
+    @hypothesis.given(case=strategy)
+    def send(case: Any) -> None:
+        if isinstance(case.body, dict) and isinstance(case.body.get("max_tokens"), int):
+            case.body["max_tokens"] = min(case.body["max_tokens"], 4)
+        try:
+            found = case.call(timeout=PATIENCE)
+            client.judge(kind, found.status_code, found.content, found.headers.get("Content-Type") or "", case.body)
+        except requests.RequestException as error:
+            client.counts.add(kind, "no answer" if isinstance(error, requests.Timeout) else "broken")
+            client.counts.fail(kind, f"{type(error).__name__}: {error}", case.body)
+        advance()
+
+    send()
 
 
 def fuzz(url: str, count: int, seed: int, counts: Counts, advance: Callable[[], None] = lambda: None) -> None:

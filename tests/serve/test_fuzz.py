@@ -17,7 +17,9 @@ from outrider.llm import LLM
 from outrider.serve.engine import Limits
 from serving import Served, serving
 
-FEW, MANY = 60, 2000
+FEW = 60
+"""Of each kind. ``recipes/serve_fuzz.py`` sends thousands."""
+
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models/{name}", "/v1/outrider/status")
 
 
@@ -52,15 +54,6 @@ def test_a_few_hundred_requests(llm: LLM, path: str, mode: Any) -> None:
         assert server.idle() and server.send("/health")[0] == 200
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES, ids=["valid", "invalid"])
-@pytest.mark.parametrize("path", PATHS[:2])
-def test_thousands_of_requests(llm: LLM, path: str, mode: Any) -> None:
-    with serving(llm, Limits(slots=4, context=120, waiting=64), most_tokens=8) as server:
-        fuzz(server, path, MANY, mode)
-        assert server.idle() and server.send("/health")[0] == 200
-
-
 @pytest.fixture
 def recipe(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script that sends many more of them."""
@@ -72,7 +65,7 @@ def test_the_recipe_finds_nothing(llm: LLM, recipe: Any) -> None:
     with serving(llm, Limits(slots=4, context=120, waiting=64), most_tokens=8) as server:
         counts = recipe.Counts()
         recipe.fuzz(server.address, 160, 0, counts)
-        assert not counts.failures and sum(counts.kinds.values()) >= 150 and len(counts.kinds) == 10
+        assert not counts.failures and sum(counts.kinds.values()) > 120 and len(counts.kinds) == 10
         assert {"200", "400", "404", "405"} <= set(counts.statuses)
 
 

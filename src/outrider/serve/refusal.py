@@ -100,6 +100,8 @@ def _invalid(errors: Sequence[Mapping[str, Any]], sent: Any) -> JSONResponse:
     kind, place = first.get("type"), [part for part in first.get("loc", ()) if part != "body"]
     if kind == "json_invalid":
         return answer("the body is not JSON; send a JSON object", 400)
+    if not place and kind == "string_unicode":
+        return answer(f"the name of a field is not Unicode: {_shown(first.get('input'))}; leave it out", 400)
     if not place:
         return answer("the body must be a JSON object, sent as application/json", 400)
     field = _field(place, sent)
