@@ -197,41 +197,6 @@ def test_prompts_prefilled_between_steps_of_other_rows_are_those_prefilled_alone
     assert found[3].isfinite().all(), "the row that goes on is not disturbed either"
 
 
-@pytest.mark.parametrize("steps", [True, False])
-@pytest.mark.parametrize("invariant", [True, False])
-def test_a_prompt_of_several_rows_is_run_once_and_copied_to_the_bit(invariant: bool, steps: bool) -> None:
-    """Choices of one prompt: each of n rows ran it, in slots that hold texts before it and beside rows that step."""
-
-    def started(rows: list[Admission], model: WholeNumberModel) -> tuple[Tensor, Tensor, Tensor]:
-        session = model.start(6, Shape(CAPACITY, 4, chunk=8))
-        session.keep_states((0, -1))
-        admit_all(session, prompts({0: 60, 1: 90, 2: 20, 3: 2, 4: 30, 5: 9}, 3))
-        session.score(torch.full((6, 3), BAD))
-        session.commit(TAIL.expand(6, -1), torch.full((6,), 3))
-        for row in range(5):
-            session.release(row)
-        model.backend.runs.clear()
-        for _ in session.prefill_in_parts(rows, steps):
-            if steps:
-                session.score(torch.where(torch.arange(6)[:, None] == 5, TAIL, BAD))
-                session.commit(TAIL.expand(6, -1), torch.full((6,), 1))
-        assert session.hidden is not None and session.states is not None
-        hidden, states = session.hidden.clone(), session.states[:5, :40].clone()
-        return session.score(TAIL.expand(6, -1))[:5], hidden[:5], states
-
-    long, one = [(7 * i + 3) % BAD for i in range(41)], [5]
-    texts = [long, one, long, one, long]
-    model = WholeNumberModel()
-    model.facts = replace(model.facts, batch_invariant=invariant)
-    found = started([Admission(row, text) for row, text in enumerate(texts)], model)
-    ran = sum(rows * width for rows, width in model.backend.runs if width > 4)
-    assert ran == len(long) - 1
-    for row, text in enumerate(texts):
-        alone = started([Admission(row, text)], model)
-        for together, apart in zip(found, alone, strict=True):
-            assert torch.equal(together[row], apart[row])
-
-
 def shared(rounds: list[list[list[int]]], share: bool) -> tuple[list[Tensor], int]:
     """Logits of every round's rows, and the tokens that were copied; rows of a round are released behind it."""
     session = WholeNumberModel().start(4, Shape(CAPACITY, 4, chunk=8))

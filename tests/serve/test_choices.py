@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.drafters import ModelDrafter
 from outrider.llm import LLM
 from outrider.models import cached_session
-from outrider.models.cached_session import CachedSession
+from outrider.models.engine_protocol import Wanted
 from outrider.serve.engine import Limits
 from serving import serving
 
@@ -18,16 +19,23 @@ BODY = {"prompt": PROMPT, "max_tokens": 12, "seed": 7, "temperature": 0.9, "igno
 
 
 @pytest.fixture
-def prefilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def prefilled(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens that go through a model to prefill prompts, the target's and the draft's."""
     counts: list[int] = []
-    prefill = CachedSession._prefill
 
-    def counted(self: CachedSession, rows: range, tokens: torch.Tensor, *rest: Any) -> torch.Tensor | None:
-        counts.append(tokens.numel())
-        return prefill(self, rows, tokens, *rest)
+    def count(engine: Any) -> None:
+        run = engine.run
 
-    monkeypatch.setattr(CachedSession, "_prefill", counted)
+        def counted(tokens: torch.Tensor, positions: torch.Tensor, cache: Any, wanted: Wanted) -> Any:
+            if not wanted.logits:
+                counts.append(tokens.numel())
+            return run(tokens, positions, cache, wanted)
+
+        monkeypatch.setattr(engine, "run", counted)
+
+    assert isinstance(llm.drafter, ModelDrafter)
+    for model in (llm.target.model, llm.drafter.model):
+        count(model.engine)  # type: ignore[attr-defined]
     return counts
 
 

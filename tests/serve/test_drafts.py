@@ -11,10 +11,9 @@ import pytest
 
 import outrider
 from library import save_llama
-from outrider.drafters import Nothing
+from outrider.drafters import ModelDrafter, Nothing
 from outrider.errors import BadOption
 from outrider.llm import LLM
-from outrider.models.cached_session import CachedSession
 from outrider.serve.engine import Engine, Limits, drafters_by_name
 from outrider.serve.run import slot_bytes
 from serving import Served, serving
@@ -66,20 +65,17 @@ def test_rows_of_all_drafters_together_have_their_text(several: Served) -> None:
     assert found == alone and several.idle()
 
 
-def test_a_draft_model_runs_no_prompt_of_others_rows(several: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_model_runs_nothing_for_others_rows(several: Served, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request without speculation had its prompt run by the draft model all the same."""
-    counts: list[int] = []
-    prefill = CachedSession._prefill
-
-    def counted(self: CachedSession, *given: Any) -> Any:
-        counts.append(1)
-        return prefill(self, *given)
-
-    monkeypatch.setattr(CachedSession, "_prefill", counted)
-    speculated(several, None, prompt="another prompt, for the first")
-    both, counts[:] = len(counts), []
-    speculated(several, "copy", prompt="some other prompt, for copying")
-    assert both == 2 * len(counts) > 0
+    assert isinstance(llm.drafter, ModelDrafter)
+    engine, runs = llm.drafter.model.engine, []  # type: ignore[attr-defined]
+    run = engine.run
+    monkeypatch.setattr(engine, "run", lambda *given: (runs.append(1), run(*given))[1])
+    for draft in ("copy", "none", "twin"):
+        speculated(several, draft)
+    assert not runs
+    speculated(several, None)
+    assert runs
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "uniform", "smollm2-135m", "a>b", "x.py:Class"])

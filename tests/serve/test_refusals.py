@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.llm import LLM
 from outrider.serve.engine import Limits
+from outrider.serve.observed import Observed
 from serving import PATIENCE, Served, serving
 
 
@@ -104,7 +105,7 @@ def test_acceptance_is_not_zero_while_none_is_known(small: Served) -> None:
         families = {family.name: family for family in text_string_to_metric_families(text)}
         return float(families["outrider_acceptance_rate"].samples[0].value)
 
-    small.engine.observed._fates.clear()
+    small.engine.observed = Observed()
     assert math.isnan(acceptance())
     small.text("the cat", max_tokens=20, temperature=0, speculation={"gamma": 4})
     assert 0 <= acceptance() <= 1
@@ -113,4 +114,4 @@ def test_acceptance_is_not_zero_while_none_is_known(small: Served) -> None:
 def test_a_field_whose_name_is_not_unicode_is_refused(served: Served) -> None:
     """It was told that the body must be a JSON object, which it was."""
     status, answer, _ = served.send("/v1/completions", b'{"prompt": "a", "\\ud800": 1}')
-    assert status == 400 and "not Unicode: '\\ud800'" in answer["error"]["message"]
+    assert status == 400 and "a field's name must be Unicode, got '\\ud800'" in answer["error"]["message"]

@@ -38,7 +38,7 @@ class ByRequest:
 
 class _ByRequestSession(CompositeSession):
     caps: Tensor | None = None  # [B]: guesses a row may have; None: as many as are asked for
-    spent: int | None = None  # guesses that all of them made for the last draft
+    spent: int | None = None  # guesses that the one with most of them made for the last draft
 
     def __init__(self, names: Sequence[str], sessions: Sequence[DraftSession], rows: int, target: Session) -> None:
         super().__init__(*sessions)
@@ -70,7 +70,7 @@ class _ByRequestSession(CompositeSession):
             if (most := int(theirs.max())) == 0:
                 continue
             found = self._ask(place, theirs, most, sampling, noise, at[:, : most + 1])
-            spent += found.tokens.shape[1] if self.spent is None else self.spent
+            spent = max(spent, found.tokens.shape[1] if self.spent is None else self.spent)
             found = widened(found.cut(theirs).usable(self.vocab_size), gamma)
             draft = joined(draft, found, ~own[:, None], self.vocab_size)
         self.spent = spent

@@ -100,12 +100,13 @@ def _invalid(errors: Sequence[Mapping[str, Any]], sent: Any) -> JSONResponse:
     kind, place = first.get("type"), [part for part in first.get("loc", ()) if part != "body"]
     if kind == "json_invalid":
         return answer("the body is not JSON; send a JSON object", 400)
-    if not place and kind == "string_unicode":
-        return answer(f"the name of a field is not Unicode: {_shown(first.get('input'))}; leave it out", 400)
-    if not place:
+    if not place and kind != "string_unicode":
         return answer("the body must be a JSON object, sent as application/json", 400)
-    field = _field(place, sent)
+    field = _field(place, sent) if place else ["a field's name"]
     name, param = ".".join(map(str, field)), str(field[0])
+    if kind == "string_unicode":
+        return answer(f"{name} must be Unicode, got {_shown(first.get('input'))}; it has half of a surrogate pair", 400,
+                      param if place else None)  # fmt: skip
     if kind == "extra_forbidden":
         return answer(f"unknown field {name!r}; it is refused because it could change the answer, leave it out", 400,
                       name, "unknown_parameter")  # fmt: skip
