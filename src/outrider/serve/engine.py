@@ -34,11 +34,11 @@ TRIES = 3
 
 
 @dataclass
-class _Ticket:
-    """A request under way: whom to tell, and how much of its text was told."""
+class _Submitted:
+    """A request that was submitted and has not ended."""
 
-    deliver: Deliver
-    shown: int = 0
+    deliver: Deliver  # called with every step
+    delivered: int = 0  # characters of its text so far
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Engine:
         self.observed = Observed()
         self.failure: str | None = None  # why the engine has given up
         self.drafter_failures = 0
-        self._tickets: dict[int, _Ticket] = {}
+        self._submitted: dict[int, _Submitted] = {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="outrider-engine", daemon=True)
 
@@ -114,21 +114,21 @@ class Engine:
         limits, waiting = self.limits, len(self.queue)
         most = limits.slots + limits.waiting
         require(count <= most, f"a request may have at most {most} prompts and choices on this server, got {count}")
-        if len(self._tickets) + count > most:
+        if len(self._submitted) + count > most:
             raise QueueFull(f"{waiting} requests wait and {self.running} run already; try again in a moment")
 
     def _register(self, deliver: Deliver, number: int) -> None:
-        self._tickets[number] = _Ticket(deliver)
+        self._submitted[number] = _Submitted(deliver)
 
     def cancel(self, numbers: Sequence[int]) -> None:
         """Nobody waits for these any more: they leave their slots before the next step."""
         for number in numbers:
-            if number in self._tickets and self.queue.cancel(number):
-                self._tickets.pop(number, None)
+            if number in self._submitted and self.queue.cancel(number):
+                self._submitted.pop(number, None)
 
     @property
     def running(self) -> int:
-        return max(0, len(self._tickets) - len(self.queue))
+        return max(0, len(self._submitted) - len(self.queue))
 
     @property
     def waiting(self) -> int:
@@ -147,7 +147,7 @@ class Engine:
         self.close()
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self.cancel(list(self._tickets))
+            self.cancel(list(self._submitted))
             self._thread.join(30)
         return not self._thread.is_alive()
 
@@ -171,7 +171,7 @@ class Engine:
         it again."""
         trace, drafting = Trace(), True
         for event in self.decoder.serve(self.queue, trace, self.limits.context, self.limits.slots):
-            self._tell(event)
+            self._deliver(event)
             trace.records.clear()  # a server runs for months
             trace.endings.clear()
             if drafting and trace.drafter_error is not None:
@@ -179,17 +179,18 @@ class Engine:
                 self.drafter_failures += 1
                 self.queue.renew()
 
-    def _tell(self, event: Event) -> None:
+    def _deliver(self, event: Event) -> None:
+        """Pass a step on: to statistics, and to whoever submitted the request."""
         self.observed.add(event)
         self.observe(event)
-        ticket = self._tickets.get(event.index)
-        if ticket is None:
+        submitted = self._submitted.get(event.index)
+        if submitted is None:
             return
-        text = event.row.printable(self.llm.decode, ticket.shown)
-        ticket.shown += len(text)
+        text = event.row.printable(self.llm.decode, submitted.delivered)
+        submitted.delivered += len(text)
         if event.row.finish_reason is not None:
-            self._tickets.pop(event.index, None)
-        ticket.deliver(StepProgress.of(event, text))
+            self._submitted.pop(event.index, None)
+        submitted.deliver(StepProgress.of(event, text))
 
     def _fail(self, reason: str, for_good: bool) -> None:
         """Requests that ran are told; those that wait go into the next batch, unless there will be none."""
@@ -197,6 +198,6 @@ class Engine:
             if for_good:
                 self.failure = f"the engine has stopped after {TRIES} failures: {reason}"
             waiting = set() if for_good else self.queue.numbers()
-            lost = [self._tickets.pop(number) for number in list(self._tickets) if number not in waiting]
-        for ticket in lost:
-            ticket.deliver(StepProgress.failed(f"the batch failed: {reason}"))
+            lost = [self._submitted.pop(number) for number in list(self._submitted) if number not in waiting]
+        for submitted in lost:
+            submitted.deliver(StepProgress.failed(f"the batch failed: {reason}"))

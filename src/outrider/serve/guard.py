@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.serve import refusal
 
-OPEN = ("/health",)
+WITHOUT_KEY = ("/health",)
 """Paths that need no key, beside the page and its files: load balancers have none."""
 
 HEADERS = {
@@ -83,7 +83,7 @@ class Guard:
 
     def _admitted(self, path: str, given: str) -> bool:
         """Whether a request may pass: the API and the metrics need a key where there are any."""
-        if not self.keys or path in OPEN or not path.startswith(("/v1/", "/metrics", "/openapi")):
+        if not self.keys or path in WITHOUT_KEY or not path.startswith(("/v1/", "/metrics", "/openapi")):
             return True
         kind, _, key = given.partition(" ")
         matches = [hmac.compare_digest(key.strip().encode(), known) for known in self.keys]  # all of them, always
