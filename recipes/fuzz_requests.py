@@ -88,6 +88,8 @@ class Client:
         self.counts.add(kind, str(status))
         if status >= 500:
             self.counts.fail(kind, f"status {status}: {data[:200]!r}", sent)
+        elif kind == "good" and status not in (200, 429):
+            self.counts.fail(kind, f"refused with {status}: {data[:200]!r}", sent)
         elif status >= 400 and not _is_openai_error(data):
             self.counts.fail(kind, f"an error of another shape, status {status}: {data[:200]!r}", sent)
         elif b'"server_error"' in data and "event-stream" in content_type:
@@ -122,6 +124,20 @@ def by_hand(client: Client, chance: random.Random) -> None:
 
 def _fields(client: Client, chance: random.Random, path: str, written: bytes) -> None:
     client.send("wrong fields", "POST", path, written, "application/json")
+
+
+def _good(client: Client, chance: random.Random, path: str, written: bytes) -> None:
+    """Not bad at all: rows run beside what is refused."""
+    options: tuple[dict[str, Any], ...] = (
+        {"stream": True}, {"n": 3}, {"seed": 7, "temperature": 0.8}, {"stop": ["a", "e"]}, {"top_k": 5, "min_p": 0.1},
+        {"frequency_penalty": 1.0}, {"logit_bias": {"70": 5}}, {"prediction": {"content": "the cat sat"}},
+        {"speculation": {"draft": chance.choice(("none", "copy", "ngram", "auto")), "gamma": chance.randrange(5)}},
+        {"response_format": {"type": "json_object"}} if path == CHAT else {"logprobs": 2},
+    )  # fmt: skip
+    body = dict(GOOD[path])
+    for some in chance.sample(options, chance.randint(0, 3)):
+        body |= some
+    client.send("good", "POST", path, json.dumps(body).encode(), "application/json")
 
 
 def _truncated(client: Client, chance: random.Random, path: str, written: bytes) -> None:
@@ -168,6 +184,6 @@ def _leaving(client: Client, chance: random.Random, path: str, written: bytes) -
 
 
 KINDS: dict[str, Callable[[Client, random.Random, str, bytes], None]] = {
-    "fields": _fields, "truncated": _truncated, "nested": _nested, "bytes": _bytes, "spoiled": _spoiled,
+    "fields": _fields, "good": _good, "truncated": _truncated, "nested": _nested, "bytes": _bytes, "spoiled": _spoiled,
     "content type": _content_type, "elsewhere": _elsewhere, "leaving": _leaving,
 }  # fmt: skip
