@@ -109,9 +109,7 @@ def test_weights_that_are_no_bfloat16(narrow: Path) -> None:
     tensors = {name: tensor.float() for name, tensor in load_file(narrow / "model.safetensors").items()}
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] += 2**-20
     save_file(tensors, narrow / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        ModelError, match=r"layers\.1\.mlp\.up_proj.*no bfloat16.*with weights='int8'"
-    ):
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.up_proj.*no bfloat16.*with weights='int8'"):
         outrider.load(str(narrow), engine="numba")
 
 
