@@ -113,14 +113,15 @@ def write(model: Any, source: Path, target: Path) -> None:
     config = model.config
     sizes = {
         "llama.block_count": config.num_hidden_layers, "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.intermediate_size, "general.file_type": Q4_K_M,
+        "llama.feed_forward_length": config.intermediate_size,
         "llama.attention.head_count": config.num_attention_heads,
         "llama.attention.head_count_kv": config.num_key_value_heads,
         "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
     }  # fmt: skip
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, "llama")
-    copy_settings(reader, writer, sizes | {"general.size_label": None})
+    copy_settings(reader, writer, sizes | {"general.file_type": None, "general.size_label": None})
+    writer.add_file_type(Q4_K_M)
     for name, tensor in tensors(model):
         if tensor.ndim < 2:
             writer.add_tensor(name, tensor.to(torch.float32).numpy())

@@ -36,13 +36,6 @@ pytestmark = [
 in_eight_bits = partial(library.prepared, engine="numba", weights="int8")
 
 
-@pytest.fixture
-def narrow(folder: Path) -> Path:
-    """The same model, saved in bfloat16."""
-    tf.LlamaForCausalLM.from_pretrained(folder).to(torch.bfloat16).save_pretrained(folder)
-    return folder
-
-
 def test_the_text_of_torch(narrow: Path) -> None:
     """Catches any part of the way from a directory to a text that differs by engine."""
     by_torch, by_numba = (

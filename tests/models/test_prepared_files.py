@@ -102,7 +102,7 @@ def test_space_is_asked_for_as_it_is_used(tmp_path: Path, weights: str, monkeypa
 
 
 def test_a_cache_that_cannot_be_written(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    narrow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A raw UserWarning with an errno in it did not say that the cache was meant, nor what to set."""
     monkeypatch.setattr("outrider.models.engine.choice.WORTH_FILES", 0)
@@ -110,7 +110,7 @@ def test_a_cache_that_cannot_be_written(
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file/cache"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        llm = outrider.load(str(folder), "none", device="cpu", dtype="float32")
+        llm = outrider.load(str(narrow), "none", device="cpu", dtype="float32")
     assert llm.target.model.facts.engine == "torch"
     told = [line for line in capsys.readouterr().err.splitlines() if "cache" in line]
     assert len(told) == 1

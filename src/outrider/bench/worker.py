@@ -20,7 +20,7 @@ else:  # a script under a Python that need not have Outrider
     from worker_engines import ENGINES, ComparedEngine, Request  # type: ignore[import-not-found, no-redef]
 
 
-class Stopwatch:
+class TextTimes:
     """When tokens of a text came, by our clock, and what the engine says by its own."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ def loaded(request: Request) -> tuple[ComparedEngine, Request]:
 
 def generated(engine: ComparedEngine, request: Request) -> Request:
     """Tokens; the seconds they took; how many came first, and when; the seconds of the others, where it says them."""
-    watch = Stopwatch()
+    watch = TextTimes()
     tokens = engine.generate(request, watch)
     if not watch.first:
         raise ValueError("gave no tokens")
