@@ -91,7 +91,8 @@ def contenders(plan: CpuPlan, checkpoint: Checkpoint) -> list[Contender]:
             continue
         if engine == "llamacpp":
             file = plan.models.get(engine) or llamacpp.gguf_file(plan.target, checkpoint.place)
-            found += llamacpp.contenders(file, llamacpp.gguf_file(plan.draft, draft), **common)
+            drafting = None if draft is None else llamacpp.gguf_file(plan.draft, draft)
+            found += llamacpp.contenders(file, drafting, **common)
             continue
         ways = ["plain", "lookup"] + (["assisted"] if draft is not None and engine != "openvino" else [])
         place = plan.models.get(engine) or checkpoint.unpacked()
@@ -146,11 +147,16 @@ class Bench:
             self.report["interrupted"] = True
         finally:
             for peer in self.peers:
-                for way in peer.contender.ways:
-                    self.report["engines"][f"{peer.contender.name} {way}"]["peak_bytes"] = peer.peak_bytes()
+                self._note_peak(peer)
                 peer.end()
             self.save()
         return self.report
+
+    def _note_peak(self, peer: Peer) -> None:
+        for way in peer.contender.ways:
+            about = self.report["engines"].get(f"{peer.contender.name} {way}")  # none: it was interrupted while loading
+            if about is not None:
+                about["peak_bytes"] = peer.peak_bytes()
 
     def save(self) -> None:
         self.report["rows"] = [asdict(row) for row in rows(self.results, self._floor)]
