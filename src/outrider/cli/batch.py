@@ -63,6 +63,7 @@ def batch(
     dtype: common.Dtype = "auto",
     engine: common.Engine = "auto",
     weights: common.Weights = "full",
+    kv_cache_dtype: common.KvCacheDtype = "auto",
     graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
     tensor_parallel: common.TensorParallel = 1,
@@ -82,8 +83,8 @@ def batch(
         target,
         {
             "draft": draft, "device": device, "dtype": dtype, "width": width, "graphs": common.graphs_option(graphs),
-            "engine": engine, "weights": weights, "trust_remote_code": trust_remote_code,
-            "tensor_parallel": tensor_parallel,
+            "engine": engine, "weights": weights, "kv_cache_dtype": kv_cache_dtype,
+            "trust_remote_code": trust_remote_code, "tensor_parallel": tensor_parallel,
         },
     )  # fmt: skip
     lines = prompt_file.read_lines(source, system, prompts_format="jsonl", target=target, called="IN")

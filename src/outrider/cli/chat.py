@@ -45,6 +45,7 @@ def chat(
     dtype: common.Dtype = "auto",
     engine: common.Engine = "auto",
     weights: common.Weights = "full",
+    kv_cache_dtype: common.KvCacheDtype = "auto",
     graphs: common.Graphs = None,
     history: Annotated[
         bool, typer.Option("--history/--no-history", help="Keep lines typed on a terminal for the next session.")
@@ -59,7 +60,7 @@ def chat(
 
         llm = outrider.load(
             target, draft, device, dtype, graphs=common.graphs_option(graphs), engine=engine, weights=weights,
-            trust_remote_code=trust_remote_code,
+            kv_cache_dtype=kv_cache_dtype, trust_remote_code=trust_remote_code,
         )  # fmt: skip
         llm.chat_prompt([{"role": "user", "content": "Hello"}])  # a model without a chat template is refused now
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()

@@ -77,6 +77,7 @@ def generate(
     dtype: common.Dtype = "auto",
     engine: common.Engine = "auto",
     weights: common.Weights = "full",
+    kv_cache_dtype: common.KvCacheDtype = "auto",
     graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
     tensor_parallel: common.TensorParallel = 1,
@@ -104,7 +105,8 @@ def generate(
         {
             "draft": draft, "device": device, "dtype": dtype, "width": width, "exact": exact,
             "graphs": common.graphs_option(graphs), "engine": engine, "weights": weights,
-            "trust_remote_code": trust_remote_code, "tensor_parallel": tensor_parallel,
+            "kv_cache_dtype": kv_cache_dtype, "trust_remote_code": trust_remote_code,
+            "tensor_parallel": tensor_parallel,
         },
     )  # fmt: skip
     if prompts is not None:

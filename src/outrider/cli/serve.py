@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import socket
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli.common import (
     DEFAULT_TARGET,
     Device,
-    Draft,
     Dtype,
     Engine,
     Graphs,
+    KvCacheDtype,
     TargetArgument,
     Trust,
     Weights,
@@ -25,12 +26,21 @@ from outrider.cli.common import (
 )
 from outrider.errors import BadOption, require
 
+if TYPE_CHECKING:
+    from outrider.core.protocols import Drafter
+    from outrider.llm import LLM
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(
     target: TargetArgument = DEFAULT_TARGET,
-    draft: Draft = "auto",
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--draft", "-d", help="Drafter, as of generate; repeatable, and requests may name one. Default: auto."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Loopback unless told otherwise.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
     api_key_file: Annotated[
@@ -63,6 +73,7 @@ def serve(
     dtype: Dtype = "auto",
     engine: Engine = "auto",
     weights: Weights = "full",
+    kv_cache_dtype: KvCacheDtype = "auto",
     width: Width = 9,
     graphs: Graphs = None,
     trust_remote_code: Trust = False,
@@ -88,11 +99,13 @@ def serve(
     from outrider.llm import load
 
     notes.print(f"loading {target} ...")
+    first, *more = draft or ["auto"]
     llm = load(
-        target, draft, device, dtype, width=width, graphs=graphs_option(graphs), engine=engine, weights=weights,
-        trust_remote_code=trust_remote_code,
+        target, first, device, dtype, width=width, graphs=graphs_option(graphs), engine=engine, weights=weights,
+        kv_cache_dtype=kv_cache_dtype, trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    served = run.make_engine(llm, run.WantedSize(slots, context, waiting, memory))
+    drafters = load_drafters(llm, more, trust_remote_code)
+    served = run.make_engine(llm, run.WantedSize(slots, context, waiting, memory), drafters)
     notes.print("warming up ...")
     llm.warm_up(coupling="gumbel")
     size = f"{served.limits.slots} slots of {served.limits.context} tokens"
@@ -100,6 +113,15 @@ def serve(
         notes.print(f"context {context} is more than the model has positions for: {served.limits.context} it is")
     notes.print(f"{settings.model}, draft {llm.drafter.name}: {size}, {'API key needed' if keys else 'no API key'}")
     run.run(served, settings, run.ListenAt(host, port, drain, access_log), notes.print)
+
+
+def load_drafters(llm: LLM, names: Sequence[str], trust: bool) -> dict[str, Drafter]:
+    """Drafters beside the first, by the names that requests may give: of a path its last part."""
+    from outrider.serve.settings import public_name
+
+    found = {public_name(name): llm.with_draft(name, trust).drafter for name in names}
+    require(len(found) == len(names), f"draft names {', '.join(map(public_name, names))}: one is given twice")
+    return found
 
 
 def _check(port: int, host: str, timeout: float, drain: float, origins: list[str]) -> None:
