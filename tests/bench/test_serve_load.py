@@ -79,7 +79,7 @@ def test_loads_are_compared_in_turns(served: Served, prompts: Path, monkeypatch:
     assert found["texts"] == {"compared": 42, "same": 42, "differ": []} and found["held"] == 0
     counted = asked[3:]  # behind the round that warms up
     assert len(counted) == 48 and counted.count(True) == counted.count(False) == 24
-    assert counted[:12] == [False] * 6 + [True] * 6 and counted[24:36] == [False] * 6 + [True] * 6
+    assert counted[:12] == [False] * 6 + [True] * 6 and counted[24:36] == [True] * 6 + [False] * 6
 
 
 @contextmanager

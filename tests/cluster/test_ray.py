@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import library
 from command import Command
 from outrider import speculate
 
@@ -24,26 +22,10 @@ LINES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    ray = pytest.importorskip("ray", reason="Ray is not installed")
-    # Workers find this source and the helpers of the tests where this process does, and do not touch the network.
-    paths = os.pathsep.join(path for path in sys.path if path)
-    environment = {"env_vars": {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
-    yield ray
-    ray.shutdown()
-
-
 @pytest.fixture
 def outrider(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Command:
     monkeypatch.setenv("COLUMNS", "200")
     return Command(monkeypatch, capsys)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(library.save_llama(tmp_path_factory.mktemp("models") / "target"))
 
 
 def written(path: Path) -> list[dict[str, Any]]:
@@ -79,6 +61,22 @@ def test_without_ray_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "ray", None)
     said = outrider(*words, "--ray")
     assert said.code == 2 and "pip install '.[ray]'" in said.err
+
+
+@pytest.mark.slow
+def test_two_hundred_lines_give_the_texts_of_one_process(
+    ray: Any, target: str, tmp_path: Path, outrider: Command
+) -> None:
+    """Many blocks for each of two workers: greedy, and sampled with the seeds that follow from the batch."""
+    lines = [{"prompt": f"{n % 90} the cat", "temperature": float(n % 2)} for n in range(200)]  # some come again
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    one, many = tmp_path / "one.jsonl", tmp_path / "many.jsonl"
+    words = ["-n", "6", "--engine", "torch", "--seed", "5", "--draft", "copy"]
+    for out, where in ((one, []), (many, ["--ray", "--workers", "2"])):
+        assert outrider("batch", str(tmp_path / "in.jsonl"), str(out), target, *words, *where).code == 0
+    found = [(r["index"], r["tokens"], r["text"], r["finish_reason"]) for r in written(many)]
+    assert found == [(r["index"], r["tokens"], r["text"], r["finish_reason"]) for r in written(one)]
+    assert len(found) == 200 and len({str(tokens) for _, tokens, _, _ in found}) > 100
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from outrider.cli.common import (
     Trust,
     Weights,
     Width,
-    graphs_option,
+    loading_options,
     notes,
 )
 from outrider.errors import BadOption, require
@@ -29,6 +29,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(
+    command: typer.Context,
     target: TargetArgument = DEFAULT_TARGET,
     draft: Draft = "auto",
     host: Annotated[str, typer.Option(help="Address to listen on. Loopback unless told otherwise.")] = "127.0.0.1",
@@ -66,6 +67,16 @@ def serve(
     width: Width = 9,
     graphs: Graphs = None,
     trust_remote_code: Trust = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Run replicas on a Ray cluster (pip install '.[serve,ray]'): the same API.")
+    ] = False,
+    replicas: Annotated[int | None, typer.Option(min=1, help="With --ray: replicas of the model. Default: 1.")] = None,
+    max_replicas: Annotated[
+        int | None, typer.Option(min=1, help="With --ray: start up to so many while requests queue up.")
+    ] = None,
+    replica_cpus: Annotated[
+        float | None, typer.Option(min=0.01, help="With --ray: cores of each replica. Default: 1.")
+    ] = None,
 ) -> None:
     """Serve a model over HTTP: /v1/completions, /v1/chat/completions, /metrics, and a page at /."""
     try:
@@ -75,6 +86,8 @@ def serve(
     from outrider.serve.settings import ServerSettings, public_name, read_keys, served_names
 
     _check(port, host, timeout, drain, cors_origin or [])
+    for name, value in (("--replicas", replicas), ("--max-replicas", max_replicas), ("--replica-cpus", replica_cpus)):
+        require(ray or value is None, f"{name} {value} means something with --ray only; leave it out")
     keys = read_keys(api_key_file)
     if host not in LOOPBACK and not keys and not allow_anonymous:
         raise BadOption(
@@ -85,21 +98,28 @@ def serve(
         model=model_name or public_name(target), keys=keys, most_bytes=max_bytes, most_tokens=max_tokens,
         seconds=timeout, patience=drain, origins=tuple(cors_origin or ()), hosts=served_names(host, ()),
     )  # fmt: skip
+    size = run.WantedSize(slots, context, waiting, memory)
+    place = run.ListenAt(host, port, drain, access_log)
+    if ray:
+        from outrider.cluster.answers import Loading
+        from outrider.cluster.ray_serve import RayServer, Replicas
+
+        wanted = Replicas(replicas or 1, max_replicas, replica_cpus or 1.0)
+        notes.print(f"starting {wanted.least} replicas of {target} ...")
+        RayServer(Loading(_absolute(target), loading_options(command)), size, settings, wanted).run(place, notes.print)
+        return
     from outrider.llm import load
 
     notes.print(f"loading {target} ...")
-    llm = load(
-        target, draft, device, dtype, width=width, graphs=graphs_option(graphs), engine=engine, weights=weights,
-        trust_remote_code=trust_remote_code,
-    )  # fmt: skip
-    served = run.make_engine(llm, run.WantedSize(slots, context, waiting, memory))
+    llm = load(target, **loading_options(command))
+    served = run.make_engine(llm, size)
     notes.print("warming up ...")
     llm.warm_up(coupling="gumbel")
-    size = f"{served.limits.slots} slots of {served.limits.context} tokens"
+    rows = f"{served.limits.slots} slots of {served.limits.context} tokens"
     if served.limits.context < context:
         notes.print(f"context {context} is more than the model has positions for: {served.limits.context} it is")
-    notes.print(f"{settings.model}, draft {llm.drafter.name}: {size}, {'API key needed' if keys else 'no API key'}")
-    run.run(served, settings, run.ListenAt(host, port, drain, access_log), notes.print)
+    notes.print(f"{settings.model}, draft {llm.drafter.name}: {rows}, {'API key needed' if keys else 'no API key'}")
+    run.run(served, settings, place, notes.print)
 
 
 def _check(port: int, host: str, timeout: float, drain: float, origins: list[str]) -> None:
@@ -117,3 +137,8 @@ def _check(port: int, host: str, timeout: float, drain: float, origins: list[str
         except OSError as error:
             reason = error.strerror or str(error)
             raise BadOption(f"cannot listen on {host} port {port} ({reason}); choose another --port") from None
+
+
+def _absolute(target: str) -> str:
+    """A directory or file by its whole path: a replica may run in another directory."""
+    return str(Path(target).resolve()) if Path(target).exists() else target

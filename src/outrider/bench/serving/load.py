@@ -151,7 +151,8 @@ def percentiles(values: Sequence[float]) -> dict[str, Any]:
 
 def same_alone(address: Address, requests: Requests, answers: Sequence[Answer], say: Say) -> dict[str, Any]:
     """Whether answers under load are those of the same requests sent alone. After Ctrl-C: as far as it came."""
-    compared, differ, interrupted = 0, [], False
+    compared, interrupted = 0, False
+    differ: list[int] = []
     try:
         for place, answer in enumerate(answers):
             say(f"the same requests alone: {place} of {len(answers)}, {len(differ)} differ")
