@@ -43,9 +43,11 @@ class Program:
     server: Served
 
     def text(self, body: dict[str, Any]) -> str | None:
-        """Of a completion; None where the server reports an error or the connection ends."""
+        """Of a completion; None where the server reports an error or the connection ends. Raises for neither."""
         try:
             status, answer, _ = self.server.send("/v1/completions", body, KEYS)
+        except TimeoutError:
+            raise
         except (OSError, http.client.HTTPException):
             return None
         return str(answer["choices"][0]["text"]) if status == 200 else None

@@ -16,8 +16,11 @@ from outrider.bench.serving.client import Address
 from outrider.errors import BadOption
 from outrider.runtime import timer
 
-DRAIN = 10.0
-"""Seconds for a server to end after SIGTERM, and for rows to be free once their clients have gone."""
+IDLE = 10.0
+"""Seconds for rows to be free once their clients have gone."""
+
+END = 60.0
+"""Seconds for a server to end after SIGTERM."""
 
 HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 """Gauges at /metrics: ours, and vLLM's."""
@@ -65,7 +68,7 @@ def started(target: str, options: Sequence[str], say: Callable[[str], object]) -
     finally:
         process.terminate()
         try:
-            process.wait(DRAIN)
+            process.wait(END)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -106,7 +109,7 @@ def requests_held(address: Address) -> int | None:
 
 def held_when_idle(address: Address) -> int | None:
     """Requests that the server still holds when no client is left, after a moment to notice it."""
-    end = timer.now() + DRAIN
+    end = timer.now() + IDLE
     while (held := requests_held(address)) and timer.now() < end:
         time.sleep(0.1)
     return held
