@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import threading
@@ -78,6 +79,7 @@ class RayServer:
         with _terminated_as_interrupted():
             try:
                 serve.start("HeadOnly", {"host": place.host, "port": port})
+                logging.getLogger("ray.serve").setLevel(logging.WARNING)
                 application = self._deployment(ray, serve, place).bind(self.loading, self.size, self.settings)
                 serve.run(application, name=NAME)
                 shown = f"[{place.host}]" if ":" in place.host else place.host
@@ -85,9 +87,8 @@ class RayServer:
                 threading.Event().wait()
             except KeyboardInterrupt:
                 say("stopping when answers under way have ended")
-            except RuntimeError as error:  # of serve.run, behind the traceback of a replica
-                reason = str(error).strip().rpartition("\n")[2]
-                raise BadOption(f"no replica could be started: {reason}") from None
+            except RuntimeError as error:  # of serve.run
+                raise BadOption(f"no replica could be started: {_reason(serve) or error}") from None
             finally:
                 _stop(ray, serve)
         say("stopped")
@@ -113,6 +114,13 @@ def _ray_serve() -> Any:
         reason = f"Ray Serve is not installed ({error.name or error})"
         raise BadOption(f"{reason}; pip install '.[serve,ray]', or leave out --ray") from None
     return serve
+
+
+def _reason(serve: Any) -> str:
+    """Why replicas do not start: the last line of what Ray tells of them, behind the traceback of one."""
+    application = serve.status().applications.get(NAME)
+    told = [] if application is None else [one.message.strip() for one in application.deployments.values()]
+    return " ".join(message.rpartition("\n")[2] for message in told)
 
 
 def _refuse_another(ray: Any) -> None:
