@@ -80,7 +80,7 @@ class RayServer:
             try:
                 serve.start("HeadOnly", {"host": place.host, "port": port})
                 logging.getLogger("ray.serve").setLevel(logging.WARNING)
-                application = self._deployment(ray, serve, place).bind(self.loading, self.size, self.settings)
+                application = self.deployment(ray, serve, place).bind(self.loading, self.size, self.settings)
                 serve.run(application, name=NAME)
                 shown = f"[{place.host}]" if ":" in place.host else place.host
                 say(f"http://{shown}:{port} (Ctrl-C stops)")
@@ -93,7 +93,7 @@ class RayServer:
                 _stop(ray, serve)
         say("stopped")
 
-    def _deployment(self, ray: Any, serve: Any, place: ListenAt) -> Any:
+    def deployment(self, ray: Any, serve: Any, place: ListenAt) -> Any:
         """What Ray Serve is told of the replicas. Each refuses what its own queue has no room for, as without Ray."""
         replicas, slots = self.replicas, self.size.slots or SLOTS
         gpu = ray.cluster_resources().get("GPU", 0.0) >= 1 and self.loading.options.get("device") != "cpu"
