@@ -76,10 +76,10 @@ class RayServer:
         ray, serve = connected(), _ray_serve()
         _refuse_another(ray)
         port = place.port or _free_port(place.host)
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         with _terminated_as_interrupted():
             try:
                 serve.start("HeadOnly", {"host": place.host, "port": port})
-                logging.getLogger("ray.serve").setLevel(logging.WARNING)
                 application = self.deployment(ray, serve, place).bind(self.loading, self.size, self.settings)
                 serve.run(application, name=NAME)
                 shown = f"[{place.host}]" if ":" in place.host else place.host
