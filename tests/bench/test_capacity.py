@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from outrider.bench.serving.capacity import Curve, Operating, compare, predict, replicas_for
+from outrider.bench.serving.capacity import LoadCurve, Operating, compare, predict, replicas_for
 from outrider.cli.main import app
 from outrider.errors import BadOption
 
 
-def queueing(slots: int, loads: tuple[int, ...] = (1, 2, 4, 8, 16, 32), replicas: int = 1) -> Curve:
+def queueing(slots: int, loads: tuple[int, ...] = (1, 2, 4, 8, 16, 32), replicas: int = 1) -> LoadCurve:
     """Servers whose slots each answer one request of 10 tokens a second, whatever the others do."""
 
     def at(load: int) -> Operating:
         rate = min(load, slots * replicas)
         return Operating(load, rate, 10.0 * rate, max(0.0, load / rate - 1) + 0.1, load / rate)
 
-    return Curve([at(load) for load in loads])
+    return LoadCurve([at(load) for load in loads])
 
 
 def test_replicas_multiply_rates_and_keep_latencies() -> None:
@@ -43,17 +43,19 @@ def test_two_replicas_measured_are_two_predicted() -> None:
 
 
 def test_replicas_for_a_rate_and_a_latency() -> None:
-    slower = Curve([Operating(1, 1, 10, 0.1, 1.0), Operating(2, 1.5, 15, 0.1, 2.0), Operating(4, 1.6, 16, 0.2, 4.0)])
+    slower = LoadCurve(
+        [Operating(1, 1, 10, 0.1, 1.0), Operating(2, 1.5, 15, 0.1, 2.0), Operating(4, 1.6, 16, 0.2, 4.0)]
+    )
     assert replicas_for(slower, 16) == 10 and replicas_for(slower, 16.1) == 11
-    assert replicas_for(slower, 15, p95=2.0) == 10 and replicas_for(slower, 10, p95=1.0) == 10
+    assert replicas_for(slower, 15, within=2.0) == 10 and replicas_for(slower, 10, within=1.0) == 10
     assert slower.fastest_within(1.5).requests_per_second == pytest.approx(1.25)
-    with pytest.raises(BadOption, match=r"p95 must be at least 1.00 s, which a request alone takes, got 0.5"):
-        replicas_for(slower, 10, p95=0.5)
+    with pytest.raises(BadOption, match=r"within must be at least 1.00 s, which a request alone takes, got 0.5"):
+        replicas_for(slower, 10, within=0.5)
     with pytest.raises(BadOption, match="rate must be above 0"):
         replicas_for(slower, 0)
 
 
-def results(curve: Curve) -> dict[str, Any]:
+def results(curve: LoadCurve) -> dict[str, Any]:
     """As ``outrider bench serve --loads`` writes them."""
 
     def point(one: Operating) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def test_the_command(tmp_path: Path) -> None:
     for name, curve in (("one", queueing(4)), ("two", queueing(4, replicas=2))):
         (tmp_path / f"{name}.json").write_text(json.dumps(results(curve)))
     words = ["bench", "capacity", str(tmp_path / "one.json"), "--compare", str(tmp_path / "two.json")]
-    words += ["--rate", "21", "--p95", "1", "--replicas", "2,1000"]
+    words += ["--rate", "21", "--within", "1", "--replicas", "2,1000"]
     found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert [row["replicas"] for row in found["predicted"]] == [2, 1000] and found["needed"]["replicas"] == 6
     assert [row["measured_over_predicted"] for row in found["compared"]["loads"]] == [1.0] * 6

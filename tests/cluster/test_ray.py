@@ -12,6 +12,8 @@ import pytest
 
 from command import Command
 from outrider import speculate
+from outrider.cluster.answers import Loading, PromptBatch, PromptLine, answers
+from outrider.cluster.ray_batch import OnRay
 
 LINES: list[dict[str, Any]] = [
     *({"id": n, "prompt": f"{n} the quick"} for n in range(9)),
@@ -64,19 +66,22 @@ def test_without_ray_the_error_says_what_to_install(
 
 
 @pytest.mark.slow
-def test_two_hundred_lines_give_the_texts_of_one_process(
-    ray: Any, target: str, tmp_path: Path, outrider: Command
-) -> None:
+def test_two_hundred_lines_give_the_texts_of_one_process(ray: Any, target: str) -> None:
     """Many blocks for each of two workers: greedy, and sampled with the seeds that follow from the batch."""
-    lines = [{"prompt": f"{n % 90} the cat", "temperature": float(n % 2)} for n in range(200)]  # some come again
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    one, many = tmp_path / "one.jsonl", tmp_path / "many.jsonl"
-    words = ["-n", "6", "--engine", "torch", "--seed", "5", "--draft", "copy"]
-    for out, where in ((one, []), (many, ["--ray", "--workers", "2"])):
-        assert outrider("batch", str(tmp_path / "in.jsonl"), str(out), target, *words, *where).code == 0
-    found = [(r["index"], r["tokens"], r["text"], r["finish_reason"]) for r in written(many)]
-    assert found == [(r["index"], r["tokens"], r["text"], r["finish_reason"]) for r in written(one)]
-    assert len(found) == 200 and len({str(tokens) for _, tokens, _, _ in found}) > 100
+    prompts = [PromptLine(n, f"{n % 90} the cat", options={"temperature": float(n % 2)}) for n in range(200)]
+    batch = PromptBatch(prompts, {"max_new_tokens": 6, "seed": 5}, {})  # some lines come again, with another seed
+    lines, loading = (
+        batch.complete(batch.keys()),
+        Loading(target, {"draft": "copy", "device": "cpu", "engine": "torch"}),
+    )
+    texts: list[dict[int, Any]] = []
+    here = answers(loading.load(8), lines, 8, lambda more_lines, more_tokens: None)
+    for given in (here, OnRay(loading, workers=2)(lines, 8)(lambda more_lines, more_tokens: None)):
+        found = [(line.index, (record["tokens"], record["text"], record["finish_reason"])) for line, record in given]
+        assert len(found) == 200
+        texts.append(dict(found))
+    assert texts[0] == texts[1] and texts[0].keys() == set(range(200))
+    assert len({str(text) for text in texts[0].values()}) > 100
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def serve(
     from outrider.bench.prompts import read
     from outrider.bench.serving.client import Requests
     from outrider.bench.serving.load import Load, measure_load
-    from outrider.bench.serving.process import Place, held_when_idle, reached
+    from outrider.bench.serving.process import ServerPlace, held_when_idle, reached
     from outrider.bench.serving.table import TablePlan, measure
 
     common.check_writable(out, "--out")
@@ -84,7 +84,9 @@ def serve(
     load = Load(clients or 8, 60.0 if seconds is None and requests is None else seconds, requests)
     checked = _checked(check or "32")
     texts = [text for task in read(prompts).values() for text in task]
-    place = Place(target, tuple(shlex.split(server_options)), url, pid, os.environ.get("OUTRIDER_API_KEY") or None)
+    place = ServerPlace(
+        target, tuple(shlex.split(server_options)), url, pid, os.environ.get("OUTRIDER_API_KEY") or None
+    )
     with notes.status("starting") as status, reached(place, status.update) as (address, process):
         asked = Requests(texts, address.model(), tokens, not completions)
         if plan is not None:
@@ -108,7 +110,7 @@ def serve(
 def capacity(
     curve: Annotated[Path, typer.Argument(help="What `outrider bench serve --loads ... --out` wrote of one replica.")],
     rate: Annotated[float | None, typer.Option(help="Requests per second to be answered.")] = None,
-    p95: Annotated[float | None, typer.Option(help="With --rate: 95 % of answers within so many seconds.")] = None,
+    within: Annotated[float | None, typer.Option(help="With --rate: 95 % of answers within so many seconds.")] = None,
     replicas: Annotated[str, typer.Option(help="Predict for these numbers of replicas.")] = "2,10,100,1000",
     clients: Annotated[int | None, typer.Option(min=1, help="Clients in all. Default: each replica's knee.")] = None,
     way: Annotated[str, typer.Option(help="The curve to use: speculative or plain.")] = "speculative",
@@ -123,8 +125,9 @@ def capacity(
     """
     from outrider.bench.serving import capacity as replicas_of
 
-    one, counts = replicas_of.Curve.read(_read(curve), way), _numbers(replicas, "--replicas")
-    require(p95 is None or rate is not None, f"--p95 {p95} means something with --rate only; give both")
+    one, counts = replicas_of.LoadCurve.read(_read(curve), way), _numbers(replicas, "--replicas")
+    if rate is None:
+        _refuse({"--within": within}, "with --rate")
     predictions = [replicas_of.predict(one, count, clients) for count in counts]
     found: dict[str, Any] = {
         "way": way,
@@ -132,10 +135,10 @@ def capacity(
         "predicted": [{"replicas": count, **vars(each)} for count, each in zip(counts, predictions, strict=True)],
     }
     if rate is not None:
-        needed = replicas_of.replicas_for(one, rate, p95)
-        found["needed"] = {"rate": rate, "p95": p95, "replicas": needed, "each": vars(one.fastest_within(p95))}
+        needed = replicas_of.replicas_for(one, rate, within)
+        found["needed"] = {"rate": rate, "within": within, "replicas": needed, "each": vars(one.fastest_within(within))}
     if compare is not None:
-        several = replicas_of.Curve.read(_read(compare), way)
+        several = replicas_of.LoadCurve.read(_read(compare), way)
         found["compared"] = {"replicas": counts[0], "loads": replicas_of.compare(one, several, counts[0])}
     if as_json:
         answers.out(strict_json(found), highlight=False)

@@ -82,7 +82,7 @@ def show_capacity(found: dict[str, Any]) -> None:
         )  # fmt: skip
     show_table(answers, table)
     if needed := found.get("needed"):
-        within = "" if needed["p95"] is None else f", 95 % of them within {needed['p95']:g} s"
+        within = "" if needed["within"] is None else f", 95 % of them within {needed['within']:g} s"
         answers.print(f"{needed['rate']:g} answers per second{within}: {needed['replicas']:,} replicas")
     if compared := found.get("compared"):
         table = plain_table(("clients", "predicted t/s", "measured t/s", "measured/predicted", "p95 whole"))

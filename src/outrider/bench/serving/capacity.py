@@ -40,13 +40,13 @@ class Operating:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LoadCurve:
     """Measured points of one replica, by load."""
 
     points: Sequence[Operating]
 
     @staticmethod
-    def read(results: Mapping[str, Any], way: str = "speculative") -> Curve:
+    def read(results: Mapping[str, Any], way: str = "speculative") -> LoadCurve:
         """Of what ``outrider bench serve --loads`` has written."""
         try:
             found = [
@@ -62,7 +62,7 @@ class Curve:
                 f"no curve of way {way!r} in these results; name a file that `outrider bench serve --loads` wrote"
             ) from None
         require(bool(points), "the results have no point that was measured; measure them again")
-        return Curve(points)
+        return LoadCurve(points)
 
     def at(self, load: float) -> Operating:
         """Between measured loads: in between. Below the first: so often as somebody asks. Beyond the last: no more
@@ -96,30 +96,30 @@ class Curve:
         most = max(point.tokens_per_second for point in self.points)
         return next(point for point in self.points if point.tokens_per_second >= KNEE * most)
 
-    def fastest_within(self, p95: float | None) -> Operating:
+    def fastest_within(self, within: float | None) -> Operating:
         """The highest request rate whose 95th percentile of whole latency is within so many seconds."""
         loads = [self.points[0].load]
         for low, high in zip(self.points, self.points[1:], strict=False):
             loads += [low.load + (high.load - low.load) * step / GRID for step in range(1, GRID + 1)]
-        allowed = [one for one in map(self.at, loads) if p95 is None or one.whole_p95 <= p95]
+        allowed = [one for one in map(self.at, loads) if within is None or one.whole_p95 <= within]
         least = self.points[0].whole_p95
-        require(bool(allowed), f"p95 must be at least {least:.2f} s, which a request alone takes, got {p95}")
+        require(bool(allowed), f"within must be at least {least:.2f} s, which a request alone takes, got {within}")
         return max(allowed, key=lambda one: one.requests_per_second)
 
 
-def predict(curve: Curve, replicas: int, load: float | None = None) -> Operating:
+def predict(curve: LoadCurve, replicas: int, load: float | None = None) -> Operating:
     """So many replicas under so many clients in all; None: each at its knee."""
     require(replicas >= 1, f"replicas must be at least 1, got {replicas}")
     return (curve.knee if load is None else curve.at(load / replicas)).times(replicas)
 
 
-def replicas_for(curve: Curve, rate: float, p95: float | None = None) -> int:
+def replicas_for(curve: LoadCurve, rate: float, within: float | None = None) -> int:
     """Replicas that answer so many requests a second, 95 % of them within so many seconds."""
     require(rate > 0, f"rate must be above 0 requests per second, got {rate}")
-    return math.ceil(rate / curve.fastest_within(p95).requests_per_second)
+    return math.ceil(rate / curve.fastest_within(within).requests_per_second)
 
 
-def compare(curve: Curve, measured: Curve, replicas: int) -> list[dict[str, Any]]:
+def compare(curve: LoadCurve, measured: LoadCurve, replicas: int) -> list[dict[str, Any]]:
     """Measured loads of several replicas beside what the curve of one predicts for them."""
     rows = []
     for found in measured.points:

@@ -27,7 +27,7 @@ HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
 @dataclass(frozen=True)
-class Place:
+class ServerPlace:
     """The server to measure: one to be started, or one that is there."""
 
     target: str
@@ -38,7 +38,7 @@ class Place:
 
 
 @contextmanager
-def reached(place: Place, say: Callable[[str], object]) -> Iterator[tuple[Address, int | None]]:
+def reached(place: ServerPlace, say: Callable[[str], object]) -> Iterator[tuple[Address, int | None]]:
     """Where to send requests, and the server's process where it is known."""
     if place.url is not None:
         yield Address(place.url.rstrip("/").removesuffix("/v1"), place.key), place.pid
