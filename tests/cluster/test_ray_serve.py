@@ -162,8 +162,8 @@ def test_replicas_follow_the_queue(ray: Any) -> None:
     assert fixed.num_replicas == 3 and fixed.max_ongoing_requests == 6 + 10 + REFUSING
     assert fixed.ray_actor_options == {"num_cpus": 0.5, "num_gpus": 0}
     scaled = RayServer(*given, Replicas(2, 9)).deployment(ray, serve, ListenAt())
-    told = importlib.import_module("ray.serve.deployment").deployment_to_schema(scaled).model_dump()
-    found = told["autoscaling_config"]
+    schema = importlib.import_module("ray.serve.deployment").deployment_to_schema(scaled)
+    found = dict(schema.autoscaling_config)
     assert (found["min_replicas"], found["max_replicas"], found["target_ongoing_requests"]) == (2, 9, 6)
 
 

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from outrider.decoding.fault import NO_CHOICE
 from outrider.runtime import timer
 from outrider.serve import refusal
-from outrider.serve.answers import Choice, Form, traced
+from outrider.serve.answers import Choice, Form, traced, usage
 from outrider.serve.chat import tool_calls
 from outrider.serve.engine import Engine
 from outrider.serve.job import StepProgress
@@ -95,7 +95,9 @@ class Answering:
 
     def _chunk(self, choice: Choice, progress: StepProgress) -> dict[str, Any]:
         chunk = self.form.chunk(choice, progress)
-        speculation = self.body.speculation
+        speculation, options = self.body.speculation, self.body.stream_options
+        if options is not None and options.include_usage and options.continuous_usage_stats:
+            chunk["usage"] = usage(self.prompt_tokens, self.choices)
         if self.tools:
             self._hold_back(chunk["choices"][0], choice)
         if speculation is not None and speculation.trace:
