@@ -27,6 +27,7 @@ EXPECTED: dict[str, Callable[[], bool]] = {
     r"this CPU has no float16": lambda: not cpu.facts().converts_half,
     r"products of bytes": lambda: not cpu.facts().multiplies_bytes,
     r"no fused multiplication": lambda: not cpu.facts().fuses_multiplication,
+    r"npm's openai is not here": lambda: shutil.which("npm") is None or os.environ.get("OUTRIDER_NPM") == "none",
     r"no Chromium here": lambda: not any(map(shutil.which, CHROMIUM)),
     r"refused: see test_": lambda: True,  # covered by the test that it names
     r"run it with -m slow": lambda: True,

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import outrider
 from outrider.cli.main import app
 from outrider.cluster.answers import Loading
-from outrider.cluster.ray_serve import REFUSING, RayServer, Replicas
+from outrider.cluster.ray_serve import REFUSING, RayServer, Replicas, ServedModel
 from outrider.errors import OutriderError
 from outrider.serve.engine import Limits
 from outrider.serve.run import ListenAt, WantedSize
@@ -157,11 +157,11 @@ def test_sigterm_lets_answers_end(ray: Any, program: Program) -> None:
 def test_replicas_follow_the_queue(ray: Any) -> None:
     """Ray accepts what it is told: from so many to so many replicas, another one where slots are not enough."""
     serve = pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
-    given = Loading("x", {"device": "cpu"}), WantedSize(slots=6, waiting=10), ServerSettings("x")
-    fixed = RayServer(*given, Replicas(3, cpus=0.5)).deployment(ray, serve, ListenAt(drain=7))
+    given = ServedModel(Loading("x", {"device": "cpu"}), (), WantedSize(slots=6, waiting=10), ServerSettings("x"))
+    fixed = RayServer(given, Replicas(3, cpus=0.5)).deployment(ray, serve, ListenAt(drain=7))
     assert fixed.num_replicas == 3 and fixed.max_ongoing_requests == 6 + 10 + REFUSING
     assert fixed.ray_actor_options == {"num_cpus": 0.5, "num_gpus": 0}
-    scaled = RayServer(*given, Replicas(2, 9)).deployment(ray, serve, ListenAt())
+    scaled = RayServer(given, Replicas(2, 9)).deployment(ray, serve, ListenAt())
     schema = importlib.import_module("ray.serve.deployment").deployment_to_schema(scaled)
     found = dict(schema.autoscaling_config)
     assert (found["min_replicas"], found["max_replicas"], found["target_ongoing_requests"]) == (2, 9, 6)

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from outrider.cli.main import app
 from outrider.llm import LLM
 from outrider.models.hub.plain_settings import PlainTokenizer
-from outrider.serve.compile import Compiler
 from outrider.serve.constraint import Grammars
+from outrider.serve.parsing import RequestParser
 from outrider.serve.schema import ResponseFormat
 from serving import Served
 
@@ -37,7 +37,7 @@ def test_an_error_of_ours_is_counted_and_the_connection_stays(served: Served, mo
     connection = http.client.HTTPConnection(host, timeout=60)
     headers = {"Content-Type": "application/json"}
     with monkeypatch.context() as patch:
-        patch.setattr(Compiler, "completion", broken)
+        patch.setattr(RequestParser, "completion", broken)
         connection.request("POST", "/v1/completions", b'{"prompt": "a"}', headers)
         answer = connection.getresponse()
         assert answer.status == 500 and b"ValueError" in answer.read()
@@ -64,3 +64,18 @@ def test_options_are_checked_before_anything_is_loaded(tmp_path: Path) -> None:
             found = CliRunner().invoke(app, ["serve", nobody, *given])
             told = " ".join((found.output + str(found.exception)).split())
             assert found.exit_code != 0 and says in told, (given, told)
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "generate", "batch"])
+def test_every_command_that_loads_a_model_takes_a_kv_cache_dtype(command: str, tmp_path: Path) -> None:
+    """``outrider.load`` had the option and no command did. A wrong one is refused before a model is looked for."""
+    lines = tmp_path / "in.jsonl"
+    lines.write_text('{"prompt": "a"}\n')
+    given = {
+        "serve": [str(tmp_path), "--port", "0"], "chat": [str(tmp_path)],
+        "generate": ["a", "--target", str(tmp_path)],
+        "batch": [str(lines), str(tmp_path / "out.jsonl"), str(tmp_path)],
+    }[command]  # fmt: skip
+    found = CliRunner().invoke(app, [command, *given, "--kv-cache-dtype", "int3"])
+    told = " ".join((found.output + str(found.exception)).split())
+    assert found.exit_code != 0 and "kv_cache_dtype must be one of" in told and "'int3'" in told, told

@@ -7,11 +7,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.core.protocols import Drafter
 from outrider.llm import LLM
 from outrider.serve.app import make_app
 from outrider.serve.engine import Engine, Limits
@@ -76,9 +77,11 @@ def eventually(condition: Any) -> bool:
 
 
 @contextmanager
-def serving(llm: LLM, limits: Limits | None = None, **settings: Any) -> Iterator[Served]:
+def serving(
+    llm: LLM, limits: Limits | None = None, drafters: Mapping[str, Drafter] | None = None, **settings: Any
+) -> Iterator[Served]:
     """A server around a model, stopped and drained at the end."""
-    engine = Engine(llm, limits or Limits(slots=4, context=120, waiting=64))
+    engine = Engine(llm, limits or Limits(slots=4, context=120, waiting=64), drafters or {})
     app = make_app(engine, ServerSettings(**{"model": "tiny", "most_tokens": 100, **settings}))
     server = make_server(app, "127.0.0.1", 0, drain=5)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -63,6 +63,7 @@ def batch(
     dtype: common.Dtype = "auto",
     engine: common.Engine = "auto",
     weights: common.Weights = "full",
+    kv_cache_dtype: common.KvCacheDtype = "auto",
     graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
     tensor_parallel: common.TensorParallel = 1,

@@ -45,6 +45,7 @@ def chat(
     dtype: common.Dtype = "auto",
     engine: common.Engine = "auto",
     weights: common.Weights = "full",
+    kv_cache_dtype: common.KvCacheDtype = "auto",
     graphs: common.Graphs = None,
     history: Annotated[
         bool, typer.Option("--history/--no-history", help="Keep lines typed on a terminal for the next session.")

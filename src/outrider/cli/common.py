@@ -70,6 +70,10 @@ Engine = Annotated[
 Weights = Annotated[
     str, typer.Option(help="full (as saved; GGUF as it is), or int8, int4: matrices quantised to 8 or 4 bits.")
 ]
+KvCacheDtype = Annotated[
+    str,
+    typer.Option(help="Dtype of keys and values on the numba engine: auto, float32, bfloat16 or float16."),
+]
 TensorParallel = Annotated[
     int,
     typer.Option(min=1, help="Shard the target over so many processes: torchrun --nproc-per-node N -m outrider ..."),

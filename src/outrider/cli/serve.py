@@ -12,10 +12,10 @@ import typer
 from outrider.cli.common import (
     DEFAULT_TARGET,
     Device,
-    Draft,
     Dtype,
     Engine,
     Graphs,
+    KvCacheDtype,
     TargetArgument,
     Trust,
     Weights,
@@ -31,7 +31,12 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def serve(
     command: typer.Context,
     target: TargetArgument = DEFAULT_TARGET,
-    draft: Draft = "auto",
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--draft", "-d", help="Drafter, as of generate; repeatable, and requests may name one. Default: auto."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Loopback unless told otherwise.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
     api_key_file: Annotated[
@@ -64,6 +69,7 @@ def serve(
     dtype: Dtype = "auto",
     engine: Engine = "auto",
     weights: Weights = "full",
+    kv_cache_dtype: KvCacheDtype = "auto",
     width: Width = 9,
     graphs: Graphs = None,
     trust_remote_code: Trust = False,
@@ -100,19 +106,22 @@ def serve(
     )  # fmt: skip
     size = run.WantedSize(slots, context, waiting, memory)
     place = run.ListenAt(host, port, drain, access_log)
+    first, *more = draft or ["auto"]
+    loading = loading_options(command) | {"draft": first}
     if ray:
         from outrider.cluster.answers import Loading
-        from outrider.cluster.ray_serve import RayServer, Replicas
+        from outrider.cluster.ray_serve import RayServer, Replicas, ServedModel
 
         wanted = Replicas(replicas or 1, max_replicas, replica_cpus or 1.0)
         notes.print(f"starting {wanted.least} replicas of {target} ...")
-        RayServer(Loading(_absolute(target), loading_options(command)), size, settings, wanted).run(place, notes.print)
+        served_model = ServedModel(Loading(_absolute(target), loading), tuple(more), size, settings)
+        RayServer(served_model, wanted).run(place, notes.print)
         return
     from outrider.llm import load
 
     notes.print(f"loading {target} ...")
-    llm = load(target, **loading_options(command))
-    served = run.make_engine(llm, size)
+    llm = load(target, **loading)
+    served = run.make_engine(llm, size, run.load_drafters(llm, more, trust_remote_code))
     notes.print("warming up ...")
     llm.warm_up(coupling="gumbel")
     rows = f"{served.limits.slots} slots of {served.limits.context} tokens"

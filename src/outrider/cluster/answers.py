@@ -38,7 +38,8 @@ class Loading:
     @property
     def decides(self) -> dict[str, Any]:
         """What a text follows from."""
-        return {"target": self.target, **{name: self.options[name] for name in ("dtype", "weights", "tensor_parallel")}}
+        names = ("dtype", "weights", "kv_cache_dtype", "tensor_parallel")
+        return {"target": self.target, **{name: self.options[name] for name in names}}
 
     def load(self, slots: int | None) -> Any:
         import outrider

@@ -6,7 +6,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from outrider.cluster.answers import Loading
 from outrider.cluster.ray_cluster import connected
 from outrider.errors import BadOption, OutriderError, require
 from outrider.serve.app import STALL, make_app
-from outrider.serve.run import ListenAt, WantedSize, make_engine
+from outrider.serve.run import ListenAt, WantedSize, load_drafters, make_engine
 from outrider.serve.settings import ServerSettings
 
 NAME = "outrider"
@@ -43,12 +43,23 @@ class Replicas:
         require(self.cpus > 0, f"replica_cpus must be above 0, got {self.cpus}")
 
 
+@dataclass(frozen=True)
+class ServedModel:
+    """What every replica serves."""
+
+    loading: Loading
+    drafts: Sequence[str]  # beside the first, which requests may name
+    size: WantedSize
+    settings: ServerSettings
+
+
 class Replica:
     """A model and its engine in a process of the cluster. Ray Serve gives it the requests of its app."""
 
-    def __init__(self, loading: Loading, size: WantedSize, settings: ServerSettings) -> None:
-        llm = loading.load(None)
-        self.engine, self.settings = make_engine(llm, size), settings
+    def __init__(self, served: ServedModel) -> None:
+        llm, options = served.loading.load(None), served.loading.options
+        drafters = load_drafters(llm, served.drafts, bool(options.get("trust_remote_code")))
+        self.engine, self.settings = make_engine(llm, served.size, drafters), served.settings
         llm.warm_up(coupling="gumbel")
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -66,9 +77,7 @@ class Replica:
 class RayServer:
     """A model to be served by replicas."""
 
-    loading: Loading
-    size: WantedSize
-    settings: ServerSettings
+    served: ServedModel
     replicas: Replicas
 
     def run(self, place: ListenAt, say: Callable[[str], object]) -> None:
@@ -80,7 +89,7 @@ class RayServer:
         with _terminated_as_interrupted():
             try:
                 serve.start("HeadOnly", {"host": place.host, "port": port})
-                application = self.deployment(ray, serve, place).bind(self.loading, self.size, self.settings)
+                application = self.deployment(ray, serve, place).bind(self.served)
                 serve.run(application, name=NAME)
                 shown = f"[{place.host}]" if ":" in place.host else place.host
                 say(f"http://{shown}:{port} (Ctrl-C stops)")
@@ -95,13 +104,13 @@ class RayServer:
 
     def deployment(self, ray: Any, serve: Any, place: ListenAt) -> Any:
         """What Ray Serve is told of the replicas. Each refuses what its own queue has no room for, as without Ray."""
-        replicas, slots = self.replicas, self.size.slots or SLOTS
-        gpu = ray.cluster_resources().get("GPU", 0.0) >= 1 and self.loading.options.get("device") != "cpu"
+        replicas, slots = self.replicas, self.served.size.slots or SLOTS
+        gpu = ray.cluster_resources().get("GPU", 0.0) >= 1 and self.served.loading.options.get("device") != "cpu"
         several = {"min_replicas": replicas.least, "max_replicas": replicas.most, "target_ongoing_requests": slots}
         count = {"num_replicas": replicas.least} if replicas.most is None else {"autoscaling_config": several}
         return serve.deployment(
             serve.ingress()(Replica), name=NAME, ray_actor_options={"num_cpus": replicas.cpus, "num_gpus": int(gpu)},
-            max_ongoing_requests=slots + self.size.waiting + REFUSING, max_constructor_retry_count=1,
+            max_ongoing_requests=slots + self.served.size.waiting + REFUSING, max_constructor_retry_count=1,
             graceful_shutdown_timeout_s=place.drain, graceful_shutdown_wait_loop_s=0.1,
             logging_config={"enable_access_log": place.access_log}, **count,
         )  # fmt: skip

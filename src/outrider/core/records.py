@@ -20,6 +20,10 @@ Source = Sequence[int] | Tensor
 """What an encoder reads: token ids, or its finished output [S, size]."""
 
 
+ForcedTokens = Callable[[Sequence[int]], Sequence[int]]
+"""Tokens that a constraint leaves no choice about, behind an output so far."""
+
+
 @dataclass(frozen=True)
 class Admission:
     """A sequence that starts in a slot."""
@@ -28,6 +32,8 @@ class Admission:
     prompt: Sequence[int]
     source: Source | None = None
     prediction: Sequence[int] = ()  # what the output is expected to be, where the caller has said so
+    forced: ForcedTokens | None = None  # of the constraint that the output is under
+    drafter: str | None = None  # name of the drafter, where there are several; None: the first
 
 
 @dataclass(frozen=True)

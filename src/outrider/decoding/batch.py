@@ -224,11 +224,8 @@ class RunningBatch:
         return _Launched(step, list(self.rows), asked, began, drafted, self.runner.captures != captures)
 
     def _gamma(self, slot: int) -> int:
-        """Guesses to ask for: the request's own number, as far as its text may go on, or what the planner chooses."""
         chosen, entry, request = self.planner.choose(slot), self.rows[slot], self.requests[slot]
-        if entry is None or request is None or request.gamma is None:
-            return chosen
-        return min(request.gamma, max(0, entry[1].left - 1), self.decoder.width - 1)
+        return chosen if entry is None or request is None else request.guesses(entry[1], chosen, self.decoder.width - 1)
 
     def _read(self, launched: _Launched) -> HostStep:
         host = launched.step.read()
@@ -262,7 +259,8 @@ class RunningBatch:
                 continue
             index, row = entry
             emitted, drafted, overlap, healthy = host.row(slot)
-            position, request = len(row.prompt) + len(row.tokens), self.requests[slot]
+            position, request, asked = len(row.prompt) + len(row.tokens), self.requests[slot], launched.asked[slot]
+            sure = request is not None and request.sure(row) >= asked  # what follows says nothing of the drafter
             taken = row.push(emitted)
             logprobs = self._logprobs(launched, slot, taken)
             if len(taken) > healthy:  # bad logits behind guesses that do not count are nobody's business
@@ -274,14 +272,13 @@ class RunningBatch:
             # Guesses that met bad logits were not judged, be they discarded or behind the end of the text.
             emitted, drafted, overlap = emitted[: healthy + 1], drafted[:healthy], overlap[:healthy]
             accepted = len(emitted) - 1
-            self.planner.learn(slot, launched.asked[slot], accepted, min(accepted + 1, len(drafted)))
+            self.planner.learn(slot, 0 if sure else asked, accepted, min(accepted + 1, len(drafted)))
             record = None
             if taken:
                 record = Record(
                     index, position, tuple(drafted), accepted, emitted[-1], tuple(finite(overlap)), len(taken)
                 )
                 self.trace.records.append(record)
-            asked = launched.asked[slot]
             kept = min(accepted, len(taken))
             events.append(Event(index, tuple(taken), kept, row, record, asked, seconds, logprobs))
             if row.finish_reason is not None:

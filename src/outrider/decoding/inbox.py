@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from outrider.decoding.request import Request
@@ -62,20 +62,23 @@ class RequestQueue:
         self._cancelled: set[int] = set()
         self._renewing = False
 
-    def check(self, request: Request) -> None:
-        """Raises for a request that the batch cannot run."""
-        self._check(request)
-
     def submit(self, request: Request, numbered: Callable[[int], None] = lambda number: None) -> int:
         """Let a request wait for a slot -> the number it goes by in events; ``numbered`` is told it before any."""
-        self._check(request)
+        return self.submit_all([request], [numbered])[0]
+
+    def submit_all(self, requests: Sequence[Request], numbered: Sequence[Callable[[int], None]]) -> list[int]:
+        """``submit`` for several, all or none of them. Those that find free slots are admitted together."""
+        for request in requests:
+            self._check(request)
         with self._changed:
             require(not self._closed, "the queue is closed; start another one", BadOption)
-            number, self._next = self._next, self._next + 1
-            numbered(number)
-            self._requests.append((number, request))
+            numbers = range(self._next, self._next + len(requests))
+            self._next = numbers.stop
+            for number, told in zip(numbers, numbered, strict=True):
+                told(number)
+            self._requests.extend(zip(numbers, requests, strict=True))
             self._changed.notify()
-            return number
+            return list(numbers)
 
     def cancel(self, number: int) -> bool:
         """The request is no longer wanted -> whether it still waited, and is gone. One that runs leaves its slot before

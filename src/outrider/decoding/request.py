@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.protocols import Source
+from outrider.core.records import ForcedTokens
 from outrider.decoding.step_runner import Rule
 from outrider.decoding.stopping import Row, Stopping
 from outrider.trace import Record
@@ -25,6 +26,17 @@ class Request:
     rule: Rule | None = None  # how its tokens are chosen; None: by the batch's rule
     gamma: int | None = None  # guesses per run at most, 0: plain decoding; None: what the batch's policy chooses
     prediction: tuple[int, ...] = ()  # what the output is expected to be: guesses for a drafter that reads it
+    forced: ForcedTokens | None = None  # of the constraint that its rule holds the output to: guesses that cost nothing
+    drafter: str | None = None  # name of its drafter, where the batch has several; None: the first
+
+    def sure(self, row: Row) -> int:
+        """Guesses that its constraint leaves no choice about, behind what the row holds."""
+        return 0 if self.forced is None else len(self.forced(row.tokens))
+
+    def guesses(self, row: Row, planned: int, most: int) -> int:
+        """Guesses to ask for: its own number, or what the planner chooses and more where they are sure."""
+        most = min(most, max(0, row.left - 1))
+        return max(planned, min(self.sure(row), most)) if self.gamma is None else min(self.gamma, most)
 
     @property
     def opening(self) -> str:

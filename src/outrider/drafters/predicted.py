@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from outrider.core.noise import Noise
 from outrider.core.protocols import Admission, Draft, Drafter, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.traits import DrafterTraits, traits_of
-from outrider.drafters.composite import CompositeSession
-from outrider.drafters.fallback import joined, widened
+from outrider.drafters.known_rows import KnownRowsSession
 
 SURE = 3
 """Tokens that must agree for a place of the prediction to be taken up again behind a difference."""
@@ -65,16 +63,10 @@ class _Following:
         return next((end for end in ends if end > self.lost), ends[-1] if ends else None)
 
 
-class _PredictedSession(CompositeSession):
+class _PredictedSession(KnownRowsSession):
     def __init__(self, other: DraftSession, rows: int, target: Session) -> None:
-        super().__init__(other)
-        self.rows, self.target = rows, target
+        super().__init__(other, rows, target)
         self.following: dict[int, _Following] = {}  # by row
-        self.caps: Tensor | None = None  # [B]: guesses a row may have; None: as many as are asked for
-
-    @property
-    def capturable(self) -> bool:
-        return False  # which rows follow a prediction is known to the host
 
     def admit_all(self, admissions: Sequence[Admission]) -> None:
         super().admit_all(admissions)
@@ -90,25 +82,7 @@ class _PredictedSession(CompositeSession):
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         known = {row: self._guesses(each, gamma) for row, each in self.following.items()} if gamma else {}
         known = {row: guesses for row, guesses in known.items() if guesses}
-        if not known:
-            self.abilities[0].cap(self.caps)
-            return self.sessions[0].propose(gamma, sampling, noise, at)
-        tokens = torch.zeros((self.rows, gamma), dtype=torch.int64)
-        lengths = torch.zeros((self.rows, 1), dtype=torch.int64)
-        for row, guesses in known.items():
-            tokens[row, : len(guesses)] = torch.tensor(guesses)
-            lengths[row] = len(guesses)
-        mine = Draft(tokens, None, torch.arange(gamma) < lengths)
-        device = self.target.device
-        mine = Draft(mine.tokens.to(device), None, mine.proposed.to(device))
-        followed = (lengths > 0).to(device)  # [B, 1]
-        caps = torch.full_like(at[:, 0], gamma) if self.caps is None else self.caps
-        caps = caps.masked_fill(followed[:, 0], 0)
-        if not bool((caps > 0)[self.target.context.active].any()):
-            return mine
-        self.abilities[0].cap(caps)
-        theirs = self.sessions[0].propose(gamma, sampling, noise, at).cut(caps).usable(self.target.vocab_size)
-        return joined(mine, widened(theirs, gamma), followed, self.target.vocab_size)
+        return self._with(known, gamma, sampling, noise, at)
 
     def _guesses(self, row: _Following, gamma: int) -> Sequence[int]:
         return [token for token in row.next(gamma) if 0 <= token < self.target.vocab_size]
@@ -125,4 +99,3 @@ class _PredictedSession(CompositeSession):
     def select(self, rows: Tensor) -> None:
         super().select(rows)
         self.following = {new: self.following[old] for new, old in enumerate(rows.tolist()) if old in self.following}
-        self.rows = len(rows)

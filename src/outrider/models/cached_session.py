@@ -16,7 +16,7 @@ from outrider.errors import BadOption, require
 from outrider.models.engine_protocol import Engine, GreedyEngine, Pending, Wanted
 from outrider.models.prefill import PrefillRun, neighbours, side_by_side
 from outrider.models.session import BufferedSession
-from outrider.models.shared_prefixes import shared_prefixes
+from outrider.models.shared_prefixes import repeated_prompts, shared_prefixes
 
 
 class Runnable(Protocol):
@@ -69,19 +69,36 @@ class CachedSession(BufferedSession):
         self.states = torch.zeros(shape, dtype=facts.dtype, device=facts.device)
 
     def prefill_in_parts(self, admissions: Sequence[Admission], steps: bool = True) -> Iterator[None]:
-        rows = [new.row for new in admissions]
+        repeated = repeated_prompts(admissions)
+        copies = {row for rows in repeated.values() for row in rows}
+        run = [new for new in admissions if new.row not in copies]
         complete = False
         try:
-            self._starts = self._copy_prefixes(admissions) if self._may_share else {}
+            self._starts = self._copy_prefixes(run) if self._may_share else {}
             if self._written:
-                self._clear(sorted(set(rows) - set(self._starts)))
+                self._clear(sorted({new.row for new in run} - set(self._starts)))
             self._written = max(self._written, *(len(new.prompt) for new in admissions))
-            yield from super().prefill_in_parts(admissions, steps)
+            yield from super().prefill_in_parts(run, steps)
+            for source, rows in repeated.items():
+                self._copy_prompt(source, rows)
             complete = True
         finally:
             if not complete:  # nothing that was not run may be copied
-                for row in rows:
-                    self.forget(row)
+                for new in admissions:
+                    self.forget(new.row)
+
+    def _copy_prompt(self, source: int, rows: list[int]) -> None:
+        """Start rows with the prompt that was just run in row ``source``. A prompt has the same bits in every row."""
+        length = int(self.context.lengths[source])
+        self.context.admit_all(rows, [self.context.tokens[source, :length].tolist()] * len(rows))
+        self._clear(sorted(rows))
+        to = torch.tensor(rows, device=self.device)
+        self.cache.move(to, torch.full_like(to, source), length - 1)
+        self.cached[to] = length - 1
+        if self.hidden is not None:
+            self.hidden[to] = self.hidden[source].clone()  # indexed by a number it is a view of what is written to
+        if self.states is not None:
+            self.states[to, : length - 1] = self.states[source, : length - 1].clone()
 
     def forget(self, row: int) -> None:
         """Make the row an empty slot: nothing of what it holds is copied."""

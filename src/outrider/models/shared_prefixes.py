@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from outrider.core.protocols import Admission
+
 LEAST = 16
 """Tokens that are worth copying."""
 
@@ -24,6 +26,16 @@ def shared_prefixes(
         if shared[source] >= LEAST:
             found[row] = (source, shared[source])
     return found
+
+
+def repeated_prompts(admissions: Sequence[Admission]) -> dict[int, list[int]]:
+    """Rows whose prompt is also that of an earlier admission, by the row of that one: several choices of one prompt."""
+    first: dict[tuple[int, ...], int] = {}
+    repeated: dict[int, list[int]] = {}
+    for new in admissions:
+        if new.source is None and (row := first.setdefault(tuple(new.prompt), new.row)) != new.row:
+            repeated.setdefault(row, []).append(new.row)
+    return repeated
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

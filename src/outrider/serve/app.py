@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -12,20 +11,20 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse
-from fastapi.staticfiles import StaticFiles
+from fastapi.responses import FileResponse, JSONResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.routing import Route
 
 from outrider import __version__
 from outrider.runtime import timer
-from outrider.serve import insight, refusal
-from outrider.serve.answering import Answering
-from outrider.serve.compile import Compiler
+from outrider.serve import refusal, server_state
 from outrider.serve.engine import Engine
-from outrider.serve.guard import BodyTooLarge, Guard
+from outrider.serve.guard import Guard
+from outrider.serve.in_flight import EventStream, InFlight
 from outrider.serve.job import Job
-from outrider.serve.live import EventStream, Live
-from outrider.serve.metrics import Metrics
+from outrider.serve.metrics import CountedAnswers, Metrics
+from outrider.serve.parsing import RequestParser
+from outrider.serve.responder import Responder
 from outrider.serve.schema import ChatBody, CompletionBody
 from outrider.serve.settings import ServerSettings
 
@@ -50,7 +49,7 @@ def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
     """The app around an engine, which starts and drains with it."""
     metrics = Metrics(engine)
     engine.observe = metrics.add
-    compiler = Compiler(engine.llm, settings.model, engine.limits.context, settings.most_tokens)
+    parser = RequestParser(engine.llm, settings.model, engine.limits.context, settings.most_tokens, engine.drafts)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
@@ -58,57 +57,63 @@ def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
         yield
         await run_in_threadpool(engine.drain, settings.patience)
 
-    app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="Outrider", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan,
+    )  # fmt: skip
     refusal.install(app)
     _routes_of_state(app, engine, settings, metrics)
 
     async def generate(
-        request: Request, body: CompletionBody | ChatBody, compiled: Callable[[], Sequence[Job]]
+        request: Request, body: CompletionBody | ChatBody, parse: Callable[[], Sequence[Job]]
     ) -> Response:  # fmt: skip
         began = timer.now()
-        jobs = await run_in_threadpool(compiled)
+        jobs = await run_in_threadpool(parse)
         requests = await run_in_threadpool(lambda: [engine.request(job) for job in jobs])
-        live = Live(engine, requests)
+        in_flight = InFlight(engine, requests)
         prompts = sum(len(job.prompt) for job in jobs) // (body.n or 1)
         metrics.prompt_tokens.inc(prompts)
-        answering = Answering(live, body, settings, engine, prompts, len(jobs), began, metrics)
+        responder = Responder(in_flight, body, settings, engine, prompts, len(jobs), began, metrics)
         if body.stream:
-            return EventStream(answering.stream(), settings.patience, live.cancel)
+            return EventStream(responder.stream(), settings.patience, in_flight.cancel)
         try:
-            return await _unless_gone(request, answering.whole())
+            return await _unless_gone(request, responder.whole())
         finally:
-            live.cancel()
+            in_flight.cancel()
 
     @app.post("/v1/completions", responses=ERRORS)
     async def completions(request: Request, body: CompletionBody) -> Response:
         """Continue a text."""
-        return await generate(request, body, lambda: compiler.completion(body))
+        return await generate(request, body, lambda: parser.completion(body))
 
     @app.post("/v1/chat/completions", responses=ERRORS)
     async def chat(request: Request, body: ChatBody) -> Response:
         """Answer a conversation."""
-        return await generate(request, body, lambda: compiler.chat(body))
+        return await generate(request, body, lambda: parser.chat(body))
 
-    if PAGE.is_dir():
-        app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
+    _serve_page(app)
     _wrap(app, settings, metrics)
     return app
 
 
-def _wrap(app: FastAPI, settings: ServerSettings, metrics: Metrics) -> None:
-    @app.middleware("http")
-    async def counted(request: Request, call_next: Callable[[Request], Any]) -> Response:
-        try:
-            response: Response = await call_next(request)
-        except BodyTooLarge:
-            raise
-        except Exception as error:  # counted and answered here: what passes on costs the client its connection
-            logging.getLogger("uvicorn.error").exception("a request failed")
-            response = refusal.failed(error)
-        route = request.scope.get("route")  # never the path itself: clients choose those, and every one would be kept
-        metrics.requests.labels("other" if route is None else route.path, str(response.status_code)).inc()
-        return response
+def _serve_page(app: FastAPI) -> None:
+    """A route for every file of the page: no path of a request reaches the file system, and every other one is 404."""
+    for file in sorted(PAGE.rglob("*")):
+        if file.is_file():
+            name = file.relative_to(PAGE).as_posix()
+            for path in ("/", "/index.html") if name == "index.html" else (f"/{name}",):
+                app.router.routes.append(Route(path, _sender(file), methods=["GET"]))
 
+
+def _sender(file: Path) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    async def send(request: Request) -> Response:
+        return FileResponse(file)
+
+    return send
+
+
+def _wrap(app: FastAPI, settings: ServerSettings, metrics: Metrics) -> None:
+    """The middleware: the last that is added sees a request first."""
+    app.add_middleware(CountedAnswers, metrics=metrics)
     if settings.origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["GET", "POST"],
@@ -151,12 +156,12 @@ def _routes_of_state(app: FastAPI, engine: Engine, settings: ServerSettings, met
     @app.get("/v1/outrider/status")
     async def status() -> dict[str, Any]:
         """What runs, how fast, and how well guesses do."""
-        return insight.status(engine, settings.model)
+        return server_state.status(engine, settings.model)
 
     @app.get("/v1/outrider/theory")
     async def theory() -> dict[str, Any]:
         """The theory's curves, and where this server stands on them."""
-        return insight.theory(engine)
+        return server_state.theory(engine)
 
 
 async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Response]) -> Response:

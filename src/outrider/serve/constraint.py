@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,10 @@ class GrammarProcessor:
         if allowed.shape[0] < scores.shape[-1]:
             allowed = torch.nn.functional.pad(allowed, (0, scores.shape[-1] - allowed.shape[0]))
         return scores.masked_fill(~allowed, -torch.inf)
+
+    def forced(self, output: Sequence[int]) -> list[int]:
+        """Tokens that the grammar leaves no choice about behind an answer so far: guesses that are free."""
+        return list(self.matcher.compute_ff_tokens()) if self._go_to(list(output)) else []
 
     def _go_to(self, tokens: list[int]) -> bool:
         """Let the matcher stand behind these tokens -> whether the grammar allows them."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from outrider.core.protocols import Drafter
 from outrider.core.verification.choose import choose
 from outrider.decoding.loop import Decoder, Event, Request
 from outrider.decoding.step_runner import Rule
+from outrider.drafters import BUILT_IN
+from outrider.drafters.by_request import ByRequest
+from outrider.drafters.forced import Forced
 from outrider.drafters.predicted import Predicted
 from outrider.errors import require
 from outrider.llm import LLM
@@ -19,18 +23,22 @@ from outrider.options import Options
 from outrider.runtime import timer
 from outrider.serve.job import Deliver, Job, QueueFull, ServerStopping, StepProgress
 from outrider.serve.observed import Observed
+from outrider.serve.settings import public_name
 from outrider.trace import Trace
+
+WITHOUT_MODEL = ("none", "copy", "ngram")
+"""Drafters that every request may name."""
 
 TRIES = 3
 """Batches in a row that may fail before any of their steps has ended; then the engine gives up."""
 
 
 @dataclass
-class _Ticket:
-    """A request under way: whom to tell, and how much of its text was told."""
+class _Submitted:
+    """A request that was submitted and has not ended."""
 
-    deliver: Deliver
-    shown: int = 0
+    deliver: Deliver  # called with every step
+    delivered: int = 0  # characters of its text so far
 
 
 @dataclass(frozen=True)
@@ -42,24 +50,38 @@ class Limits:
     waiting: int = 64  # requests that may wait for a slot
 
 
+def drafters_by_name(llm: LLM, more: Mapping[str, Drafter]) -> dict[str, Drafter]:
+    """The drafters of a server by the names that requests may give: the model's own first, then others that were
+    loaded, and those that need no model. With CUDA graphs the model's own only, and none."""
+    own = {public_name(llm.drafter.name): llm.drafter}
+    if llm.graphs:
+        several = f"draft {', '.join(more)}: with CUDA graphs there is one drafter; use --no-graphs for several"
+        require(not more, several)
+        return own
+    return own | dict(more) | {name: BUILT_IN[name]() for name in WITHOUT_MODEL if name not in {*own, *more}}
+
+
 @dataclass
 class Engine:
     """Runs jobs of any options together. ``start`` it, ``submit`` from any thread, ``drain`` at the end."""
 
     llm: LLM
     limits: Limits = field(default_factory=Limits)
+    drafters: Mapping[str, Drafter] = field(default_factory=dict)  # beside the model's own, for requests that name them
     observe: Callable[[Event], None] = lambda event: None  # told of every event, in the engine's thread
 
     def __post_init__(self) -> None:
         base = self.llm.call(Options(coupling="gumbel")).decoder
-        # With CUDA graphs a drafter may be promised that nobody else's guesses are verified: no predictions then.
-        drafter = base.drafter if self.llm.graphs else Predicted(base.drafter)
+        named = drafters_by_name(self.llm, self.drafters)
+        self.drafts = tuple(named)  # names that requests may give, the first for those that give none
+        # With CUDA graphs all guesses that are verified must be those of one drafter.
+        drafter = base.drafter if self.llm.graphs else Forced(Predicted(ByRequest(named)))
         self.decoder: Decoder = replace(base, drafter=drafter, slots=self.limits.slots)
         self.queue = self.decoder.queue(self.limits.context)
         self.observed = Observed()
         self.failure: str | None = None  # why the engine has given up
         self.drafter_failures = 0
-        self._tickets: dict[int, _Ticket] = {}
+        self._submitted: dict[int, _Submitted] = {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="outrider-engine", daemon=True)
 
@@ -74,8 +96,11 @@ class Engine:
         sampling = replace(own.sampling, ends=stopping.eos) if own.sampling.processors else own.sampling
         verifier = choose(job.options.coupling, sampling.greedy)
         rule = Rule(verifier, sampling, job.logprobs)
+        request = Request(tuple(job.prompt), stopping, job.seed, rule=rule, gamma=job.gamma)
+        if self.llm.graphs:
+            return request
         gamma = self.decoder.width - 1 if job.prediction and job.gamma is None else job.gamma
-        return Request(tuple(job.prompt), stopping, job.seed, None, rule, gamma, job.prediction)
+        return replace(request, gamma=gamma, prediction=job.prediction, forced=job.forced, drafter=job.drafter)
 
     def submit(self, requests: Sequence[Request], deliver: Sequence[Deliver]) -> list[int]:
         """Let requests wait for a slot, all or none of them -> the numbers to cancel them by."""
@@ -83,30 +108,27 @@ class Engine:
             if self.failure is not None or self.queue.closed:
                 raise ServerStopping(self.failure or "the server is about to stop; send the request to another one")
             self._check_count(len(requests))
-            for request in requests:
-                self.queue.check(request)
-            pairs = zip(requests, deliver, strict=True)
-            return [self.queue.submit(request, partial(self._register, told)) for request, told in pairs]
+            return self.queue.submit_all(requests, [partial(self._register, told) for told in deliver])
 
     def _check_count(self, count: int) -> None:
         limits, waiting = self.limits, len(self.queue)
         most = limits.slots + limits.waiting
         require(count <= most, f"a request may have at most {most} prompts and choices on this server, got {count}")
-        if len(self._tickets) + count > most:
+        if len(self._submitted) + count > most:
             raise QueueFull(f"{waiting} requests wait and {self.running} run already; try again in a moment")
 
     def _register(self, deliver: Deliver, number: int) -> None:
-        self._tickets[number] = _Ticket(deliver)
+        self._submitted[number] = _Submitted(deliver)
 
     def cancel(self, numbers: Sequence[int]) -> None:
         """Nobody waits for these any more: they leave their slots before the next step."""
         for number in numbers:
-            if number in self._tickets and self.queue.cancel(number):
-                self._tickets.pop(number, None)
+            if number in self._submitted and self.queue.cancel(number):
+                self._submitted.pop(number, None)
 
     @property
     def running(self) -> int:
-        return max(0, len(self._tickets) - len(self.queue))
+        return max(0, len(self._submitted) - len(self.queue))
 
     @property
     def waiting(self) -> int:
@@ -125,7 +147,7 @@ class Engine:
         self.close()
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self.cancel(list(self._tickets))
+            self.cancel(list(self._submitted))
             self._thread.join(30)
         return not self._thread.is_alive()
 
@@ -149,7 +171,7 @@ class Engine:
         it again."""
         trace, drafting = Trace(), True
         for event in self.decoder.serve(self.queue, trace, self.limits.context, self.limits.slots):
-            self._tell(event)
+            self._deliver(event)
             trace.records.clear()  # a server runs for months
             trace.endings.clear()
             if drafting and trace.drafter_error is not None:
@@ -157,17 +179,18 @@ class Engine:
                 self.drafter_failures += 1
                 self.queue.renew()
 
-    def _tell(self, event: Event) -> None:
+    def _deliver(self, event: Event) -> None:
+        """Pass a step on: to statistics, and to whoever submitted the request."""
         self.observed.add(event)
         self.observe(event)
-        ticket = self._tickets.get(event.index)
-        if ticket is None:
+        submitted = self._submitted.get(event.index)
+        if submitted is None:
             return
-        text = event.row.printable(self.llm.decode, ticket.shown)
-        ticket.shown += len(text)
+        text = event.row.printable(self.llm.decode, submitted.delivered)
+        submitted.delivered += len(text)
         if event.row.finish_reason is not None:
-            self._tickets.pop(event.index, None)
-        ticket.deliver(StepProgress.of(event, text))
+            self._submitted.pop(event.index, None)
+        submitted.deliver(StepProgress.of(event, text))
 
     def _fail(self, reason: str, for_good: bool) -> None:
         """Requests that ran are told; those that wait go into the next batch, unless there will be none."""
@@ -175,6 +198,6 @@ class Engine:
             if for_good:
                 self.failure = f"the engine has stopped after {TRIES} failures: {reason}"
             waiting = set() if for_good else self.queue.numbers()
-            lost = [self._tickets.pop(number) for number in list(self._tickets) if number not in waiting]
-        for ticket in lost:
-            ticket.deliver(StepProgress.failed(f"the batch failed: {reason}"))
+            lost = [self._submitted.pop(number) for number in list(self._submitted) if number not in waiting]
+        for submitted in lost:
+            submitted.deliver(StepProgress.failed(f"the batch failed: {reason}"))

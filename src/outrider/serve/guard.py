@@ -6,12 +6,13 @@ import hmac
 from collections.abc import Sequence
 from typing import Any
 
+from fastapi import HTTPException
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.serve import refusal
 
-OPEN = ("/health",)
+WITHOUT_KEY = ("/health",)
 """Paths that need no key, beside the page and its files: load balancers have none."""
 
 HEADERS = {
@@ -26,8 +27,17 @@ HEADERS = {
 }
 
 
-class BodyTooLarge(Exception):
-    """More bytes have come than a body may have."""
+TOO_LARGE = "the body is larger than the {} bytes that this server takes; send less, or raise --max-bytes"
+
+
+class BodyTooLarge(HTTPException):
+    """More bytes have come than a body may have, without a Content-Length that said so.
+
+    An HTTPException, since FastAPI answers 400 to whatever else goes wrong while it reads a body.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(413, TOO_LARGE.format(most), {"Connection": "close"})
 
 
 class Guard:
@@ -42,12 +52,9 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        answered = False
 
         async def sending(message: Message) -> None:
-            nonlocal answered
             if message["type"] == "http.response.start":
-                answered = True
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
@@ -59,11 +66,7 @@ class Guard:
         if (refused := self._refuse(scope["path"], headers)) is not None:
             await refused(scope, receive, sending)
             return
-        try:
-            await self.app(scope, self._counting(receive), sending)
-        except BodyTooLarge:
-            if not answered:
-                await self._too_large()(scope, receive, sending)
+        await self.app(scope, self._counting(receive), sending)
 
     def _refuse(self, path: str, headers: Headers) -> Any:
         if self.hosts and _name(headers.get("host", "")) not in self.hosts:
@@ -75,15 +78,12 @@ class Guard:
             )  # fmt: skip
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length[:19]) > self.most_bytes:
-            return self._too_large()
+            return refusal.answer(TOO_LARGE.format(self.most_bytes), 413, headers={"Connection": "close"})
         return None
-
-    def _too_large(self) -> Any:
-        return refusal.answer(f"the body is larger than {self.most_bytes} bytes", 413, headers={"Connection": "close"})
 
     def _admitted(self, path: str, given: str) -> bool:
         """Whether a request may pass: the API and the metrics need a key where there are any."""
-        if not self.keys or path in OPEN or not path.startswith(("/v1/", "/metrics", "/openapi")):
+        if not self.keys or path in WITHOUT_KEY or not path.startswith(("/v1/", "/metrics", "/openapi")):
             return True
         kind, _, key = given.partition(" ")
         matches = [hmac.compare_digest(key.strip().encode(), known) for known in self.keys]  # all of them, always
@@ -98,7 +98,7 @@ class Guard:
             if message["type"] == "http.request":
                 seen += len(message.get("body", b""))
                 if seen > self.most_bytes:
-                    raise BodyTooLarge
+                    raise BodyTooLarge(self.most_bytes)
             return message
 
         return counted

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from outrider.core.records import ForcedTokens
 from outrider.decoding.request import Event, TokenLogprobs
 from outrider.errors import OutriderError
 from outrider.options import Options
@@ -29,6 +30,8 @@ class Job:
     gamma: int | None = None  # guesses per run at most, 0: no speculation; None: the planner chooses
     logprobs: int | None = None  # tokens whose log-probabilities are wanted beside each chosen one's
     prediction: tuple[int, ...] = ()  # what the output is expected to be
+    forced: ForcedTokens | None = None  # tokens that its grammar leaves no choice about
+    drafter: str | None = None  # one of the engine's ``drafts``; None: the first
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import math
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.decoding.request import Event
+from outrider.serve import refusal
 from outrider.serve.engine import Engine
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -38,8 +43,8 @@ class Metrics:
         self._gauge("vllm:num_requests_waiting", "Requests that wait for a slot.", lambda: engine.waiting)
         self._gauge("outrider_slots", "Slots there are.", lambda: engine.limits.slots)
         self._gauge("outrider_drafter_failures", "Times the drafter has failed.", lambda: engine.drafter_failures)
-        self._gauge("outrider_acceptance_rate", "Guesses accepted over guesses examined, lately.",
-                    lambda: engine.observed.alpha or 0.0)  # fmt: skip
+        self._gauge("outrider_acceptance_rate", "Guesses accepted over guesses examined, lately; NaN: none yet.",
+                    lambda: math.nan if (alpha := engine.observed.alpha) is None else alpha)  # fmt: skip
         self._gauge("outrider_tokens_per_second", "Tokens generated per second, lately.",
                     lambda: engine.observed.tokens_per_second)  # fmt: skip
 
@@ -63,3 +68,37 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class CountedAnswers:
+    """Middleware that counts answers by route and status, and answers 500 where the app has raised.
+
+    Plain ASGI: Starlette's BaseHTTPMiddleware wraps what is raised while a body is read, and FastAPI answers that with
+    400 whatever it was.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status: int | None = None
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, sending)
+        except Exception as error:
+            if status is not None:  # too late for another answer: the connection is closed
+                raise
+            logging.getLogger("uvicorn.error").exception("a request failed")
+            await refusal.failed(error)(scope, receive, sending)
+        finally:
+            route = scope.get("route")  # never the path itself: clients choose those, and every one would be kept
+            self.metrics.requests.labels("other" if route is None else route.path, str(status)).inc()

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from outrider.errors import BadOption, OutriderError
 from outrider.serve.job import QueueFull, ServerStopping
+from outrider.serve.schema import UNIONS
 
 RETRY_AFTER = "1"
 """Seconds after which a client that was turned away should try again."""
@@ -29,8 +30,13 @@ def body(message: str, status: int, param: str | None = None, code: str | None =
     """The body of an error. Whatever a client has sent, it is text that can be encoded."""
     kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    shown = message.encode("utf-8", "replace").decode("utf-8")
-    return {"error": {"message": shown[:2000], "type": kind, "param": param, "code": code}}
+    named = None if param is None else _encodable(param)[:200]
+    return {"error": {"message": _encodable(message)[:2000], "type": kind, "param": named, "code": code}}
+
+
+def _encodable(text: str) -> str:
+    """Lone surrogates of a body become question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def answer(
@@ -63,11 +69,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return _invalid(error.errors())
+        return _invalid(error.errors(), error.body)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        return answer(str(error.detail), error.status_code, headers=error.headers)
+        return answer(_said(request, error), error.status_code, headers=error.headers)
 
     @app.exception_handler(OutriderError)
     async def ours(request: Request, error: OutriderError) -> JSONResponse:
@@ -78,16 +84,59 @@ def install(app: FastAPI) -> None:
         return failed(error)
 
 
-def _invalid(errors: Sequence[Mapping[str, Any]]) -> JSONResponse:
-    """The first thing that is wrong with a body; of a union, the alternative that came nearest is not known."""
+def _said(request: Request, error: HTTPException) -> str:
+    """What went wrong with a request, where the framework gives the name of the status only."""
+    method, path = request.method, request.url.path
+    if error.status_code == 404:
+        return f"there is nothing at {path}; the API is under /v1, for instance POST /v1/chat/completions"
+    if error.status_code == 405:
+        return f"{path} does not take {method}; use {(error.headers or {}).get('Allow', 'another method')}"
+    return str(error.detail)
+
+
+def _invalid(errors: Sequence[Mapping[str, Any]], sent: Any) -> JSONResponse:
+    """The first thing that is wrong with a body: the field, the rule, and what was sent."""
     first = errors[0]
-    place = [str(part) for part in first.get("loc", ()) if part != "body"]
-    name = ".".join(part for part in place if not part.startswith(("constrained-", "function-")))
-    if first.get("type") == "json_invalid":
-        return answer("the body is not JSON", 400)
-    if first.get("type") == "extra_forbidden":
-        return answer(f"unknown field {name!r}; it is refused because it could change the answer", 400, name,
-                      "unknown_parameter")  # fmt: skip
-    if not name:
+    kind, place = first.get("type"), [part for part in first.get("loc", ()) if part != "body"]
+    if kind == "json_invalid":
+        return answer("the body is not JSON; send a JSON object", 400)
+    if not place and kind != "string_unicode":
         return answer("the body must be a JSON object, sent as application/json", 400)
-    return answer(f"{name}: {first.get('msg', 'is not valid')}", 400, place[0] if place else None)
+    field = _field(place, sent) if place else ["a field's name"]
+    name, param = ".".join(map(str, field)), str(field[0])
+    if kind == "string_unicode":
+        return answer(f"{name} must be Unicode, got {_shown(first.get('input'))}; it has half of a surrogate pair", 400,
+                      param if place else None)  # fmt: skip
+    if kind == "extra_forbidden":
+        return answer(f"unknown field {name!r}; it is refused because it could change the answer, leave it out", 400,
+                      name, "unknown_parameter")  # fmt: skip
+    if kind == "missing":
+        return answer(f"{name} is missing; it is required", 400, param, "missing_required_parameter")
+    if (rule := UNIONS.get(".".join(str(part) for part in field if not isinstance(part, int)))) is not None:
+        return answer(f"{name} must be {rule}, got {_shown(_at(field, sent))}", 400, param)
+    return answer(f"{name}: {first.get('msg', 'is not valid')}, got {_shown(first.get('input'))}", 400, param)
+
+
+def _field(place: Sequence[str | int], sent: Any) -> list[str | int]:
+    """The part of an error's place that leads to a field of the body; behind it come names of alternatives."""
+    field: list[str | int] = []
+    for part in place:
+        inside = part in sent if isinstance(sent, dict) else isinstance(sent, list) and isinstance(part, int)
+        if not inside:
+            return [*field, part] if isinstance(sent, dict) or not field else field
+        field, sent = [*field, part], sent[part]
+        if ".".join(str(one) for one in field if not isinstance(one, int)) in UNIONS:
+            return field
+    return field
+
+
+def _at(field: Sequence[str | int], sent: Any) -> Any:
+    for part in field:
+        sent = sent[part]
+    return sent
+
+
+def _shown(value: Any) -> str:
+    """A value as it was sent, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import uvicorn
 
 from outrider.core.abilities import Abilities
 from outrider.core.model_facts import facts_of
-from outrider.core.protocols import Session
+from outrider.core.protocols import Drafter, Session
 from outrider.errors import BadOption, require
 from outrider.llm import LLM
 from outrider.models.cached_session import CachedSession
@@ -22,7 +22,7 @@ from outrider.options import Options
 from outrider.serve.app import make_app
 from outrider.serve.engine import Engine, Limits
 from outrider.serve.server import make_server
-from outrider.serve.settings import ServerSettings
+from outrider.serve.settings import ServerSettings, public_name
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,12 @@ class WantedSize:
     memory: float | None = None  # GiB for KV caches; None: half of what is free
 
 
-def make_engine(llm: LLM, wanted: WantedSize) -> Engine:
-    """An engine whose KV caches fit into memory, those of the draft included: nothing is allocated later for them."""
+def make_engine(llm: LLM, wanted: WantedSize, drafters: Mapping[str, Drafter] | None = None) -> Engine:
+    """An engine whose KV caches fit into memory, those of all drafts included: nothing is allocated later for them.
+
+    ``drafters``: beside the model's own, by the names that requests may give.
+    """
+    drafters = drafters or {}
     for name, value in (("slots", wanted.slots), ("context", wanted.context), ("waiting", wanted.waiting)):
         require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
     model = llm.target.model
@@ -44,23 +48,31 @@ def make_engine(llm: LLM, wanted: WantedSize) -> Engine:
     context = min(wanted.context, model.max_length or wanted.context)
     require(wanted.memory is None or wanted.memory > 0, f"memory must be above 0 GiB, got {wanted.memory}")
     budget = wanted.memory * 2**30 if wanted.memory is not None else free_memory(model.device) / 2
-    each = slot_bytes(llm, context)
+    each = slot_bytes(llm, context, [llm.drafter, *drafters.values()])
     fitting = int(budget // each) if each else facts_of(model).slots
     if fitting < 1:
         raise BadOption(
             f"memory: a slot of {context} tokens needs {each / 2**30:.2f} GiB for its KV cache, and there are "
             f"{budget / 2**30:.2f} GiB; use a smaller context or more memory"
         )
-    return Engine(llm, Limits(min(wanted.slots or facts_of(model).slots, fitting), context, wanted.waiting))
+    return Engine(llm, Limits(min(wanted.slots or facts_of(model).slots, fitting), context, wanted.waiting), drafters)
 
 
-def slot_bytes(llm: LLM, context: int) -> int:
-    """Bytes of the KV caches of one slot, the target's and the draft's, as they are allocated."""
+def load_drafters(llm: LLM, names: Sequence[str], trust: bool) -> dict[str, Drafter]:
+    """Drafters beside the first, by the names that requests may give: of a path its last part."""
+    found = {public_name(name): llm.with_draft(name, trust).drafter for name in names}
+    require(len(found) == len(names), f"draft names {', '.join(map(public_name, names))}: one is given twice")
+    return found
+
+
+def slot_bytes(llm: LLM, context: int, drafters: Sequence[Drafter]) -> int:
+    """Bytes of the KV caches of one slot, the target's and every draft's, as they are allocated."""
     decoder = llm.call(Options()).decoder
     shape = decoder.shape_for(context)
     target = llm.target.model.start(1, shape)
-    draft = Abilities(llm.drafter.start(1, shape, target))
-    return sum(_bytes(session) for session in (target, *draft.model_sessions))
+    drafts = [Abilities(drafter.start(1, shape, target)) for drafter in drafters]
+    models = [session for draft in drafts for session in draft.model_sessions]
+    return sum(map(_bytes, (target, *models)))
 
 
 def _bytes(session: Session) -> int:

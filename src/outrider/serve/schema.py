@@ -159,3 +159,16 @@ class ChatBody(_Generation):
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
     prompt_cache_retention: Text | None = None
+
+
+_CONTENT = "a text, or a list of parts as {'type': 'text', 'text': ...}"
+
+UNIONS = {
+    "prompt": f"a text, a list of 1 to {MOST_PROMPTS} texts, a list of token ids (whole numbers, 0 or more), or a list "
+    f"of 1 to {MOST_PROMPTS} lists of token ids",
+    "stop": f"a text, or a list of up to {MOST_STOPS} texts",
+    "speculation.gamma": "a whole number of guesses from 0 to 64, or 'auto'",
+    "messages.content": _CONTENT,
+    "prediction.content": _CONTENT,
+}
+"""Fields that take values of several kinds, and what they may be: of a wrong one the nearest kind is not known."""

@@ -13,12 +13,12 @@ from fastapi.responses import JSONResponse, Response
 from outrider.decoding.fault import NO_CHOICE
 from outrider.runtime import timer
 from outrider.serve import refusal
-from outrider.serve.answers import Choice, Form, traced, usage
 from outrider.serve.chat import tool_calls
 from outrider.serve.engine import Engine
+from outrider.serve.in_flight import InFlight
 from outrider.serve.job import StepProgress
-from outrider.serve.live import Live
 from outrider.serve.metrics import Metrics
+from outrider.serve.response_bodies import Choice, ResponseBodies, traced, usage
 from outrider.serve.schema import ChatBody, CompletionBody
 from outrider.serve.settings import ServerSettings
 
@@ -28,10 +28,10 @@ FAILED = {"cancelled": (503, "the server has stopped before the answer was compl
 
 
 @dataclass
-class Answering:
+class Responder:
     """Collects what the engine delivers and says it in the form the client asked for."""
 
-    live: Live
+    in_flight: InFlight
     body: CompletionBody | ChatBody
     settings: ServerSettings
     engine: Engine
@@ -43,7 +43,7 @@ class Answering:
 
     def __post_init__(self) -> None:
         self.choices = [Choice(index, self.engine.llm.show) for index in range(self.count)]
-        self.form = Form(self.settings.model, isinstance(self.body, ChatBody))
+        self.bodies = ResponseBodies(self.settings.model, isinstance(self.body, ChatBody))
         self.tools = isinstance(self.body, ChatBody) and bool(self.body.tools) and self.body.tool_choice != "none"
         self._first = True
 
@@ -51,7 +51,7 @@ class Answering:
         """One JSON object."""
         try:
             async with asyncio.timeout(self.settings.seconds):
-                async for index, progress in self.live.progress():
+                async for index, progress in self.in_flight.progress():
                     self._take(index, progress)
                     if (failed := _failure(progress)) is not None:
                         return refusal.answer(failed[1], failed[0])
@@ -59,16 +59,16 @@ class Answering:
             return refusal.answer(TOO_LONG.format(self.settings.seconds), 408, code="timeout")
         self.metrics.whole.observe(timer.now() - self.began)
         calls = [tool_calls(choice.text) if self.tools else [] for choice in self.choices]
-        return JSONResponse(self.form.whole(self.choices, self.prompt_tokens, calls))
+        return JSONResponse(self.bodies.whole(self.choices, self.prompt_tokens, calls))
 
     async def stream(self) -> AsyncGenerator[str]:
         """Server-sent events: a chunk for every step of every choice."""
         for choice in self.choices:
-            if (opening := self.form.opening(choice.index)) is not None:
+            if (opening := self.bodies.opening(choice.index)) is not None:
                 yield _event(opening)
         try:
             async with asyncio.timeout(self.settings.seconds):
-                async for index, progress in self.live.progress():
+                async for index, progress in self.in_flight.progress():
                     choice = self._take(index, progress)
                     if (failed := _failure(progress)) is not None:
                         yield _event(refusal.body(failed[1], failed[0]))
@@ -82,7 +82,7 @@ class Answering:
         self.metrics.whole.observe(timer.now() - self.began)
         options = self.body.stream_options
         if options is not None and options.include_usage:
-            yield _event(self.form.closing(self.choices, self.prompt_tokens))
+            yield _event(self.bodies.closing(self.choices, self.prompt_tokens))
         yield DONE
 
     def _take(self, index: int, progress: StepProgress) -> Choice:
@@ -94,7 +94,7 @@ class Answering:
         return choice
 
     def _chunk(self, choice: Choice, progress: StepProgress) -> dict[str, Any]:
-        chunk = self.form.chunk(choice, progress)
+        chunk = self.bodies.chunk(choice, progress)
         speculation, options = self.body.speculation, self.body.stream_options
         if options is not None and options.include_usage and options.continuous_usage_stats:
             chunk["usage"] = usage(self.prompt_tokens, self.choices)

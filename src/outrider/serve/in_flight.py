@@ -15,7 +15,7 @@ from outrider.serve.engine import Engine
 from outrider.serve.job import StepProgress
 
 
-class Live:
+class InFlight:
     """Jobs of one HTTP request under way. Leave it with ``cancel``: slots of texts that have not ended are freed."""
 
     def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:

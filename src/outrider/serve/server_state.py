@@ -35,6 +35,7 @@ def status(engine: Engine, model: str) -> dict[str, Any]:
             {
                 "model": model,
                 "draft": public_name(engine.llm.drafter.name),
+                "drafts": list(engine.drafts),
                 "engine": facts.engine,
                 "dtype": facts.computes_in,
                 "slots": engine.limits.slots,

@@ -121,8 +121,8 @@ def usage(prompt_tokens: int, choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Form:
-    """The form of one request's answers: chat or completion, whole or in chunks."""
+class ResponseBodies:
+    """Makes the JSON of one request's answers: chat or completion, whole or in chunks."""
 
     model: str
     chat: bool

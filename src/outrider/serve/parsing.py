@@ -18,20 +18,20 @@ from outrider.serve.constraint import Grammars
 from outrider.serve.job import Job
 from outrider.serve.refusal import Refused
 from outrider.serve.schema import ChatBody, CompletionBody, Prediction, ResponseFormat, SpeculationOptions
-from outrider.serve.settings import public_name
 
 DEFAULT_TOKENS = 16
 """``max_tokens`` of a completion that does not say it: OpenAI's own default."""
 
 
 @dataclass
-class Compiler:
+class RequestParser:
     """Makes jobs for one loaded model."""
 
     llm: LLM
     name: str  # of the model, as requests may give it
     context: int  # tokens of a prompt and its answer
     most_tokens: int  # of an answer
+    drafts: Sequence[str]  # names that ``speculation.draft`` may have beside "auto" and "none"
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
@@ -74,17 +74,17 @@ class Compiler:
         speculation = body.speculation or SpeculationOptions()
         self._check_speculation(speculation, body.seed)
         each = [prompt for prompt in prompts for _ in range(count)]
-        options = [
-            self._options(body, most, speculation.coupling, self.grammars.processors(form, len(prompt)))
-            for prompt in each
-        ]
+        grammars = [self.grammars.processors(form, len(prompt)) for prompt in each]
+        options = [self._options(body, most, speculation.coupling, grammar) for grammar in grammars]
         seeds = options[0].seeds(each, fresh=secrets.randbits(62))
         gamma = self._gamma(speculation)
         prediction = () if gamma == 0 else self._predicted(body.prediction)
+        drafter = None if speculation.draft in (None, "auto") else speculation.draft
         return [
-            Job(prompt, own, seed, gamma, logprobs, prediction)
-            for prompt, own, seed in zip(each, options, seeds, strict=True)
-        ]
+            Job(prompt, own, seed, gamma, logprobs, prediction, grammar[0].forced if grammar and gamma != 0 else None,
+                "none" if gamma == 0 else drafter)
+            for prompt, own, seed, grammar in zip(each, options, seeds, grammars, strict=True)
+        ]  # fmt: skip
 
     def _options(
         self, body: CompletionBody | ChatBody, most: int, coupling: str, processors: Sequence[Any]
@@ -112,13 +112,18 @@ class Compiler:
             )  # fmt: skip
 
     def _check_speculation(self, asked: SpeculationOptions, seed: int | None) -> None:
-        drafts = ("auto", "none", public_name(self.llm.drafter.name))
-        if asked.draft not in (None, *drafts):
-            raise Refused(f"speculation.draft must be one of {', '.join(drafts)}, got {asked.draft!r}",
-                          "speculation.draft")  # fmt: skip
+        drafts = dict.fromkeys(("auto", "none", *self.drafts))
+        if asked.draft is not None and asked.draft not in drafts:
+            raise Refused(
+                f"speculation.draft must be one of {', '.join(drafts)}, got {asked.draft!r}; for others start the "
+                "server with --draft" + (" and --no-graphs" if self.llm.graphs else ""), "speculation.draft",
+            )  # fmt: skip
         widest = self.llm.width - 1
         if isinstance(asked.gamma, int) and asked.gamma > widest:
-            raise Refused(f"speculation.gamma must be at most {widest}, got {asked.gamma}", "speculation.gamma")
+            raise Refused(
+                f"speculation.gamma must be a whole number from 0 to {widest}, or 'auto', got {asked.gamma}; for more "
+                "the server must be started with a larger --width", "speculation.gamma",
+            )  # fmt: skip
         if seed is not None and asked.coupling != "gumbel":
             raise Refused(
                 f"speculation.coupling {asked.coupling!r} with a seed would give a text that depends on how guesses "
