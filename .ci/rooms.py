@@ -20,7 +20,7 @@ PACKAGE = ROOT / "src" / "outrider"
 JOBS = {
     "cli": "the command line",
     "serve": "outrider serve: an engine, an HTTP API, a page",
-    "cluster": "batches of prompts, here or on Ray",
+    "cluster": "batches of prompts, here or on Ray; replicas of the server",
     "certificate": "outrider verify",
     "bench": "measuring",
     "training": "outrider distill",

@@ -124,6 +124,13 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path, chatty: str, outrid
     assert outrider(*words).code == 0
 
 
+def test_a_place_without_files_is_named(tmp_path: Path, chatty: str, outrider: Command) -> None:
+    """In /proc no file can be made, so its lock could not be had: "another process is writing to" it."""
+    words = batch(tmp_path, chatty, LINES[:2])
+    said = outrider(*("/proc/out.jsonl" if word == str(tmp_path / "out.jsonl") else word for word in words))
+    assert said.code == 2 and "no file can be written in /proc" in said.err and "another process" not in said.err
+
+
 def test_after_kill_9_the_same_command_goes_on(tmp_path: Path, chatty: str, outrider: Command) -> None:
     """A process that is killed, not interrupted: nothing is written twice, nothing is missing."""
     words = [*batch(tmp_path, chatty, [{"prompt": f"{i} the"} for i in range(12)]), "--slots", "1", "--engine", "torch"]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import library
 from command import Command
 from outrider import speculate
+from outrider.cluster.answers import Loading, PromptBatch, PromptLine, answers
+from outrider.cluster.ray_batch import OnRay
 
 LINES: list[dict[str, Any]] = [
     *({"id": n, "prompt": f"{n} the quick"} for n in range(9)),
@@ -24,26 +24,10 @@ LINES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    ray = pytest.importorskip("ray", reason="Ray is not installed")
-    # Workers find this source and the helpers of the tests where this process does, and do not touch the network.
-    paths = os.pathsep.join(path for path in sys.path if path)
-    environment = {"env_vars": {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
-    yield ray
-    ray.shutdown()
-
-
 @pytest.fixture
 def outrider(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Command:
     monkeypatch.setenv("COLUMNS", "200")
     return Command(monkeypatch, capsys)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(library.save_llama(tmp_path_factory.mktemp("models") / "target"))
 
 
 def written(path: Path) -> list[dict[str, Any]]:
@@ -79,6 +63,25 @@ def test_without_ray_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "ray", None)
     said = outrider(*words, "--ray")
     assert said.code == 2 and "pip install '.[ray]'" in said.err
+
+
+@pytest.mark.slow
+def test_two_hundred_lines_give_the_texts_of_one_process(ray: Any, target: str) -> None:
+    """Many blocks for each of two workers: greedy, and sampled with the seeds that follow from the batch."""
+    prompts = [PromptLine(n, f"{n % 90} the cat", options={"temperature": float(n % 2)}) for n in range(200)]
+    batch = PromptBatch(prompts, {"max_new_tokens": 6, "seed": 5}, {})  # some lines come again, with another seed
+    lines, loading = (
+        batch.complete(batch.keys()),
+        Loading(target, {"draft": "copy", "device": "cpu", "engine": "torch"}),
+    )
+    texts: list[dict[int, Any]] = []
+    here = answers(loading.load(8), lines, 8, lambda more_lines, more_tokens: None)
+    for given in (here, OnRay(loading, workers=2)(lines, 8)(lambda more_lines, more_tokens: None)):
+        found = [(line.index, (record["tokens"], record["text"], record["finish_reason"])) for line, record in given]
+        assert len(found) == 200
+        texts.append(dict(found))
+    assert texts[0] == texts[1] and texts[0].keys() == set(range(200))
+    assert len({str(text) for text in texts[0].values()}) > 100
 
 
 @pytest.mark.slow

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+import library
+import outrider
 from outrider.beam.search import BeamDecoder
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
@@ -13,6 +17,7 @@ from outrider.decoding.memory import exhausted
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Nothing
 from outrider.errors import DeviceError
+from outrider.models import kv_buffers
 from outrider.models.toy import ToyModel
 from outrider.trace import Trace
 
@@ -33,6 +38,17 @@ def test_the_host_has_no_memory_for_a_beam_search() -> None:
     says = "no memory for 3 rows of a beam search with 2 beams; use fewer beams"
     with pytest.raises(DeviceError, match=says):
         BeamDecoder(DECODER, beams=2, rows=3).search(REQUEST, Trace())
+
+
+def test_more_than_there_is_is_refused_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T5 has no last position: with ``max_new_tokens=10**9`` Linux granted hundreds of GiB, and the process filled them
+    for minutes until it was killed."""
+    llm = outrider.load(str(library.save_t5(tmp_path)), "copy", "cpu", engine="torch")
+    monkeypatch.setattr(kv_buffers, "available_bytes", lambda: 2.0**24)
+    for options in ({}, {"beams": 2}):
+        with pytest.raises(DeviceError, match="no memory for .* a smaller max_new_tokens"):
+            llm.generate("the cat", max_new_tokens=40_000, **options)
+    assert llm.generate("the cat", max_new_tokens=3).tokens
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,7 @@ def test_commands_run(line: str, tiny: str, tmp_path: Path, monkeypatch: pytest.
 def test_options_exist(document: Path) -> None:
     known = {name for command in TREE.values() for o in command.params for name in (*o.opts, *o.secondary_opts)}
     known |= {"--help", "--nproc-per-node", "--now"}  # of torchrun and systemctl
+    known |= {"--backend", "--profile", "--constraint", "--data"}  # of guidellm
     text = text_of(document).partition("## What others call it")[0]
     for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text):
         assert option in known, f"{name_of(document)} mentions {option}, which no command of outrider has"

@@ -110,7 +110,7 @@ def test_with_cuda_graphs_there_is_one_drafter(llm: LLM, monkeypatch: pytest.Mon
 
 
 def test_a_server_is_started_with_several_drafts(target: Path, tmp_path: Path) -> None:
-    from outrider.cli.serve import load_drafters
+    from outrider.serve.run import load_drafters
 
     llm = outrider.load(str(target), "copy", "cpu", "float32", width=5, engine="torch")
     other = save_llama(tmp_path / "other", seed=5)

@@ -79,14 +79,7 @@ def batch(
     options = common.generation_options(context)
     if system is not None:
         common.check_utf8("--system", system)
-    loading = Loading(
-        target,
-        {
-            "draft": draft, "device": device, "dtype": dtype, "width": width, "graphs": common.graphs_option(graphs),
-            "engine": engine, "weights": weights, "kv_cache_dtype": kv_cache_dtype,
-            "trust_remote_code": trust_remote_code, "tensor_parallel": tensor_parallel,
-        },
-    )  # fmt: skip
+    loading = Loading(target, common.loading_options(context))
     lines = prompt_file.read_lines(source, system, prompts_format="jsonl", target=target, called="IN")
     settings = {**loading.decides, "exact": True}
     run(PromptBatch(lines, options, settings, out, slots), answering(loading, ray, workers))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from outrider.cli import bench_cpu, common
+from outrider.cli import bench_cpu, bench_serve, common
 from outrider.cli.common import answers, notes
 from outrider.cli.tables import show_table
 from outrider.errors import BadOption
@@ -20,6 +20,8 @@ from outrider.trace import strict_json
 app = typer.Typer(no_args_is_help=True, help="Benchmarks of this machine.")
 app.command()(bench_cpu.cpu)
 app.command()(bench_cpu.start)
+app.command()(bench_serve.serve)
+app.command()(bench_serve.capacity)
 
 
 @app.callback()

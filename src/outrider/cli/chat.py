@@ -58,10 +58,7 @@ def chat(
     with progress.loading(target):
         import outrider
 
-        llm = outrider.load(
-            target, draft, device, dtype, graphs=common.graphs_option(graphs), engine=engine, weights=weights,
-            kv_cache_dtype=kv_cache_dtype, trust_remote_code=trust_remote_code,
-        )  # fmt: skip
+        llm = outrider.load(target, **common.loading_options(context))
         llm.chat_prompt([{"role": "user", "content": "Hello"}])  # a model without a chat template is refused now
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     messages = Typed(history_file() if history else None) if on_terminal else Piped()

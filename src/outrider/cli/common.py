@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from outrider.checks import LOADING
 from outrider.errors import NOT_UTF8, BadOption, PromptError, decode_utf8, require
 from outrider.runtime.gc_pause import gc_paused
 
@@ -114,6 +115,13 @@ def generation_options(context: typer.Context) -> dict[str, Any]:
         options[name] = read[name](options[name])
     Options.parse(options)
     return options
+
+
+def loading_options(context: typer.Context) -> dict[str, Any]:
+    """Those parameters of a command that are arguments of ``outrider.load``, but for the target and its slots."""
+    options = {name: value for name, value in context.params.items() if name in LOADING}
+    options = {name: value for name, value in options.items() if name not in ("target", "slots")}
+    return options | ({"graphs": graphs_option(options["graphs"])} if "graphs" in options else {})
 
 
 def read_prompt(prompt: str | None) -> str:

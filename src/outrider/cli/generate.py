@@ -100,15 +100,7 @@ def generate(
     require(beams == 1 or not show_trace, "--show-trace shows one text as it grows; leave it out with --beams")
     common.check_writable(trace, "--trace")
 
-    loading = Loading(
-        target,
-        {
-            "draft": draft, "device": device, "dtype": dtype, "width": width, "exact": exact,
-            "graphs": common.graphs_option(graphs), "engine": engine, "weights": weights,
-            "kv_cache_dtype": kv_cache_dtype, "trust_remote_code": trust_remote_code,
-            "tensor_parallel": tensor_parallel,
-        },
-    )  # fmt: skip
+    loading = Loading(target, common.loading_options(context))
     if prompts is not None:
         from outrider.cli import batch, prompt_file
 

@@ -84,10 +84,7 @@ def measure(
     import outrider
 
     with notes.status(f"loading {target}"):
-        first = outrider.load(
-            target, drafts[0], device, dtype, width=width, slots=1, graphs=common.graphs_option(graphs),
-            engine=engine, weights=weights, trust_remote_code=trust_remote_code,
-        )  # fmt: skip
+        first = outrider.load(target, slots=1, **common.loading_options(context) | {"draft": drafts[0]})
         engines = {drafts[0]: first, **{name: first.with_draft(name, trust_remote_code) for name in drafts[1:]}}
     tasks = given or read(None, per_task, sources=first.target.model.encoder_decoder)
     report = run(engines, tasks, settings, repeated_command(context))

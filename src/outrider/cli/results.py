@@ -67,7 +67,14 @@ class File:
 
     def __init__(self, path: Path, keys: Mapping[int, str]) -> None:
         self.path = path = path.resolve()
-        self._lock = FileLock(path.with_name(f".{path.name}.lock"))  # of a dead process it is free
+        lock = path.with_name(f".{path.name}.lock")
+        try:
+            lock.touch()  # where no file can be made, the lock would only say that it is taken
+        except OSError as error:
+            raise BadOption(
+                f"{path}: no file can be written in {path.parent} ({error.strerror}); name another place"
+            ) from None
+        self._lock = FileLock(lock)  # of a dead process it is free
         try:
             self._lock.acquire(timeout=0)
         except Timeout:

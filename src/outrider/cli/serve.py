@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,19 +20,16 @@ from outrider.cli.common import (
     Trust,
     Weights,
     Width,
-    graphs_option,
+    loading_options,
     notes,
 )
 from outrider.errors import BadOption, require
-
-if TYPE_CHECKING:
-    from outrider.core.protocols import Drafter
-    from outrider.llm import LLM
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(
+    command: typer.Context,
     target: TargetArgument = DEFAULT_TARGET,
     draft: Annotated[
         list[str] | None,
@@ -77,6 +73,16 @@ def serve(
     width: Width = 9,
     graphs: Graphs = None,
     trust_remote_code: Trust = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Run replicas on a Ray cluster (pip install '.[serve,ray]'): the same API.")
+    ] = False,
+    replicas: Annotated[int | None, typer.Option(min=1, help="With --ray: replicas of the model. Default: 1.")] = None,
+    max_replicas: Annotated[
+        int | None, typer.Option(min=1, help="With --ray: start up to so many while requests queue up.")
+    ] = None,
+    replica_cpus: Annotated[
+        float | None, typer.Option(min=0.01, help="With --ray: cores of each replica. Default: 1.")
+    ] = None,
 ) -> None:
     """Serve a model over HTTP: /v1/completions, /v1/chat/completions, /metrics, and a page at /."""
     try:
@@ -86,6 +92,8 @@ def serve(
     from outrider.serve.settings import ServerSettings, public_name, read_keys, served_names
 
     _check(port, host, timeout, drain, cors_origin or [])
+    for name, value in (("--replicas", replicas), ("--max-replicas", max_replicas), ("--replica-cpus", replica_cpus)):
+        require(ray or value is None, f"{name} {value} means something with --ray only; leave it out")
     keys = read_keys(api_key_file)
     if host not in LOOPBACK and not keys and not allow_anonymous:
         raise BadOption(
@@ -96,32 +104,31 @@ def serve(
         model=model_name or public_name(target), keys=keys, most_bytes=max_bytes, most_tokens=max_tokens,
         seconds=timeout, patience=drain, origins=tuple(cors_origin or ()), hosts=served_names(host, ()),
     )  # fmt: skip
+    size = run.WantedSize(slots, context, waiting, memory)
+    place = run.ListenAt(host, port, drain, access_log)
+    first, *more = draft or ["auto"]
+    loading = loading_options(command) | {"draft": first}
+    if ray:
+        from outrider.cluster.answers import Loading
+        from outrider.cluster.ray_serve import RayServer, Replicas, ServedModel
+
+        wanted = Replicas(replicas or 1, max_replicas, replica_cpus or 1.0)
+        notes.print(f"starting {wanted.least} replicas of {target} ...")
+        served_model = ServedModel(Loading(_absolute(target), loading), tuple(more), size, settings)
+        RayServer(served_model, wanted).run(place, notes.print)
+        return
     from outrider.llm import load
 
     notes.print(f"loading {target} ...")
-    first, *more = draft or ["auto"]
-    llm = load(
-        target, first, device, dtype, width=width, graphs=graphs_option(graphs), engine=engine, weights=weights,
-        kv_cache_dtype=kv_cache_dtype, trust_remote_code=trust_remote_code,
-    )  # fmt: skip
-    drafters = load_drafters(llm, more, trust_remote_code)
-    served = run.make_engine(llm, run.WantedSize(slots, context, waiting, memory), drafters)
+    llm = load(target, **loading)
+    served = run.make_engine(llm, size, run.load_drafters(llm, more, trust_remote_code))
     notes.print("warming up ...")
     llm.warm_up(coupling="gumbel")
-    size = f"{served.limits.slots} slots of {served.limits.context} tokens"
+    rows = f"{served.limits.slots} slots of {served.limits.context} tokens"
     if served.limits.context < context:
         notes.print(f"context {context} is more than the model has positions for: {served.limits.context} it is")
-    notes.print(f"{settings.model}, draft {llm.drafter.name}: {size}, {'API key needed' if keys else 'no API key'}")
-    run.run(served, settings, run.ListenAt(host, port, drain, access_log), notes.print)
-
-
-def load_drafters(llm: LLM, names: Sequence[str], trust: bool) -> dict[str, Drafter]:
-    """Drafters beside the first, by the names that requests may give: of a path its last part."""
-    from outrider.serve.settings import public_name
-
-    found = {public_name(name): llm.with_draft(name, trust).drafter for name in names}
-    require(len(found) == len(names), f"draft names {', '.join(map(public_name, names))}: one is given twice")
-    return found
+    notes.print(f"{settings.model}, draft {llm.drafter.name}: {rows}, {'API key needed' if keys else 'no API key'}")
+    run.run(served, settings, place, notes.print)
 
 
 def _check(port: int, host: str, timeout: float, drain: float, origins: list[str]) -> None:
@@ -139,3 +146,8 @@ def _check(port: int, host: str, timeout: float, drain: float, origins: list[str
         except OSError as error:
             reason = error.strerror or str(error)
             raise BadOption(f"cannot listen on {host} port {port} ({reason}); choose another --port") from None
+
+
+def _absolute(target: str) -> str:
+    """A directory or file by its whole path: a replica may run in another directory."""
+    return str(Path(target).resolve()) if Path(target).exists() else target

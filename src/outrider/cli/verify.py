@@ -18,6 +18,7 @@ from outrider.trace import strict_json
 
 
 def verify(
+    context: typer.Context,
     target: common.TargetArgument,
     draft: common.Draft = "auto",
     prompts: Annotated[Path | None, typer.Option(help="A file of prompts, as for generate --prompts.")] = None,
@@ -68,19 +69,7 @@ def verify(
         coupling=coupling, lenience=lenience,
     )  # fmt: skip
     with notes.status(f"loading {target}"):
-        llm = outrider.load(
-            target,
-            draft,
-            device,
-            dtype,
-            width=width,
-            slots=slots,
-            exact=exact,
-            trust_remote_code=trust_remote_code,
-            graphs=common.graphs_option(graphs),
-            engine=engine,
-            weights=weights,
-        )
+        llm = outrider.load(target, slots=slots, **common.loading_options(context))
     certificate = Certificate(target, llm.drafter.name)
     interrupted = False
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

@@ -1,1 +1,1 @@
-"""Batches of prompts from one process to many machines, and functions on a Ray cluster."""
+"""Batches of prompts from one process to many machines, replicas of the server, and functions on a Ray cluster."""

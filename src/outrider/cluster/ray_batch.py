@@ -15,15 +15,6 @@ BLOCKS = 4
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a batch runs: so many workers, and what each is given."""
-
-    workers: int
-    cpus: float
-    gpus: float
-
-
-@dataclass(frozen=True)
 class OnRay:
     """How a batch runs on a cluster."""
 
@@ -37,25 +28,23 @@ class OnRay:
         gpus = 1.0 if has.get("GPU", 0.0) >= 1 and self.loading.options["device"] != "cpu" else 0.0
         room = has["GPU"] if gpus else has.get("CPU", 1.0) / self.cpus
         workers = min(self.workers or max(1, int(room)), max(1, len(lines)))
-        return lambda advance: self._answers(lines, slots, _Place(workers, self.cpus, gpus), advance)
+        place = {"num_cpus": self.cpus, "num_gpus": gpus, "compute": ray.data.ActorPoolStrategy(size=workers)}
+        blocks = min(len(lines), max(workers * BLOCKS, -(-len(lines) // (slots * BLOCKS))))
 
-    def _answers(self, lines: Sequence[PromptLine], slots: int, place: _Place, advance: Advance) -> Iterator[Answer]:
-        """Lines as their blocks are done. Every worker has the slots of a single process, and so gives its bits."""
-        if not lines:
-            return
-        ray_data = connected().data
-        ray_data.DataContext.get_current().enable_progress_bars = False
-        by_index = {line.index: line for line in lines}
-        blocks = min(len(lines), max(place.workers * BLOCKS, -(-len(lines) // (slots * BLOCKS))))
-        given = ray_data.from_items([{"line": json.dumps(asdict(line))} for line in lines], override_num_blocks=blocks)
-        done = given.map_batches(
-            Worker, fn_constructor_args=(self.loading, slots), batch_size=None, num_cpus=place.cpus,
-            num_gpus=place.gpus, compute=ray_data.ActorPoolStrategy(size=place.workers),
-        )  # fmt: skip
-        for row in done.iter_rows():
-            record = json.loads(row["record"])
-            advance(0, len(record.get("tokens", ())))
-            yield by_index[int(row["index"])], record
+        def answered(advance: Advance) -> Iterator[Answer]:
+            """Lines as their blocks are done. Every worker has the slots of a single process, and so gives its bits."""
+            by_index = {line.index: line for line in lines}
+            given = [{"line": json.dumps(asdict(line))} for line in lines]
+            ray.data.DataContext.get_current().enable_progress_bars = False
+            done = ray.data.from_items(given, override_num_blocks=blocks).map_batches(
+                Worker, fn_constructor_args=(self.loading, slots), batch_size=None, **place
+            )
+            for row in done.iter_rows():
+                record = json.loads(row["record"])
+                advance(0, len(record.get("tokens", ())))
+                yield by_index[int(row["index"])], record
+
+        return answered if lines else lambda advance: iter(())
 
 
 class Worker:

@@ -9,8 +9,19 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from outrider.runtime.memory import available_bytes
+
 LayerShape = tuple[int, int, int]
 """(key/value heads, key dimension, value dimension) of one layer."""
+
+WORTH_CHECKING = 1 << 24
+"""Bytes of a KV cache from which on it is compared with the memory that is free."""
+
+
+def _check_memory(size: int, device: torch.device) -> None:
+    """MemoryError where the host has not that much. Linux grants it all the same, and kills a process that uses it."""
+    if device.type == "cpu" and size > WORTH_CHECKING and size > available_bytes():
+        raise MemoryError(f"KV caches of {size / 2**30:.1f} GiB")
 
 
 class Buffers:
@@ -23,6 +34,8 @@ class Buffers:
     def allocate(
         cls, shapes: Sequence[LayerShape], rows: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> Self:
+        _check_memory(rows * capacity * dtype.itemsize * sum(h * (dk + dv) for h, dk, dv in shapes), device)
+
         def buffer(heads: int, size: int) -> Tensor:
             return torch.zeros((rows, heads, capacity, size), dtype=dtype, device=device)
 

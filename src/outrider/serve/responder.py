@@ -18,7 +18,7 @@ from outrider.serve.engine import Engine
 from outrider.serve.in_flight import InFlight
 from outrider.serve.job import StepProgress
 from outrider.serve.metrics import Metrics
-from outrider.serve.response_bodies import Choice, ResponseBodies, traced
+from outrider.serve.response_bodies import Choice, ResponseBodies, traced, usage
 from outrider.serve.schema import ChatBody, CompletionBody
 from outrider.serve.settings import ServerSettings
 
@@ -95,7 +95,9 @@ class Responder:
 
     def _chunk(self, choice: Choice, progress: StepProgress) -> dict[str, Any]:
         chunk = self.bodies.chunk(choice, progress)
-        speculation = self.body.speculation
+        speculation, options = self.body.speculation, self.body.stream_options
+        if options is not None and options.include_usage and options.continuous_usage_stats:
+            chunk["usage"] = usage(self.prompt_tokens, self.choices)
         if self.tools:
             self._hold_back(chunk["choices"][0], choice)
         if speculation is not None and speculation.trace:

@@ -22,7 +22,7 @@ from outrider.options import Options
 from outrider.serve.app import make_app
 from outrider.serve.engine import Engine, Limits
 from outrider.serve.server import make_server
-from outrider.serve.settings import ServerSettings
+from outrider.serve.settings import ServerSettings, public_name
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,13 @@ def make_engine(llm: LLM, wanted: WantedSize, drafters: Mapping[str, Drafter] | 
             f"{budget / 2**30:.2f} GiB; use a smaller context or more memory"
         )
     return Engine(llm, Limits(min(wanted.slots or facts_of(model).slots, fitting), context, wanted.waiting), drafters)
+
+
+def load_drafters(llm: LLM, names: Sequence[str], trust: bool) -> dict[str, Drafter]:
+    """Drafters beside the first, by the names that requests may give: of a path its last part."""
+    found = {public_name(name): llm.with_draft(name, trust).drafter for name in names}
+    require(len(found) == len(names), f"draft names {', '.join(map(public_name, names))}: one is given twice")
+    return found
 
 
 def slot_bytes(llm: LLM, context: int, drafters: Sequence[Drafter]) -> int:

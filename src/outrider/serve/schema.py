@@ -34,6 +34,7 @@ class SpeculationOptions(_Body):
 
 class StreamOptions(_Body):
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: with include_usage, in every chunk
     include_obfuscation: bool = False  # accepted: there is nothing to pad
 
 

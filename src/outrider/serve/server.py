@@ -15,6 +15,6 @@ def make_server(app: FastAPI, host: str, port: int, drain: float = 60.0, access_
         uvicorn.Config(
             app, host=host, port=port, log_level="warning", access_log=access_log, limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=int(drain), timeout_keep_alive=10, server_header=False,
-            h11_max_incomplete_event_size=64 << 10,
+            h11_max_incomplete_event_size=64 << 10, http="h11", loop="asyncio",  # also where others are installed
         )
     )  # fmt: skip

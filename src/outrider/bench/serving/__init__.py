@@ -1,0 +1,1 @@
+"""A server under load: clients that send real prompts, what they saw, and what it predicts for many replicas."""
