@@ -37,18 +37,20 @@ def raw_rows(form: str, rows: int, inputs: int, seed: int = 0) -> np.ndarray[Any
     return raw.reshape(rows, -1)
 
 
-def write_gguf(path: Path, formats: Mapping[str, str] | None = None, extra: str | None = None) -> Path:
+def write_gguf(
+    path: Path, formats: Mapping[str, str] | None = None, extra: str | None = None, architecture: str = "llama"
+) -> Path:
     """A random two-layer Llama with a byte-level tokenizer of the smollm kind and tied output.
 
     ``formats`` of matrices by a part of their name, "" for all others: then the model is larger. ``extra``: a tensor
-    that no Llama has.
+    that no Llama has. ``architecture``: llama or qwen3, which has norms of queries and keys.
     """
     from gguf import GGMLQuantizationType, GGUFWriter
 
     hidden, heads, inner = (256, 4, 512) if formats else (8, 2, 16)
     merges = ["Ġ Ġ", "h e", "l l"]
     words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_alphabet(), "ĠĠ", "he", "ll"]
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, architecture)
     writer.add_name("tiny")
     writer.add_license("mit")
     writer.add_context_length(64)
@@ -88,8 +90,14 @@ def write_gguf(path: Path, formats: Mapping[str, str] | None = None, extra: str 
 
     tensor("token_embd.weight", len(words), hidden)
     tensor("output_norm.weight", hidden)
+    depth = hidden // heads
+    norms = {"attn_q_norm": (depth,), "attn_k_norm": (depth,)} if architecture == "qwen3" else {}
+    if norms:
+        writer.add_key_length(depth)
+        writer.add_value_length(depth)
     for layer in range(2):
         for name, shape in {
+            **norms,
             "attn_norm": (hidden,),
             "ffn_norm": (hidden,),
             "attn_q": (hidden, hidden),

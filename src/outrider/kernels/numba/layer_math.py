@@ -96,6 +96,18 @@ def norm(x: Any, scale: Any, epsilon: float, out: Any) -> None:
 
 
 @compiled
+def norm_line(line: Any, scale: Any, epsilon: float) -> None:
+    """The RMS norm of the first numbers of a line, as many as have a scale, in its place."""
+    count = len(scale)
+    squares = np.float32(0)
+    for j in range(count):
+        squares += line[j] * line[j]
+    factor = np.float32(1) / np.sqrt(squares / np.float32(count) + np.float32(epsilon))
+    for j in range(count):
+        line[j] = line[j] * factor * scale[j]
+
+
+@compiled
 def exp(x: Any) -> Any:
     """e^x for x <= 0 and not only there, to about a unit in the last place; never zero, never infinite."""
     x = min(max(x, np.float32(-87)), np.float32(88))
@@ -114,11 +126,14 @@ def exp(x: Any) -> Any:
 
 @compiled
 def rotate(line: Any, cos: Any, sin: Any, to: Any) -> None:
+    """Rotary positions on the numbers that have a cosine; those behind them stay as they are."""
     half = cos.shape[0]
     for j in range(half):
         first, second = line[j], line[j + half]
         to[j] = first * cos[j] - second * sin[j]
         to[j + half] = second * cos[j] + first * sin[j]
+    for j in range(2 * half, len(to)):
+        to[j] = line[j]
 
 
 @compiled

@@ -15,11 +15,11 @@ from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine import numba_weights, quantised
 from outrider.models.engine import weight_files as safetensors
 from outrider.models.engine.gguf_rows import rows_of
-from outrider.models.engine.sizes import Sizes
+from outrider.models.engine.sizes import PartNames, Sizes
 from outrider.models.engine.weight_files import REMEDY, WEIGHTS, WeightFile
 from outrider.models.hub import manifest
 from outrider.models.hub.gguf_tensors import FULL, GgufTensors
-from outrider.models.llama_layer import EMBEDDING, LAST_NORM, NORMS, OUTPUT, PRODUCTS, layer_name
+from outrider.models.llama_layer import EMBEDDING, OUTPUT, PRODUCTS, layer_name
 
 FORMAT = 1
 """Raised whenever the layout changes: what was prepared before is then prepared again."""
@@ -75,8 +75,8 @@ class PackedGguf:
 class Quantised:
     """A full checkpoint's matrices in groups of 32 inputs: eight bits, or four with the output matrix in eight."""
 
-    def __init__(self, folder: Path, bits: int) -> None:
-        self._tensors, self._bits = safetensors.Tensors(folder), bits
+    def __init__(self, folder: Path, bits: int, where: PartNames) -> None:
+        self._tensors, self._bits = safetensors.Tensors(folder, where), bits
         self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
 
     def __contains__(self, name: str) -> bool:
@@ -131,7 +131,7 @@ def write_gguf(folder: Path, source: Path, config: Any) -> dict[str, tuple[int, 
 
 def write_quantised(folder: Path, source: Path, config: Any, weights: str) -> dict[str, tuple[int, list[int]]]:
     """The weights of a full checkpoint, quantised to int8 or int4."""
-    tensors = Quantised(source, {"int8": 8, "int4": 4}[weights])
+    tensors = Quantised(source, {"int8": 8, "int4": 4}[weights], PartNames.of(config))
     found = write(folder, tensors, config)
     tensors.require_all_used(except_for={OUTPUT} if config.tie_word_embeddings else set())
     return found
@@ -148,8 +148,8 @@ def write(folder: Path, tensors: PackedTensors, config: Any) -> dict[str, tuple[
                 _check_shapes(tensors, names, sizes)
                 spans.append(_write_matrix(file, tensors, f"{layer_name(layer)}.{product}", names, sizes))
                 _write_bias(file, tensors, f"{layer_name(layer)}.{product}", names, sizes)
-        norms = [f"{layer_name(layer)}.{name}" for layer in range(sizes.layers) for name in NORMS]
-        file.write("norms", np.stack([tensors.full(f"{name}.weight") for name in [*norms, LAST_NORM]]))
+        for kind, norms in numba_weights.norm_names(config, sizes).items():
+            file.write(kind, np.stack([tensors.full(name) for name in norms]) + numba_weights.norm_offset(config))
         tied = config.tie_word_embeddings or OUTPUT not in tensors
         for name, tensor in (("output", EMBEDDING if tied else OUTPUT), ("embedding", EMBEDDING))[: 1 if tied else 2]:
             _check_shape(tensors, tensor, (config.vocab_size, sizes.hidden))

@@ -18,7 +18,7 @@ PACKED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_
 
 FULL = frozenset({"F32", "F16", "BF16"})
 
-ARCHITECTURES = frozenset({"llama", "qwen2"})
+ARCHITECTURES = frozenset({"llama", "qwen2", "qwen3"})
 """Whose tensors are named here. Files of others are unpacked by transformers."""
 
 _WHOLE = {
@@ -30,7 +30,7 @@ _OF_LAYER = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+    "ffn_down": "mlp.down_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
 }  # fmt: skip
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
