@@ -22,7 +22,7 @@ from outrider.models.transformers import trimmed
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.training import student_models
 
-FUSED = ["llama", "mistral", "qwen2"]
+FUSED = ["llama", "mistral", "qwen2", "qwen3", "smollm3"]
 SHAPE = Shape(capacity=64, width=4, chunk=8)
 
 

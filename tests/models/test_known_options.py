@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +12,12 @@ import torch
 import transformers as tf
 
 from outrider.errors import BadOption
+from outrider.models.engine.backends import BACKENDS
 from outrider.models.engine.choice import Kernels, chosen_engine
-from outrider.models.transformers.families import FAMILIES, layer_design
+from outrider.models.engine.known_options import unknown_option
+from outrider.models.hub.plain_settings import Settings
+from outrider.models.llama_layer import LLAMA
+from outrider.models.transformers.families import FAMILIES
 
 CPU = torch.device("cpu")
 
@@ -111,10 +118,23 @@ def test_an_option_of_a_later_release() -> None:
         chosen(Grown(sinks=4), "numba")
 
 
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.llama_layers is None])
-def test_other_engines_run_a_llamas_layers_only(name: str) -> None:
+OTHERS = [name for name, family in FAMILIES.items() if family.design and not family.design.is_llamas]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_engines_run_a_llamas_layers_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their graphs would pass over norms and multipliers."""
+    monkeypatch.setitem(BACKENDS, "mine", replace(BACKENDS["numba"], designs=False))
     config = tf.AutoConfig.for_model(name)
-    if layer_design(config) is not None:
-        with pytest.raises(BadOption, match=f"models of type '{name}' have no layers here"):
-            chosen(config, "onnxruntime")
+    with pytest.raises(BadOption, match=f"models of type '{name}' have no layers here"):
+        chosen(config, "mine")
+
+
+def test_a_converted_model_says_all_itself(tmp_path: Path) -> None:
+    """Its config is read without transformers' class: nothing there says what the defaults are."""
+    said = {"model_type": "llama", "hidden_act": "silu", "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    harmless = {"unk_token_id": 0, "_model_name_or_path": "a"}
+    for more, expected in ((harmless, None), ({"sinks": 4}, "sinks, which is 4"), ({"sinks": None}, None)):
+        (tmp_path / "config.json").write_text(json.dumps(said | more))
+        found = unknown_option(Settings(tmp_path / "config.json"), LLAMA)
+        assert found is None if expected is None else found is not None and expected in found

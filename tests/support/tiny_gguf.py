@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,17 @@ def raw_rows(form: str, rows: int, inputs: int, seed: int = 0) -> np.ndarray[Any
 
 
 def write_gguf(
-    path: Path, formats: Mapping[str, str] | None = None, extra: str | None = None, architecture: str = "llama"
+    path: Path,
+    formats: Mapping[str, str] | None = None,
+    extra: str | None = None,
+    architecture: str = "llama",
+    factors: Sequence[float] = (),
 ) -> Path:
     """A random two-layer Llama with a byte-level tokenizer of the smollm kind and tied output.
 
     ``formats`` of matrices by a part of their name, "" for all others: then the model is larger. ``extra``: a tensor
-    that no Llama has. ``architecture``: llama or qwen3, which has norms of queries and keys.
+    that no Llama has. ``architecture``: llama, qwen3, which has norms of queries and keys, or phi3, which has joined
+    matrices and a window. ``factors`` of rotary positions, as files of Llama 3 have them.
     """
     from gguf import GGMLQuantizationType, GGUFWriter
 
@@ -87,27 +92,33 @@ def write_gguf(
 
     if extra:
         tensor(extra, 8)
-
+    if factors:
+        writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
     tensor("token_embd.weight", len(words), hidden)
     tensor("output_norm.weight", hidden)
     depth = hidden // heads
-    norms = {"attn_q_norm": (depth,), "attn_k_norm": (depth,)} if architecture == "qwen3" else {}
-    if norms:
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn_norm": (hidden,),
+        "ffn_norm": (hidden,),
+        "attn_q": (hidden, hidden),
+        "attn_k": (depth, hidden),
+        "attn_v": (depth, hidden),
+        "attn_output": (hidden, hidden),
+        "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }
+    if architecture == "qwen3":
+        shapes |= {"attn_q_norm": (depth,), "attn_k_norm": (depth,)}
         writer.add_key_length(depth)
         writer.add_value_length(depth)
+    if architecture == "phi3":
+        single = ("attn_q", "attn_k", "attn_v", "ffn_gate")
+        joined = {"attn_qkv": (hidden + 2 * depth, hidden), "ffn_up": (2 * inner, hidden)}
+        shapes = {name: shape for name, shape in (shapes | joined).items() if name not in single}
+        writer.add_sliding_window(6)
     for layer in range(2):
-        for name, shape in {
-            **norms,
-            "attn_norm": (hidden,),
-            "ffn_norm": (hidden,),
-            "attn_q": (hidden, hidden),
-            "attn_k": (hidden // heads, hidden),
-            "attn_v": (hidden // heads, hidden),
-            "attn_output": (hidden, hidden),
-            "ffn_gate": (inner, hidden),
-            "ffn_up": (inner, hidden),
-            "ffn_down": (hidden, inner),
-        }.items():
+        for name, shape in shapes.items():
             tensor(f"blk.{layer}.{name}.weight", *shape)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -8,7 +8,7 @@ have beside a Llama's is a ``LayerDesign``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 PRODUCTS = {
@@ -68,6 +68,11 @@ class LayerDesign:
     activation_option: str = "hidden_act"  # the option of the config that names it
     root_scaled_embedding: bool = False  # whether embeddings are multiplied with the root of their size
     options: frozenset[str] = frozenset()
+
+    @property
+    def is_llamas(self) -> bool:
+        """Whether the layers are a Llama's but for windows of attention."""
+        return replace(self, options=self.options - WINDOWS) == LLAMA
 
 
 LLAMA = LayerDesign()

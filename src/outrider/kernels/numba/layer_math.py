@@ -137,8 +137,8 @@ def rotate(line: Any, cos: Any, sin: Any, to: Any) -> None:
 
 
 @compiled
-def _soften(scores: Any, scale: float) -> None:
-    """Scores -> weights that sum to one."""
+def soften(scores: Any, scale: float) -> None:
+    """Scores, times a scale -> weights that sum to one."""
     highest = np.float32(-np.inf)
     for place in range(len(scores)):
         highest = max(highest, scores[place])
@@ -153,8 +153,8 @@ def _soften(scores: Any, scale: float) -> None:
 
 
 @compiled
-def attend(query: Any, keys: Any, values: Any, scale: float, scores: Any, out: Any) -> None:
-    """One query over the keys [P, depth] and values it may see."""
+def score_keys(query: Any, keys: Any, scores: Any) -> None:
+    """A query times keys [P, depth] -> scores [P]."""
     depth, seen = query.shape[0], keys.shape[0]
     if depth % 16 == 0:
         place = 0
@@ -171,7 +171,12 @@ def attend(query: Any, keys: Any, values: Any, scale: float, scores: Any, out: A
             scores[place] = np.float32(0)
             for j in range(depth):
                 scores[place] += query[j] * keys[place, j]
-    _soften(scores[:seen], scale)
+
+
+@compiled
+def blend_values(scores: Any, values: Any, out: Any) -> None:
+    """Values [P, depth], weighted by scores [P] -> out [depth]."""
+    seen, depth = values.shape
     if depth % 16:
         out[:] = 0
         for place in range(seen):
@@ -187,3 +192,11 @@ def attend(query: Any, keys: Any, values: Any, scale: float, scores: Any, out: A
         else:
             blend(scores.ctypes.data, at, depth, seen, to)
             block += 16
+
+
+@compiled
+def attend(query: Any, keys: Any, values: Any, scale: float, scores: Any, out: Any) -> None:
+    """One query over the keys [P, depth] and values it may see."""
+    score_keys(query, keys, scores)
+    soften(scores[: len(keys)], scale)
+    blend_values(scores, values, out)

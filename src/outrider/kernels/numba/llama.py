@@ -29,10 +29,11 @@ from outrider.kernels.numba.llama_records import (
     LlamaRows,
     LlamaWeights,
 )
+from outrider.kernels.numba.output_matrix import write_logits
 from outrider.kernels.numba.products import ProductInput, convert_input, input_room, multiply, product_input, some_rows
 from outrider.kernels.numba.tiled_attention import room_for
 from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
-from outrider.kernels.numba.vector_math import cap, gelu, silu
+from outrider.kernels.numba.vector_math import gelu, silu
 
 
 @compiled
@@ -146,42 +147,6 @@ def _turn_all(model: LlamaWeights, batch: LlamaRows, layer: int, piece: int, lin
     finish(counters, piece, done, rows)
 
 
-@compiled
-def _finish_logits(model: LlamaWeights, logits: Any, panels: int) -> None:
-    """Logits in panels, scaled and bounded as the model has it."""
-    for row in range(len(logits)):
-        for j in range(PANEL * panels):
-            logits[row, j] *= np.float32(model.logits_scale)
-        if model.logits_cap > 0:
-            for panel in range(panels):
-                cap(logits[row, PANEL * panel :].ctypes.data, np.float32(model.logits_cap))
-
-
-@compiled
-def _write(model: LlamaWeights, x: Any, logits: Any, counters: int, piece: int, threads: int) -> None:
-    """A piece of work: x [N, inputs] times the output matrix -> logits [N, V]."""
-    rows, vocabulary = x.shape[0], logits.shape[1]
-    panels = (vocabulary + PANEL - 1) // PANEL
-    step = max(1, panels // (32 * threads))
-    items = (panels + step - 1) // step
-    temp = np.empty((rows, PANEL * step), np.float32)
-    room = input_room(model.half, rows, x.shape[1])
-    given = product_input(model.half, x, room, np.empty(rows, np.float32))
-    done, item = 0, take(counters, piece)
-    if item < items:
-        convert_input(given, model.last_powers)
-    while item < items:
-        first, count = item * step, min(step, panels - item * step)
-        multiply(given, model.output, first, count, temp)
-        end = min(vocabulary, PANEL * (first + count))
-        if model.logits_scale != 1 or model.logits_cap > 0:
-            _finish_logits(model, temp, count)
-        for row in range(rows):
-            logits[row, PANEL * first : end] = temp[row, : end - PANEL * first]
-        done, item = done + 1, take(counters, piece)
-    finish(counters, piece, done, items)
-
-
 @on_disk
 def layers(model: LlamaWeights, batch: LlamaRows) -> None:
     """x -> found and logits, with keys, values and states written on the way.
@@ -247,7 +212,9 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
         done, item = done + 1, take(counters, piece)
     finish(counters, piece, done, rows)
     if len(batch.logits):
-        _write(model, batch.found, batch.logits, counters, piece + 1, threads)
+        found = product_input(model.half, batch.found, room, factors)
+        scale, most = np.float32(model.logits_scale), np.float32(model.logits_cap)
+        write_logits(found, model.output, model.last_powers, batch.logits, counters, piece + 1, threads, scale, most)
 
 
 packed_layers = on_disk(layers.py_func, "packed_layers")

@@ -13,7 +13,7 @@ from outrider.models.engine.backends import BACKENDS, QUANTISED, Asked
 from outrider.models.engine.known_options import unknown_option
 from outrider.models.engine.t5_sizes import t5_like
 from outrider.models.settings import setting
-from outrider.models.transformers.families import layer_design, llama_classes
+from outrider.models.transformers.families import layer_design
 
 WEIGHTS = ("full", *QUANTISED)
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -110,7 +110,7 @@ def _general_obstacle(config: Any, device: torch.device, designs: bool) -> str |
     if t5_like(config):
         return None
     design = layer_design(config)
-    if design is None or not (designs or llama_classes(config)):
+    if design is None or not (designs or design.is_llamas):
         return f"models of type {config.model_type!r} have no layers here; leave it out"
     return unknown_option(config, design)
 

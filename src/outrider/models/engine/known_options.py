@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.models.llama_layer import LayerDesign
-from outrider.models.settings import offers, setting
+from outrider.models.settings import setting
 
 _COMPUTED = frozenset(
     {
@@ -26,7 +26,6 @@ _NEUTRAL = frozenset(
         "use_cache", "return_dict", "output_hidden_states", "output_attentions", "chunk_size_feed_forward",
         "is_encoder_decoder", "initializer_range", "pretraining_tp", "id2label", "label2id", "problem_type",
         "attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout", "quantization_config",
-        "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id",
         "use_sliding_window", "max_window_layers", "no_rope_layer_interval", "original_max_position_embeddings",
         "rope_theta", "rope_scaling", "default_theta",
     }
@@ -51,8 +50,12 @@ _ROTATIONS = {
 def unknown_option(config: Any, design: LayerDesign) -> str | None:
     """None, or why layers of this design are not all that the config asks for, with what to do about it."""
     known = _COMPUTED | _NEUTRAL | design.options | {design.activation_option}
-    others = {name: value for name, value in vars(config).items() if name not in known and not name.startswith("_")}
-    if offers(config, "to_dict"):  # transformers' own: it passes over options that its class does not have
+    others = {
+        name: value
+        for name, value in vars(config).items()
+        if name not in known and not name.startswith("_") and not name.endswith("_token_id")
+    }
+    if callable(setting(config, "to_dict")):  # transformers' own, which passes over what its class does not have
         default = vars(type(config)())
         others = {name: value for name, value in others.items() if name in default and value != default[name]}
     for name, value in others.items():

@@ -91,8 +91,8 @@ class NumbaEngine(LlamaEngine):
     def _compile(self, sizes: Sizes) -> None:
         """Run one token on buffers of its own: what is compiled is kept on disk, where the next process finds it."""
         cache = self._room(1, 1)
-        turns = torch.zeros((2, len(set(self.kinds)), 1, sizes.rotary // 2))
-        given = Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), *turns[:, 0], None, (turns[0], turns[1]))
+        turns = torch.zeros((len(set(self.kinds)), 1, sizes.rotary // 2))
+        given = Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), turns[0], turns[0], None, (turns, turns))
         with compiling(self._layers.py_func.__name__, "models", seconds=20):
             self.run_layers(cache, given, (), True)
 

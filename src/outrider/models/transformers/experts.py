@@ -47,7 +47,7 @@ def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights
 
     count, each = len(hidden_states), max(1, _PAIRS // top_k_index.shape[1])
     filled = [
-        torch.cat([given, given.new_zeros((-count % each, given.shape[1]))]).split(each)
+        torch.split(torch.cat([given, given.new_zeros((-count % each, given.shape[1]))]), each)
         for given in (hidden_states, top_k_index, top_k_weights)
     ]
     found = [batched_mm_experts_forward(self, *some) for some in zip(*filled, strict=True)]

@@ -91,10 +91,10 @@ class Family:
     """What is known of the models of one ``model_type`` of transformers."""
 
     tested: bool = False  # its output is compared with transformers' own in the tests; else, when a model is loaded
-    llama_layers: str | None = None  # what its classes begin with, if its layers are a Llama's: they are written anew
+    llama_layers: str | None = None  # what its classes begin with, if ``lean.py`` and ``fused.py`` have its layers
     own_mask: bool = False  # given no mask it looks at all a cache holds: such kernels read grouped heads as they are
     windowed: bool = False  # attention looks back as far as ``sliding_window`` says, in every layer
-    design: LayerDesign | None = None  # its layers for the compiled engine, where they are not quite a Llama's
+    design: LayerDesign | None = None  # its layers, where they are not quite a Llama's
 
 
 _WINDOWED = LayerDesign(options=WINDOWS)
@@ -110,10 +110,10 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(tested=True, llama_layers="Llama", own_mask=True),
     "mistral": Family(tested=True, llama_layers="Mistral", own_mask=True, windowed=True, design=_WINDOWED),
     "qwen2": Family(tested=True, llama_layers="Qwen2", own_mask=True, design=_WINDOWED),
-    "qwen3": Family(tested=True, own_mask=True, design=replace(_WINDOWED, head_norms="head")),
+    "qwen3": Family(tested=True, llama_layers="Qwen3", own_mask=True, design=replace(_WINDOWED, head_norms="head")),
     "phi3": Family(tested=True, windowed=True, design=_PHI_3),
     "granite": Family(tested=True, design=LayerDesign(options=_MULTIPLIERS)),
-    "smollm3": Family(tested=True, design=LayerDesign(options=WINDOWS | {"no_rope_layers"})),
+    "smollm3": Family(tested=True, llama_layers="SmolLM3", design=LayerDesign(options=WINDOWS | {"no_rope_layers"})),
     "olmo2": Family(tested=True, design=LayerDesign(norms=AFTER, head_norms="width")),
     "gemma": Family(tested=True, design=_GEMMA),
     "gemma2": Family(tested=True, design=_GEMMA_2),
@@ -138,12 +138,12 @@ def layer_design(config: Any) -> LayerDesign | None:
 
 
 def llama_classes(config: Any) -> str | None:
-    """What the names of a model's classes begin with, if its layers are a Llama's; None: they are not."""
+    """What the names of a model's classes begin with, if its layers are written anew with torch; None: they are not."""
     return family(config).llama_layers if setting(config, "hidden_act") == "silu" else None
 
 
 def llama_layers(model: Any) -> list[Any]:
-    """All decoder layers of a transformers model, if they are a Llama's; else none."""
+    """All decoder layers of a transformers model, if they are written anew with torch; else none."""
     config = model.config.get_text_config(decoder=True)
     prefix = llama_classes(config)
     found = [module for module in model.modules() if type(module).__name__ == f"{prefix}DecoderLayer"]
