@@ -124,17 +124,18 @@ def test_eight_bits_are_near(name: str, near: float, tmp_path: Path) -> None:
     assert 0 < off_by(scored(found), scored(HuggingFaceModel(model.float()))) < near
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "phi3"])
-def test_from_a_packed_file(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms of queries and keys, joined matrices and a window of a GGUF file; weights are run as they are."""
+@pytest.mark.parametrize(("architecture", "as_it_is"), [("qwen3", True), ("phi3", True), ("gemma2", False)])
+def test_from_a_packed_file(architecture: str, as_it_is: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms of queries and keys, joined matrices and a window of a GGUF file; weights are run as they are, or unpacked
+    where the file has them otherwise than the layers."""
     monkeypatch.setattr(choice, "WORTH_FILES", 0)
     file = write_gguf(tmp_path / "file.gguf", {"": "Q8_0"}, architecture=architecture)
-    assert gguf.read_header(file).weights == "Q8_0"
-    packed = loading.load(str(file), "cpu", kernels=Kernels("auto")).model
-    assert packed.facts.engine.startswith("numba") and packed.facts.weights_in == "Q8_0"
+    assert gguf.read_header(file).weights == ("Q8_0" if as_it_is else None)
+    found = loading.load(str(file), "cpu", kernels=Kernels("auto")).model
     unpacked = loading.load(str(file), "cpu", "bfloat16", kernels=Kernels("numba")).model
     reference = loading.load(str(file), "cpu", kernels=Kernels("torch")).model
+    assert found.facts.engine.startswith("numba") and (found.facts.weights_in == "Q8_0") == as_it_is
     assert unpacked.facts.weights_in == "bfloat16"
-    assert reference.config.head_dim == 64 if architecture == "qwen3" else reference.config.sliding_window == 6
+    assert reference.config.sliding_window == 6 if architecture != "qwen3" else reference.config.head_dim == 64
     assert off_by(scored(unpacked), scored(reference)) < 1e-4
-    assert off_by(scored(packed), scored(reference)) < 0.15
+    assert off_by(scored(found), scored(reference)) < 0.15

@@ -47,8 +47,8 @@ def write_gguf(
     """A random two-layer Llama with a byte-level tokenizer of the smollm kind and tied output.
 
     ``formats`` of matrices by a part of their name, "" for all others: then the model is larger. ``extra``: a tensor
-    that no Llama has. ``architecture``: llama, qwen3, which has norms of queries and keys, or phi3, which has joined
-    matrices and a window. ``factors`` of rotary positions, as files of Llama 3 have them.
+    that no Llama has. ``architecture``: llama, qwen3, which has norms of queries and keys, phi3, which has joined
+    matrices and a window, or gemma2. ``factors`` of rotary positions, as files of Llama 3 have them.
     """
     from gguf import GGMLQuantizationType, GGUFWriter
 
@@ -108,14 +108,18 @@ def write_gguf(
         "ffn_up": (inner, hidden),
         "ffn_down": (hidden, inner),
     }
+    if architecture == "gemma2":
+        shapes |= {"post_attention_norm": (hidden,), "post_ffw_norm": (hidden,)}
     if architecture == "qwen3":
         shapes |= {"attn_q_norm": (depth,), "attn_k_norm": (depth,)}
+    if architecture in ("qwen3", "gemma2"):
         writer.add_key_length(depth)
         writer.add_value_length(depth)
     if architecture == "phi3":
         single = ("attn_q", "attn_k", "attn_v", "ffn_gate")
         joined = {"attn_qkv": (hidden + 2 * depth, hidden), "ffn_up": (2 * inner, hidden)}
         shapes = {name: shape for name, shape in (shapes | joined).items() if name not in single}
+    if architecture in ("phi3", "gemma2"):
         writer.add_sliding_window(6)
     for layer in range(2):
         for name, shape in shapes.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 PRODUCTS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -62,7 +62,7 @@ class LayerDesign:
 
     norms: LayerNorms = LayerNorms()
     norm_offset: float = 0.0  # what is added to the weights of all norms
-    head_norms: str | None = None  # RMS norms of queries and keys: over each "head", or over the "width" of all heads
+    head_norms: Literal["head", "width"] | None = None  # of queries and keys: over each head, or over all together
     joined: Mapping[str, str] = field(default_factory=dict)  # products whose matrices are one tensor, and its name
     activation: str = "silu"
     activation_option: str = "hidden_act"  # the option of the config that names it

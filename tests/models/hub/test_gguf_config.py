@@ -39,7 +39,8 @@ def test_factors_of_llama_3() -> None:
 
 def test_kinds_of_scaling() -> None:
     said = {"general.architecture": "qwen2", "qwen2.rope.scaling.type": "linear", "qwen2.rope.scaling.factor": 4.0}
-    assert rotation(FILE, said, 1e6, []) == {"rope_type": "linear", "factor": 4.0}
+    first = {"general.architecture": "llama", "llama.rope.scale_linear": 4.0}
+    assert rotation(FILE, said, 1e6, []) == rotation(FILE, first, 1e4, []) == {"rope_type": "linear", "factor": 4.0}
     said |= {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.original_context_length": 32768}
     assert rotation(FILE, said, 1e6, []) == {
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768,

@@ -86,6 +86,7 @@ class NumbaEngine(LlamaEngine):
         if self._places["embedding"] != self._places["output"]:
             self.embedding = self._rows("embedding", self.model.hidden)
         self._none_kept = np.full(self.model.layers, -1)
+        self._norms_after = bool((self.model.norm_rows[:, 1::2] >= 0).any())
         self._compile(self.sizes)
 
     def _compile(self, sizes: Sizes) -> None:
@@ -185,7 +186,7 @@ class NumbaEngine(LlamaEngine):
             finished=np.zeros((model.layers, blocks), np.int64),
             mixed=np.empty((tokens, model.heads * model.depth), np.float32),
             gated=np.empty((tokens, model.inner), np.float32),
-            added=np.zeros((tokens if (model.norm_rows[:, 1::2] >= 0).any() else 0, model.hidden), np.float32),
+            added=np.zeros((tokens if self._norms_after else 0, model.hidden), np.float32),
             counters=zeros(llama_records.PIECES * model.layers + 2), threads=self.threads,
         )  # fmt: skip
         self._team.run(self._layers, model, batch, holding=(cache, self._file))

@@ -46,8 +46,10 @@ def read_config(source: Path, metadata: Metadata, factors: Sequence[float]) -> A
 
 def rotation(source: Path, metadata: Metadata, theta: float, factors: Sequence[float]) -> dict[str, Any]:
     """Settings of rotary positions that a file has beside their base; ModelError where they are not known here."""
-    prefix = f"{metadata['general.architecture']}.rope.scaling"
-    kind, factor = metadata.get(f"{prefix}.type", "none"), metadata.get(f"{prefix}.factor", 1.0)
+    rope = f"{metadata['general.architecture']}.rope"
+    prefix, older = f"{rope}.scaling", metadata.get(f"{rope}.scale_linear", 1.0)  # as the first files have it
+    kind = metadata.get(f"{prefix}.type", "none" if older == 1 else "linear")
+    factor = metadata.get(f"{prefix}.factor", older)
     if any(each != 1 for each in factors):
         highest = float(max(factors))
         expected = _llama_3(theta, len(factors), highest)
