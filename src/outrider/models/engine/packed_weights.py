@@ -15,7 +15,7 @@ from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine import numba_weights, quantised
 from outrider.models.engine import weight_files as safetensors
 from outrider.models.engine.gguf_rows import rows_of
-from outrider.models.engine.sizes import PartNames, Rows, Sizes
+from outrider.models.engine.sizes import PartNames, Sizes, TensorRows
 from outrider.models.engine.weight_files import REMEDY, WEIGHTS, WeightFile
 from outrider.models.hub import manifest
 from outrider.models.hub.gguf_tensors import FULL, GgufTensors
@@ -50,7 +50,7 @@ class PackedTensors(Protocol):
 class PackedGguf:
     """A GGUF file's matrices, with the bits they have there."""
 
-    def __init__(self, path: Path, depth: int, where: Callable[[str], Rows] = Rows) -> None:
+    def __init__(self, path: Path, depth: int, where: Callable[[str], TensorRows] = TensorRows) -> None:
         """``where``: the tensor and its rows that stand for a name, where the file has joined several in one."""
         self._file, self._depth, self._where = GgufTensors(path), depth, where
 

@@ -89,7 +89,7 @@ def _options(config: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TensorRows:
     """Rows of a checkpoint's tensor: all of them, or some."""
 
     name: str
@@ -101,21 +101,21 @@ class PartNames:
     """Where a checkpoint has the matrices and biases of a layer: each for itself, or joined with others."""
 
     def __init__(self, design: LayerDesign, sizes: Sizes) -> None:
-        self._joined: dict[str, Rows] = {}
+        self._joined: dict[str, TensorRows] = {}
         for product, tensor in design.joined.items():
             first = 0
             for part in PRODUCTS[product]:
                 count = sizes.shapes()[part.rpartition(".")[2]][0]
-                self._joined[part] = Rows(tensor, first, count)
+                self._joined[part] = TensorRows(tensor, first, count)
                 first += count
 
-    def __call__(self, name: str) -> Rows:
+    def __call__(self, name: str) -> TensorRows:
         """By the name of a tensor as a Llama has it."""
         for part, rows in self._joined.items():
             prefix, found, kind = name.rpartition(f".{part}.")
             if found:
-                return Rows(f"{prefix}.{rows.name}.{kind}", rows.first, rows.count)
-        return Rows(name)
+                return TensorRows(f"{prefix}.{rows.name}.{kind}", rows.first, rows.count)
+        return TensorRows(name)
 
     @staticmethod
     def of(config: Any) -> PartNames:

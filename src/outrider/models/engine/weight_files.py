@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from outrider.errors import ModelError, require
-from outrider.models.engine.sizes import Rows
+from outrider.models.engine.sizes import TensorRows
 from outrider.models.hub.safetensors_files import weight_files
 
 WEIGHTS = "weights.bin"
@@ -25,7 +25,7 @@ class Tensors:
     ``where``: the tensor and its rows that stand for a name, where a checkpoint has joined several in one.
     """
 
-    def __init__(self, folder: Path, where: Callable[[str], Rows] = Rows) -> None:
+    def __init__(self, folder: Path, where: Callable[[str], TensorRows] = TensorRows) -> None:
         self._where = where
         files: list[Any] = [safe_open(str(file), framework="pt") for file in weight_files(folder)]
         self.home = {name: file for file in files for name in file.keys()}  # noqa: SIM118
