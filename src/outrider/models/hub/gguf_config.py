@@ -47,9 +47,9 @@ def read_config(source: Path, metadata: Metadata, factors: Sequence[float]) -> A
 def rotation(source: Path, metadata: Metadata, theta: float, factors: Sequence[float]) -> dict[str, Any]:
     """Settings of rotary positions that a file has beside their base; ModelError where they are not known here."""
     rope = f"{metadata['general.architecture']}.rope"
-    prefix, older = f"{rope}.scaling", metadata.get(f"{rope}.scale_linear", 1.0)  # as the first files have it
+    prefix, older = f"{rope}.scaling", metadata.get(f"{rope}.scale_linear") or 1.0  # as the first files have it
     kind = metadata.get(f"{prefix}.type", "none" if older == 1 else "linear")
-    factor = metadata.get(f"{prefix}.factor", older)
+    factor = float(metadata.get(f"{prefix}.factor") or older)
     if any(each != 1 for each in factors):
         highest = float(max(factors))
         expected = _llama_3(theta, len(factors), highest)
@@ -59,10 +59,10 @@ def rotation(source: Path, metadata: Metadata, theta: float, factors: Sequence[f
     if kind == "none" or (kind == "linear" and factor == 1):
         return {}
     if kind == "linear":
-        return {"rope_type": "linear", "factor": float(factor)}
+        return {"rope_type": "linear", "factor": factor}
     before = metadata.get(f"{prefix}.original_context_length")
     if kind == "yarn" and before and not metadata.keys() & {f"{prefix}.attn_factor", f"{prefix}.yarn_log_multiplier"}:
-        return {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": int(before)}
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": int(before)}
     raise ModelError(
         f"{source}: its rotary positions are scaled ({kind}) in a way that is not read from GGUF files here; use the "
         "model's safetensors files"

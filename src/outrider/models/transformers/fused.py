@@ -148,7 +148,7 @@ def _normed_heads(self: Any, qkv: Tensor, shared: int, depth: int) -> Tensor:
         return qkv
     from outrider.kernels.triton.rows import rms_norm
 
-    heads = qkv.unflatten(-1, (-1, depth))
+    heads = qkv.view(*qkv.shape[:2], -1, depth)
     query, key, value = heads.split((heads.shape[2] - 2 * shared, shared, shared), 2)
     query, key = (
         rms_norm(each, norm.weight, norm.variance_epsilon) for each, norm in ((query, self.q_norm), (key, self.k_norm))
