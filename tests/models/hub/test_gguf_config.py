@@ -10,7 +10,7 @@ import torch
 import transformers as tf
 
 from outrider.errors import ModelError
-from outrider.models.hub import gguf
+from outrider.models.hub import gguf, gguf_config, manifest, names
 from outrider.models.hub.gguf_config import rotation
 from tiny_gguf import write_gguf
 
@@ -61,3 +61,17 @@ def test_they_are_in_the_config(tmp_path: Path) -> None:
         assert config["rope_parameters"] == pytest.approx(LLAMA_3 | {"rope_theta": 1e4})
     weights = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "converted").state_dict()
     assert all(not torch.equal(weight, torch.ones_like(weight)) for weight in weights.values())
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_file_that_an_earlier_release_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its settings lacked what was passed over then, and would have been used for ever."""
+    file = write_gguf(tmp_path / "file.gguf", {"": "Q8_0"}, factors=factors(theta=1e4))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(manifest, "FORMAT", 1)
+        earlier.setattr(gguf_config, "rotation", lambda *_: {})
+        folder = names.directory(str(file))
+    config = json.loads((names.directory(str(file)) / "config.json").read_text())
+    written = (folder / "config.json").stat().st_mtime_ns
+    assert config["rope_parameters"]["rope_type"] == "llama3" and names.directory(str(file)) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == written, "once is enough"
