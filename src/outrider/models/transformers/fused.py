@@ -149,7 +149,7 @@ def _normed_heads(self: Any, qkv: Tensor, shared: int, depth: int) -> Tensor:
     from outrider.kernels.triton.rows import rms_norm
 
     heads = qkv.view(*qkv.shape[:2], -1, depth)
-    query, key, value = heads.split((heads.shape[2] - 2 * shared, shared, shared), 2)
+    query, key, value = torch.split(heads, [heads.shape[2] - 2 * shared, shared, shared], 2)
     query, key = (
         rms_norm(each, norm.weight, norm.variance_epsilon) for each, norm in ((query, self.q_norm), (key, self.k_norm))
     )
