@@ -221,6 +221,22 @@ def test_ctrl_c_keeps_what_was_measured(folder: str, tmp_path: Path, monkeypatch
     assert all(becomes(r["pid"], *GONE) for r in asked(log))
 
 
+def test_ctrl_c_while_engines_are_loaded(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory was noted for engines that had not been heard of yet."""
+    python, _ = fake(tmp_path)
+    ask = Peer.ask
+
+    def interrupted(self: Peer, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        if request["do"] == "generate" and request["way"] == "lookup":
+            raise KeyboardInterrupt
+        return ask(self, request, timeout)
+
+    monkeypatch.setattr(Peer, "ask", interrupted)
+    report = bench(folder, pythons={"vllm": python}).run()
+    assert report["interrupted"] and list(report["engines"]) == ["vllm plain"]
+    assert report["engines"]["vllm plain"]["peak_bytes"] or not Path("/proc/self/status").is_file()
+
+
 def test_peers_wait_their_own_way(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches our wait policy in a peer's process, which could make it slower than its users have it."""
     monkeypatch.setattr(peers, "ADDED", {"OMP_WAIT_POLICY": "PASSIVE"})
