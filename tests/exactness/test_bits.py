@@ -61,7 +61,7 @@ def same_logits(family: str, dtype: torch.dtype, device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "t5", "bart"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "t5", "bart", "mixtral", "qwen3_moe"])
 def test_logits_are_bit_identical_with_and_without_guesses(family: str, dtype: torch.dtype) -> None:
     """Catches a run whose shape depends on the guesses: another kernel, other bits, in the end other text."""
     same_logits(family, dtype, "cpu")

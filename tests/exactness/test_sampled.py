@@ -49,7 +49,7 @@ def plain(family: str, name: str) -> list[list[int]]:
 
 def combinations() -> list[tuple[str, str, int]]:
     full = [(f, *rest) for f in ("llama", "t5") for rest in product(DRAFTERS, (1, 4, 7))]
-    families = ("mistral", "gemma2", "gpt2", "opt", "bloom", "bart", "marian")
+    families = ("mistral", "gemma2", "qwen3_moe", "gpt2", "opt", "bloom", "bart", "marian")
     return full + [(f, *rest) for f in families for rest in (("auto", 4), ("other", 7), ("self", 3))]
 
 

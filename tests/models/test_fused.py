@@ -22,7 +22,7 @@ from outrider.models.transformers import trimmed
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.training import student_models
 
-FUSED = ["llama", "mistral", "qwen2"]
+FUSED = ["llama", "mistral", "qwen2", "qwen3", "smollm3"]
 SHAPE = Shape(capacity=64, width=4, chunk=8)
 
 
@@ -97,7 +97,7 @@ def test_a_gradient_goes_through_the_layers_own_forward(fused: Any) -> None:
     torch.testing.assert_close(gradient(model.model), expected, atol=1e-2, rtol=1e-3)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gemma", "qwen3", "t5"])
+@pytest.mark.parametrize("family", ["gpt2", "gemma", "phi3", "olmo2", "t5"])
 def test_other_families_are_left_as_they_are(family: str, fused: Any) -> None:
     model = HuggingFaceModel(tiny.build(family))
     assert not fused(model) and not model.fused

@@ -162,8 +162,8 @@ def test_a_format_that_nothing_reads(cache: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_a_tensor_that_is_not_known_is_left_to_transformers(tmp_path: Path) -> None:
-    """Factors of rotary positions, say: the compiled layers would pass over them."""
-    known, other = (write_gguf(tmp_path / f"{k}.gguf", FILES["Q8_0"], k) for k in (None, "rope_freqs.weight"))
+    """Norms that a Llama has not, say: the compiled layers would pass over them."""
+    known, other = (write_gguf(tmp_path / f"{k}.gguf", FILES["Q8_0"], k) for k in (None, "token_embd_norm.weight"))
     assert gguf.read_header(known).weights == "Q8_0" and gguf.read_header(other).weights is None
 
 

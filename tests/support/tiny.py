@@ -47,7 +47,25 @@ DECODER_ONLY: dict[str, Callable[[], tf.PreTrainedModel]] = {
     "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**_GROUPED, head_dim=8)),
     "gemma": lambda: tf.GemmaForCausalLM(tf.GemmaConfig(**_GROUPED, head_dim=8)),
     "gemma2": lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**_GROUPED, head_dim=8, sliding_window=6)),
+    "gemma3": lambda: tf.Gemma3ForCausalLM(
+        tf.Gemma3TextConfig(
+            **_GROUPED, head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"]
+        )
+    ),
     "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**_GROUPED, pad_token_id=0)),
+    "granite": lambda: tf.GraniteForCausalLM(
+        tf.GraniteConfig(**_GROUPED, embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.3)
+    ),
+    "smollm3": lambda: tf.SmolLM3ForCausalLM(
+        tf.SmolLM3Config(**_GROUPED, no_rope_layers=[1, 0], pad_token_id=0, tie_word_embeddings=False)
+    ),
+    "olmo2": lambda: tf.Olmo2ForCausalLM(tf.Olmo2Config(**_GROUPED)),
+    "mixtral": lambda: tf.MixtralForCausalLM(tf.MixtralConfig(**_GROUPED, num_local_experts=4, num_experts_per_tok=2)),
+    "qwen3_moe": lambda: tf.Qwen3MoeForCausalLM(
+        tf.Qwen3MoeConfig(
+            **_GROUPED, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
+        )
+    ),
     "gpt2": lambda: tf.GPT2LMHeadModel(
         tf.GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.4)
     ),
@@ -78,7 +96,7 @@ ENCODER_DECODER: dict[str, Callable[[], tf.PreTrainedModel]] = {
 
 FAMILIES = {**DECODER_ONLY, **ENCODER_DECODER}
 
-_TIED = {"gemma2", "bloom", *ENCODER_DECODER}
+_TIED = {"gemma2", "gemma3", "bloom", *ENCODER_DECODER}
 """Left as they are, random models with one matrix for input and output repeat a single token for ever."""
 
 

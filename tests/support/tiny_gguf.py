@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +37,25 @@ def raw_rows(form: str, rows: int, inputs: int, seed: int = 0) -> np.ndarray[Any
     return raw.reshape(rows, -1)
 
 
-def write_gguf(path: Path, formats: Mapping[str, str] | None = None, extra: str | None = None) -> Path:
+def write_gguf(
+    path: Path,
+    formats: Mapping[str, str] | None = None,
+    extra: str | None = None,
+    architecture: str = "llama",
+    factors: Sequence[float] = (),
+) -> Path:
     """A random two-layer Llama with a byte-level tokenizer of the smollm kind and tied output.
 
     ``formats`` of matrices by a part of their name, "" for all others: then the model is larger. ``extra``: a tensor
-    that no Llama has.
+    that no Llama has. ``architecture``: llama, qwen3, which has norms of queries and keys, phi3, which has joined
+    matrices and a window, or gemma2. ``factors`` of rotary positions, as files of Llama 3 have them.
     """
     from gguf import GGMLQuantizationType, GGUFWriter
 
     hidden, heads, inner = (256, 4, 512) if formats else (8, 2, 16)
     merges = ["Ġ Ġ", "h e", "l l"]
     words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_alphabet(), "ĠĠ", "he", "ll"]
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, architecture)
     writer.add_name("tiny")
     writer.add_license("mit")
     writer.add_context_length(64)
@@ -85,21 +92,37 @@ def write_gguf(path: Path, formats: Mapping[str, str] | None = None, extra: str 
 
     if extra:
         tensor(extra, 8)
-
+    if factors:
+        writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
     tensor("token_embd.weight", len(words), hidden)
     tensor("output_norm.weight", hidden)
+    depth = hidden // heads
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn_norm": (hidden,),
+        "ffn_norm": (hidden,),
+        "attn_q": (hidden, hidden),
+        "attn_k": (depth, hidden),
+        "attn_v": (depth, hidden),
+        "attn_output": (hidden, hidden),
+        "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }
+    if architecture == "gemma2":
+        shapes |= {"post_attention_norm": (hidden,), "post_ffw_norm": (hidden,)}
+    if architecture == "qwen3":
+        shapes |= {"attn_q_norm": (depth,), "attn_k_norm": (depth,)}
+    if architecture in ("qwen3", "gemma2"):
+        writer.add_key_length(depth)
+        writer.add_value_length(depth)
+    if architecture == "phi3":
+        single = ("attn_q", "attn_k", "attn_v", "ffn_gate")
+        joined = {"attn_qkv": (hidden + 2 * depth, hidden), "ffn_up": (2 * inner, hidden)}
+        shapes = {name: shape for name, shape in (shapes | joined).items() if name not in single}
+    if architecture in ("phi3", "gemma2"):
+        writer.add_sliding_window(6)
     for layer in range(2):
-        for name, shape in {
-            "attn_norm": (hidden,),
-            "ffn_norm": (hidden,),
-            "attn_q": (hidden, hidden),
-            "attn_k": (hidden // heads, hidden),
-            "attn_v": (hidden // heads, hidden),
-            "attn_output": (hidden, hidden),
-            "ffn_gate": (inner, hidden),
-            "ffn_up": (inner, hidden),
-            "ffn_down": (hidden, inner),
-        }.items():
+        for name, shape in shapes.items():
             tensor(f"blk.{layer}.{name}.weight", *shape)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -96,6 +96,18 @@ def norm(x: Any, scale: Any, epsilon: float, out: Any) -> None:
 
 
 @compiled
+def norm_line(line: Any, scale: Any, epsilon: float) -> None:
+    """The RMS norm of the first numbers of a line, as many as have a scale, in its place."""
+    count = len(scale)
+    squares = np.float32(0)
+    for j in range(count):
+        squares += line[j] * line[j]
+    factor = np.float32(1) / np.sqrt(squares / np.float32(count) + np.float32(epsilon))
+    for j in range(count):
+        line[j] = line[j] * factor * scale[j]
+
+
+@compiled
 def exp(x: Any) -> Any:
     """e^x for x <= 0 and not only there, to about a unit in the last place; never zero, never infinite."""
     x = min(max(x, np.float32(-87)), np.float32(88))
@@ -114,16 +126,19 @@ def exp(x: Any) -> Any:
 
 @compiled
 def rotate(line: Any, cos: Any, sin: Any, to: Any) -> None:
+    """Rotary positions on the numbers that have a cosine; those behind them stay as they are."""
     half = cos.shape[0]
     for j in range(half):
         first, second = line[j], line[j + half]
         to[j] = first * cos[j] - second * sin[j]
         to[j + half] = second * cos[j] + first * sin[j]
+    for j in range(2 * half, len(to)):
+        to[j] = line[j]
 
 
 @compiled
-def _soften(scores: Any, scale: float) -> None:
-    """Scores -> weights that sum to one."""
+def soften(scores: Any, scale: float) -> None:
+    """Scores, times a scale -> weights that sum to one."""
     highest = np.float32(-np.inf)
     for place in range(len(scores)):
         highest = max(highest, scores[place])
@@ -138,8 +153,8 @@ def _soften(scores: Any, scale: float) -> None:
 
 
 @compiled
-def attend(query: Any, keys: Any, values: Any, scale: float, scores: Any, out: Any) -> None:
-    """One query over the keys [P, depth] and values it may see."""
+def score_keys(query: Any, keys: Any, scores: Any) -> None:
+    """A query times keys [P, depth] -> scores [P]."""
     depth, seen = query.shape[0], keys.shape[0]
     if depth % 16 == 0:
         place = 0
@@ -156,7 +171,12 @@ def attend(query: Any, keys: Any, values: Any, scale: float, scores: Any, out: A
             scores[place] = np.float32(0)
             for j in range(depth):
                 scores[place] += query[j] * keys[place, j]
-    _soften(scores[:seen], scale)
+
+
+@compiled
+def blend_values(scores: Any, values: Any, out: Any) -> None:
+    """Values [P, depth], weighted by scores [P] -> out [depth]."""
+    seen, depth = values.shape
     if depth % 16:
         out[:] = 0
         for place in range(seen):
@@ -172,3 +192,11 @@ def attend(query: Any, keys: Any, values: Any, scale: float, scores: Any, out: A
         else:
             blend(scores.ctypes.data, at, depth, seen, to)
             block += 16
+
+
+@compiled
+def attend(query: Any, keys: Any, values: Any, scale: float, scores: Any, out: Any) -> None:
+    """One query over the keys [P, depth] and values it may see."""
+    score_keys(query, keys, scores)
+    soften(scores[: len(keys)], scale)
+    blend_values(scores, values, out)

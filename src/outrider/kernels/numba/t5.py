@@ -14,6 +14,7 @@ import numpy as np
 
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.layer_math import exp, finish, norm, take
+from outrider.kernels.numba.output_matrix import write_logits
 from outrider.kernels.numba.products import ProductInput, chained, convert_input, multiply, product_input
 from outrider.kernels.numba.rows import look_up
 from outrider.kernels.numba.t5_attention import attention, buffer
@@ -117,27 +118,6 @@ def _end(model: T5Stack, run: T5Run, piece: int) -> None:
 
 
 @compiled
-def _write(model: T5Stack, run: T5Run, piece: int, given: ProductInput) -> None:
-    """A piece of work: found times the output matrix -> logits."""
-    tokens, vocabulary = run.logits.shape
-    counters, whole = run.counters.ctypes.data, (vocabulary + PANEL - 1) // PANEL
-    step = max(1, whole // (32 * run.threads))
-    items = (whole + step - 1) // step
-    temp = np.empty((tokens, PANEL * step), np.float32)
-    done, item = 0, take(counters, piece)
-    if item < items:
-        convert_input(given, model.last_powers)
-    while item < items:
-        first, panels = item * step, min(step, whole - item * step)
-        multiply(given, model.output, first, panels, temp)
-        end = min(vocabulary, PANEL * (first + panels))
-        for token in range(tokens):
-            run.logits[token, PANEL * first : end] = temp[token, : end - PANEL * first]
-        done, item = done + 1, take(counters, piece)
-    finish(counters, piece, done, items)
-
-
-@compiled
 def _layers(model: T5Stack, run: T5Run, piece: int) -> None:
     """Tokens -> found and logits; pieces of work are counted from ``piece`` on."""
     tokens, hidden, threads = len(run.tokens), model.hidden, run.threads
@@ -163,7 +143,11 @@ def _layers(model: T5Stack, run: T5Run, piece: int) -> None:
         piece += PIECES
     _end(model, run, piece)
     if len(run.logits):
-        _write(model, run, piece + 1, product_input(model.half, run.found, room, factors))
+        found, one = product_input(model.half, run.found, room, factors), np.float32(1)
+        counters = run.counters.ctypes.data
+        write_logits(
+            found, model.output, model.last_powers, run.logits, counters, piece + 1, threads, one, np.float32(0)
+        )
 
 
 @compiled

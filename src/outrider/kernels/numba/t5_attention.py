@@ -7,69 +7,23 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from outrider.kernels.numba.attention import blend, dot, four_dots, wide_blend
-from outrider.kernels.numba.layer_math import exp, finish, norm, take
+from outrider.kernels.numba.layer_math import blend_values, finish, norm, score_keys, soften, take
 from outrider.kernels.numba.products import ProductInput, convert_input, multiply
 from outrider.kernels.numba.t5_records import CROSS_Q, QKV, T5Memory, T5Run, T5Stack
 from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
 
 
 @compiled
-def _soften(scores: Any) -> None:
-    """Scores -> weights that sum to one."""
-    highest = np.float32(-np.inf)
-    for place in range(len(scores)):
-        highest = max(highest, scores[place])
-    for place in range(len(scores)):
-        scores[place] = exp(scores[place] - highest)
-    total = np.float32(0)
-    for place in range(len(scores)):
-        total += scores[place]
-    share = np.float32(1) / total
-    for place in range(len(scores)):
-        scores[place] *= share
-
-
-@compiled
 def _attend(query: Any, keys: Any, values: Any, bias: Any, scores: Any, out: Any) -> None:
     """One query over keys [P, depth] and values; ``bias`` [P] is added to the scores, or is empty."""
-    depth, seen = query.shape[0], keys.shape[0]
-    if seen == 0:  # a row without a source
+    if len(keys) == 0:  # a row without a source
         out[:] = 0
         return
-    if depth % 16 == 0:
-        place = 0
-        while place < seen:
-            at, to = keys.ctypes.data + 4 * depth * place, scores.ctypes.data + 4 * place
-            if place + 4 <= seen:
-                four_dots(query.ctypes.data, at, depth, to)
-                place += 4
-            else:
-                dot(query.ctypes.data, at, depth, to)
-                place += 1
-    else:
-        for place in range(seen):
-            scores[place] = np.float32(0)
-            for j in range(depth):
-                scores[place] += query[j] * keys[place, j]
+    score_keys(query, keys, scores)
     for place in range(len(bias)):
         scores[place] += bias[place]
-    _soften(scores[:seen])
-    if depth % 16:
-        out[:] = 0
-        for place in range(seen):
-            for j in range(depth):
-                out[j] += scores[place] * values[place, j]
-        return
-    block = 0
-    while block < depth:
-        at, to = values.ctypes.data + 4 * block, out.ctypes.data + 4 * block
-        if block + 64 <= depth:
-            wide_blend(scores.ctypes.data, at, depth, seen, to)
-            block += 64
-        else:
-            blend(scores.ctypes.data, at, depth, seen, to)
-            block += 16
+    soften(scores[: len(keys)], 1.0)
+    blend_values(scores, values, out)
 
 
 @compiled

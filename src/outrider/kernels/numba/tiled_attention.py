@@ -26,7 +26,7 @@ from outrider.kernels.numba.kv_panels import (
 from outrider.kernels.numba.layer_math import exp
 from outrider.kernels.numba.products import chained
 from outrider.kernels.numba.tiles import PANEL, compiled, count_up
-from outrider.kernels.numba.vector_math import HALF_WEIGHT, weigh
+from outrider.kernels.numba.vector_math import HALF_WEIGHT, cap, weigh
 
 TILE = 256
 """Positions of a tile: a multiple of GRANULE. Bits depend on it."""
@@ -132,14 +132,21 @@ def _multiply_values(stored: Any, values: int, low: int, high: int, count: int, 
 
 @compiled
 def _attend_tile(
-    stored: Any, keys: int, lines: int, values: int, tile: int, count: int, room: Room, parts: Any
+    stored: Any, keys: int, lines: int, values: int, tile: int, count: int, room: Room, parts: Any, most: float
 ) -> None:
-    """``count`` queries over the keys of one tile -> parts [count, padded + PANEL]: sums of values and ``weigh``'s."""
+    """``count`` queries over the keys of one tile -> parts [count, padded + PANEL]: sums of values and ``weigh``'s.
+
+    ``most``: what scores are bounded by, or 0.
+    """
     padded, start, size = room.queries.shape[1], TILE * tile, stored.itemsize
     low = max(room.first[:count].min() - start, 0) // GRANULE * GRANULE  # keys that any of them sees
     high = (min(room.end[:count].max() - start, TILE) + GRANULE - 1) // GRANULE * GRANULE
     for place in range(low, high, PANEL):
         _multiply_keys(stored, keys + size * lines * (start + place), lines, count, room, place)
+    if most > 0:
+        for row in range(count):
+            for place in range(low, high, PANEL):
+                cap(room.scores[row].ctypes.data + 4 * place, np.float32(most))
     for row in range(count):
         halves = room.halves[row].ctypes.data if multiplied_in_half(stored) else 0
         first, end = max(room.first[row] - start, 0), min(room.end[row] - start, TILE)
@@ -180,10 +187,12 @@ def attend_block(
     room: Room,
     parts: Any,
     finished: int,
+    most: float = 0.0,
 ) -> bool:
     """All tiles of a block, or one where items are tiles -> whether every tile of it is done now.
 
     Queries and what they see are in ``room``. ``finished``: address of the count of the block's tiles that are done.
+    ``most``: what scores are bounded by, smoothly; 0: by nothing.
     """  # fmt: skip
     first, last = room.first[:queries].min() // TILE, (room.end[:queries].max() - 1) // TILE
     if cut.by_tile:
@@ -191,5 +200,5 @@ def attend_block(
     if first <= last and multiplied_in_half(stored):
         narrow(room.queries[:queries], QUERY_LIMIT, 0, room.bits, room.factors)
     for each in range(first, last + 1):  # the one place that calls it: compiled twice, bits could differ
-        _attend_tile(stored, keys, lines, values, each, queries, room, parts[each])
+        _attend_tile(stored, keys, lines, values, each, queries, room, parts[each], most)
     return not cut.by_tile or count_up(finished, 1) + 1 == cut.tiles

@@ -139,20 +139,62 @@ def weigh(scores: int, first: int, end: int, low: int, high: int, halves: int, o
     _weigh(scores, first, end, low, high - low, halves, out)
 
 
-@intrinsic
-def _silu(typing: Any, gate: Any, up: Any, out: Any) -> Any:
-    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        gate, up = (builder.load(pointer(builder, at, number(0), _FLOATS), align=4) for at in args[:2])
-        under = builder.fadd(_constant(1.0), _exp(builder, builder.fneg(gate)))
-        builder.store(
-            builder.fmul(builder.fdiv(gate, under), up), pointer(builder, args[2], number(0), _FLOATS), align=4
-        )
-        return context.get_dummy_value()
+def _gated(before: Any) -> Any:
+    """An intrinsic: gate / (1 + e^before(gate)) * up of PANEL numbers at addresses."""
 
-    return types.void(*[types.int64] * 3), generate
+    @intrinsic
+    def multiplied(typing: Any, gate: Any, up: Any, out: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            gate, up = (builder.load(pointer(builder, at, number(0), _FLOATS), align=4) for at in args[:2])
+            under = builder.fadd(_constant(1.0), _exp(builder, before(builder, gate)))
+            builder.store(
+                builder.fmul(builder.fdiv(gate, under), up), pointer(builder, args[2], number(0), _FLOATS), align=4
+            )
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), generate
+
+    return multiplied
+
+
+def _twice_inside_tanh(builder: Any, x: Any) -> Any:
+    """-2 u, where GELU is x (1 + tanh u) / 2: that is x over 1 + e^(-2 u)."""
+    cubed = _call(builder, "fma", builder.fmul(x, x), _constant(0.044715), _constant(1.0))
+    return builder.fmul(builder.fmul(x, cubed), _constant(-2 * 0.7978845608028654))
+
+
+_silu, _gelu = _gated(lambda builder, x: builder.fneg(x)), _gated(_twice_inside_tanh)
 
 
 @compiled
 def silu(gate: int, up: int, out: int) -> None:
     """silu(gate) * up of a panel's columns: addresses of PANEL numbers."""
     _silu(gate, up, out)
+
+
+@compiled
+def gelu(gate: int, up: int, out: int) -> None:
+    """The same with GELU, by its formula with tanh."""
+    _gelu(gate, up, out)
+
+
+@intrinsic
+def _cap(typing: Any, place: Any, most: Any) -> Any:
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        place, most = args
+        one = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), most, ir.Constant(WORD, 0))
+        limit = builder.shuffle_vector(one, ir.Constant(_FLOATS, ir.Undefined), ir.Constant(_WORDS, [0] * PANEL))
+        at = pointer(builder, place, number(0), _FLOATS)
+        twice = builder.fdiv(builder.fmul(builder.load(at, align=4), _constant(2.0)), limit)
+        above = builder.fadd(_exp(builder, twice), _constant(1.0))
+        tanh = builder.fsub(_constant(1.0), builder.fdiv(_constant(2.0), above))
+        builder.store(builder.fmul(limit, tanh), at, align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), generate
+
+
+@compiled
+def cap(place: int, most: float) -> None:
+    """x -> most * tanh(x / most) of PANEL numbers at an address."""
+    _cap(place, most)

@@ -50,6 +50,7 @@ class Backend:
     broken: Callable[[], str | None] = lambda: None  # why it does not work here; may take a while to find out
     quantises: tuple[str, ...] = ()  # what it quantises matrices to: int8, int4
     kv_cache_dtypes: bool = False  # whether ``open`` takes a ``kv_cache_dtype``
+    designs: bool = False  # whether it runs layers of every ``LayerDesign``, and not only a Llama's
 
 
 def not_float32(dtype: torch.dtype) -> str | None:
@@ -137,6 +138,8 @@ def _numba_obstacle(asked: Asked) -> str | None:
 def _llama_obstacle(sizes: Sizes) -> str | None:
     if sizes.hidden % 16 or sizes.inner % 16 or sizes.heads * sizes.depth % 4 or sizes.depth % 2:
         return f"it runs layers of a multiple of 16, not of {sizes.hidden} and {sizes.inner}; leave it out"
+    if sizes.rotary % 2 or not 0 < sizes.rotary <= sizes.depth:
+        return f"rotary positions of {sizes.rotary} numbers of {sizes.depth} have no layers here; leave it out"
     return None
 
 
@@ -168,6 +171,7 @@ BACKENDS: dict[str, Backend] = {
         _numba_broken,
         QUANTISED,
         kv_cache_dtypes=True,
+        designs=True,
     ),
 }
 """By the names that ``engine=`` takes, in the order in which "auto" tries them; torch comes after all."""

@@ -10,9 +10,10 @@ import torch
 
 from outrider.errors import BadOption, require
 from outrider.models.engine.backends import BACKENDS, QUANTISED, Asked
+from outrider.models.engine.known_options import unknown_option
 from outrider.models.engine.t5_sizes import t5_like
 from outrider.models.settings import setting
-from outrider.models.transformers.families import llama_classes
+from outrider.models.transformers.families import layer_design
 
 WEIGHTS = ("full", *QUANTISED)
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -24,9 +25,6 @@ WORTH_FILES = 32e6
 
 WORTH_FILES_ENCODER_DECODER = 1e6
 """The same of encoder-decoder models: their many small operations are what torch is slow at, the smaller the slower."""
-
-_FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary positions whose angles depend on nothing but the position."""
 
 
 @dataclass(frozen=True)
@@ -96,27 +94,28 @@ def _obstacle(engine: str, asked: Asked, device: torch.device, tried: bool) -> s
     """None, or why this engine cannot do what is asked, with what to do about it."""
     backend = BACKENDS[engine]
     return (
-        _general_obstacle(asked.config, device)
+        _general_obstacle(asked.config, device, backend.designs)
         or backend.obstacle(asked)
         or _missing(*backend.packages)
         or (backend.broken() if tried else None)
     )
 
 
-def _general_obstacle(config: Any, device: torch.device) -> str | None:
-    """None, or why no engine but torch can run this model, with what to do about it."""
+def _general_obstacle(config: Any, device: torch.device, designs: bool) -> str | None:
+    """None, or why no engine but torch can run this model, with what to do about it.
+
+    ``designs``: whether the engine runs layers that are not quite a Llama's.
+    """
     if device.type != "cpu":
         return f"it runs models on a CPU, and the device is {device}; leave it out or choose the device cpu"
     if setting(config, "quantization_config") is not None:
         return "its weights are quantised; leave it out"
     if t5_like(config):
         return None
-    if llama_classes(config) is None:
+    design = layer_design(config)
+    if design is None or not (designs or design.is_llamas):
         return f"models of type {config.model_type!r} have no layers here; leave it out"
-    rotation = (setting(config, "rope_parameters") or {}).get("rope_type", "default")
-    if rotation not in _FIXED_ROTATIONS:
-        return f"rotary positions of type {rotation!r} have no layers here; leave it out"
-    return None
+    return unknown_option(config, design)
 
 
 def _missing(*packages: str) -> str | None:

@@ -16,8 +16,8 @@ from outrider.core.model_facts import CPU, ModelFacts
 from outrider.core.protocols import Shape, Source
 from outrider.models import masks
 from outrider.models.engine.prepared import Prepared
-from outrider.models.engine.rotary import frequencies
-from outrider.models.engine.sizes import Sizes
+from outrider.models.engine.rotary import frequencies, kinds_of_layers
+from outrider.models.engine.sizes import Scales, Sizes
 from outrider.models.engine_protocol import Result, Wanted
 from outrider.models.kv_buffers import Buffers
 from outrider.models.session import no_source
@@ -34,6 +34,7 @@ class Run:
     cos: Tensor  # [N, depth / 2]
     sin: Tensor
     masks: Mapping[str, Tensor] | None  # [B, 1, heads that share keys * W, C] each, where the engine reads them
+    turns: tuple[Tensor, Tensor]  # cos and sin [K, N, rotary / 2] of all kinds of rotary positions; the first is above
 
 
 Found = tuple[Tensor, dict[int, Tensor], Tensor | None]
@@ -56,7 +57,10 @@ class LlamaEngine(ABC):
         self.sizes, self.vocabulary = Sizes.of(config), int(config.vocab_size)
         self.max_length: int | None = setting(config, "max_position_embeddings")
         self.windows = sliding_windows(config)
-        self._frequencies, self._scale = frequencies(config)
+        self.scales = Scales.of(config)
+        kinds = kinds_of_layers(config)
+        self.kinds = [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]  # of rotary positions, by layer
+        self._frequencies = [frequencies(config, kind) for kind in dict.fromkeys(kinds)]
         self._turns, self._growing = self._turned(0), Lock()
         self._last = {-1, self.sizes.layers}  # numbers of the last layer, whose states are the hidden states
 
@@ -88,7 +92,7 @@ class LlamaEngine(ABC):
         """Rotations of all positions of a session."""
         room = shape.capacity + shape.chunk  # the last chunk of a prompt may reach beyond the capacity
         with self._growing:
-            if len(self._turns[0]) < room:
+            if self._turns[0].shape[1] < room:
                 self._turns = self._turned(room)
 
     def encode(self, sources: Mapping[int, Source], cache: Buffers) -> None:
@@ -100,8 +104,10 @@ class LlamaEngine(ABC):
             # One row of attention weights would run another kernel than several rows: add a second one and drop it.
             tokens, positions = tokens.expand(-1, 2), torch.cat([positions, positions + 1], 1)
         x = self.embedding[tokens.flatten().clamp(max=self.vocabulary - 1)]
-        cos, sin = (table.index_select(0, positions.flatten()) for table in self._turns)
-        run = Run(x, positions[:, 0].contiguous(), cos, sin, self._masks(positions, cache))
+        if self.scales.embedding != 1:
+            x = x * self.scales.embedding
+        cos, sin = (table.index_select(1, positions.flatten()) for table in self._turns)
+        run = Run(x, positions[:, 0].contiguous(), cos[0], sin[0], self._masks(positions, cache), (cos, sin))
         inner = [layer for layer in wanted.states if layer != 0 and layer not in self._last]
         hidden, states, logits = self.run_layers(cache, run, inner, wanted.logits)
 
@@ -123,8 +129,9 @@ class LlamaEngine(ABC):
         return {name: mask[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3) for name, mask in named.items()}
 
     def _turned(self, count: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [count, depth / 2] of the first positions, as transformers computes them."""
+        """cos and sin [K, count, rotary / 2] of the first positions, as transformers computes them."""
         positions, limit = torch.arange(count), self.max_length
         seen = positions if limit is None else positions.clamp(max=limit - 1)
-        angles = seen[:, None].float() * self._frequencies
-        return angles.cos() * self._scale, angles.sin() * self._scale
+        angles = [(seen[:, None].float() * radians, scale) for radians, scale in self._frequencies]
+        cos, sin = zip(*((each.cos() * scale, each.sin() * scale) for each, scale in angles), strict=True)
+        return torch.stack(cos), torch.stack(sin)

@@ -16,7 +16,7 @@ from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import CPU
 from outrider.core.protocols import Shape
 from outrider.errors import require
-from outrider.kernels.numba import float16_products, kv_panels, llama, packed_products, tiled_attention
+from outrider.kernels.numba import float16_products, kv_panels, llama, llama_records, packed_products, tiled_attention
 from outrider.kernels.numba.code_cache import DIGEST, compiling
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
 from outrider.kernels.numba.tiles import PANEL
@@ -27,7 +27,8 @@ from outrider.models.engine.prepared import Prepared
 from outrider.models.engine.sizes import Sizes
 from outrider.models.engine.weight_files import WEIGHTS
 from outrider.models.kv_buffers import Buffers
-from outrider.models.llama_layer import PRODUCTS, layer_name
+from outrider.models.llama_layer import LLAMA, PRODUCTS, LayerNorms, layer_name
+from outrider.models.transformers.families import layer_design
 
 FLOATS = ("bfloat16", "float16")
 """Formats of weights that are not packed."""
@@ -37,6 +38,13 @@ Addresses = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
 
 KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Formats of the KV cache."""
+
+
+def _norm_rows(norms: LayerNorms, layers: int) -> np.ndarray[Any, Any]:
+    """[L, 4]: in which row of all norms those of a layer are, by where they stand; -1: there is none."""
+    of_layer = [norms.names.index(name) if name is not None else None for name in norms]
+    each = len(norms.names)
+    return np.array([[-1 if place is None else each * n + place for place in of_layer] for n in range(layers)])
 
 
 class NumbaEngine(LlamaEngine):
@@ -78,14 +86,16 @@ class NumbaEngine(LlamaEngine):
         if self._places["embedding"] != self._places["output"]:
             self.embedding = self._rows("embedding", self.model.hidden)
         self._none_kept = np.full(self.model.layers, -1)
+        self._norms_after = bool((self.model.norm_rows[:, 1::2] >= 0).any())
         self._compile(self.sizes)
 
     def _compile(self, sizes: Sizes) -> None:
         """Run one token on buffers of its own: what is compiled is kept on disk, where the next process finds it."""
         cache = self._room(1, 1)
-        half = torch.zeros((1, sizes.depth // 2))
+        turns = torch.zeros((len(set(self.kinds)), 1, sizes.rotary // 2))
+        given = Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), turns[0], turns[0], None, (turns, turns))
         with compiling(self._layers.py_func.__name__, "models", seconds=20):
-            self.run_layers(cache, Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), half, half, None), (), True)
+            self.run_layers(cache, given, (), True)
 
     def allocate(self, rows: int, shape: Shape) -> Buffers:
         self.grow(shape)
@@ -111,25 +121,34 @@ class NumbaEngine(LlamaEngine):
         narrow = self._half and self._places[name] == self._places["output"]
         return PanelRows(bits, self.vocabulary, hidden, int(self._powers(0)[-1][1]) if narrow else None)
 
-    def _model(self, sizes: Sizes, config: Any) -> llama.LlamaWeights:
+    def _model(self, sizes: Sizes, config: Any) -> llama_records.LlamaWeights:
         names = [[f"{layer_name(layer)}.{product}" for product in PRODUCTS] for layer in range(sizes.layers)]
-        place, shape = self._places["norms"]
-        windows = self.windows
+        windows, scales, design = self.windows, self.scales, layer_design(config) or LLAMA
         by_layer = (
             [windows[kind] for kind in config.layer_types] if isinstance(windows, dict) else [windows] * sizes.layers
         )
-        return llama.LlamaWeights(
+        return llama_records.LlamaWeights(
             sizes.layers, sizes.hidden, sizes.heads, sizes.shared, sizes.depth,
             padded=-(-sizes.depth // PANEL) * PANEL, inner=sizes.inner, epsilon=float(sizes.epsilon),
-            scale=sizes.depth**-0.5,
+            scale=scales.attention,
             places=np.array([[self._address(name) for name in row] for row in names]),
             biases=np.array([[self._address(f"{name}.bias") for name in row] for row in names]),
-            norms=self._file[place:].view(np.float32)[: shape[0] * shape[1]].reshape(shape),
+            norms=self._vectors("norms"), norm_rows=_norm_rows(design.norms, sizes.layers),
+            query_norms=self._vectors("query_norms"), key_norms=self._vectors("key_norms"),
+            by_width=design.head_norms == "width", kinds=np.array(self.kinds), residual=scales.residual,
+            attention_cap=scales.attention_cap, logits_scale=scales.logits, logits_cap=scales.logits_cap,
+            gelu=design.activation != "silu",
             windows=np.array([2**31 if window is None else window for window in by_layer]),
             output=self._address("output"), half=self._half,
             powers=self._powers(4 * sizes.layers)[: 4 * sizes.layers].reshape(sizes.layers, 4, 2),
             last_powers=self._powers(0)[-1],
         )  # fmt: skip
+
+    def _vectors(self, name: str) -> np.ndarray[Any, Any]:
+        """Vectors of float32 [n, size]; none where the model has no such."""
+        place, shape = self._places.get(name, (0, [0, 1]))
+        found: np.ndarray[Any, Any] = self._file[place : place + 4 * math.prod(shape)].view(np.float32)
+        return found.reshape(shape)
 
     def _powers(self, products: int) -> np.ndarray[Any, Any]:
         """What the inputs of all products are scaled by, the output matrix last; zeros where they are not."""
@@ -156,18 +175,19 @@ class NumbaEngine(LlamaEngine):
         blocks = rows * model.shared * cut.blocks if cut.by_tile else 0
         found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))
         output = torch.empty((tokens if logits else 0, self.vocabulary))
-        batch = llama.LlamaRows(
+        batch = llama_records.LlamaRows(
             x=given.x.numpy().copy(), found=found.numpy(), logits=output.numpy(), starts=given.start.numpy(),
-            cos=given.cos.numpy(), sin=given.sin.numpy(), capacity=room,
+            cos=given.turns[0].numpy(), sin=given.turns[1].numpy(), capacity=room,
             stored=self._stored, lines=self._lines, keys=keys, values=values,
             kept=kept, states=states.numpy(),
-            queries=np.empty((tokens, model.heads, model.depth), np.float32),
+            queries=np.empty((tokens, model.heads + (model.shared if model.by_width else 0), model.depth), np.float32),
             cut=cut,
             parts=np.empty((blocks, cut.tiles, cut.tokens * self.sizes.groups, model.padded + PANEL), np.float32),
             finished=np.zeros((model.layers, blocks), np.int64),
             mixed=np.empty((tokens, model.heads * model.depth), np.float32),
             gated=np.empty((tokens, model.inner), np.float32),
-            counters=zeros(llama.PIECES * model.layers + 2), threads=self.threads,
+            added=np.zeros((tokens if self._norms_after else 0, model.hidden), np.float32),
+            counters=zeros(llama_records.PIECES * model.layers + 2), threads=self.threads,
         )  # fmt: skip
         self._team.run(self._layers, model, batch, holding=(cache, self._file))
         return found, dict(zip(layers, states, strict=True)) if layers else {}, output if logits else None

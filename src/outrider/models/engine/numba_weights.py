@@ -17,9 +17,10 @@ from torch import Tensor
 from outrider.errors import ModelCorrupt, ModelError, require
 from outrider.kernels.numba.float16_products import CHAIN
 from outrider.kernels.numba.tiles import PANEL
-from outrider.models.engine.sizes import Sizes
+from outrider.models.engine.sizes import PartNames, Sizes
 from outrider.models.engine.weight_files import REMEDY, WEIGHTS, Tensors, WeightFile
-from outrider.models.llama_layer import EMBEDDING, LAST_NORM, NORMS, OUTPUT, PRODUCTS, layer_name
+from outrider.models.llama_layer import EMBEDDING, HEAD_NORMS, LAST_NORM, LLAMA, OUTPUT, PRODUCTS, layer_name
+from outrider.models.transformers.families import layer_design
 
 FORMAT = 5
 """Raised whenever the layout changes: what was prepared before is then prepared again."""
@@ -55,12 +56,12 @@ def write(folder: Path, source: Path, config: Any, half: bool = False) -> dict[s
     file = WeightFile(folder / WEIGHTS)
     products = _Products(file, half)
     try:
-        tensors, sizes = Tensors(source), Sizes.of(config)
+        tensors, sizes = Tensors(source, PartNames.of(config)), Sizes.of(config)
         for layer in range(sizes.layers):
             for name, parts in PRODUCTS.items():
                 _write_product(products, tensors, layer_name(layer), name, parts, sizes)
-        norms = [f"{layer_name(layer)}.{name}" for layer in range(sizes.layers) for name in NORMS]
-        file.write("norms", torch.stack([tensors.joined([f"{name}.weight"]) for name in [*norms, LAST_NORM]]).numpy())
+        for kind, norms in norm_names(config, sizes).items():
+            file.write(kind, torch.stack([tensors.joined([name]) for name in norms]).numpy() + norm_offset(config))
         tied = config.tie_word_embeddings or OUTPUT not in tensors
         output = EMBEDDING if tied else OUTPUT
         products.write("output", _exact(tensors, output, (config.vocab_size, sizes.hidden)))
@@ -74,6 +75,23 @@ def write(folder: Path, source: Path, config: Any, half: bool = False) -> dict[s
     finally:
         file.close()
     return {"embedding": file.places["output"]} | file.places  # tied: tokens are looked up in the output layer
+
+
+def norm_names(config: Any, sizes: Sizes) -> dict[str, list[str]]:
+    """Weights of RMS norms by the name of the array they are written to: those of all layers and the last; of queries
+    and keys."""
+    design, prefixes = layer_design(config) or LLAMA, [layer_name(layer) for layer in range(sizes.layers)]
+    found = {"norms": [f"{prefix}.{name}.weight" for prefix in prefixes for name in design.norms.names]}
+    found["norms"].append(f"{LAST_NORM}.weight")
+    if design.head_norms is not None:
+        for kind, name in zip(("query_norms", "key_norms"), HEAD_NORMS, strict=True):
+            found[kind] = [f"{prefix}.{name}.weight" for prefix in prefixes]
+    return found
+
+
+def norm_offset(config: Any) -> np.float32:
+    """What is added to the weights of norms: kept with them, so that compiled layers need not know of it."""
+    return np.float32((layer_design(config) or LLAMA).norm_offset)
 
 
 def _write_product(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,11 +15,11 @@ from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine import numba_weights, quantised
 from outrider.models.engine import weight_files as safetensors
 from outrider.models.engine.gguf_rows import rows_of
-from outrider.models.engine.sizes import Sizes
+from outrider.models.engine.sizes import PartNames, Sizes, TensorRows
 from outrider.models.engine.weight_files import REMEDY, WEIGHTS, WeightFile
 from outrider.models.hub import manifest
 from outrider.models.hub.gguf_tensors import FULL, GgufTensors
-from outrider.models.llama_layer import EMBEDDING, LAST_NORM, NORMS, OUTPUT, PRODUCTS, layer_name
+from outrider.models.llama_layer import EMBEDDING, OUTPUT, PRODUCTS, layer_name
 
 FORMAT = 1
 """Raised whenever the layout changes: what was prepared before is then prepared again."""
@@ -50,23 +50,30 @@ class PackedTensors(Protocol):
 class PackedGguf:
     """A GGUF file's matrices, with the bits they have there."""
 
-    def __init__(self, path: Path, depth: int) -> None:
-        self._file, self._depth = GgufTensors(path), depth
+    def __init__(self, path: Path, depth: int, where: Callable[[str], TensorRows] = TensorRows) -> None:
+        """``where``: the tensor and its rows that stand for a name, where the file has joined several in one."""
+        self._file, self._depth, self._where = GgufTensors(path), depth, where
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file
+        return self._where(name).name in self._file
 
     def code(self, name: str) -> int:
-        return CODES.get(self._file.format(name), BFLOAT16)
+        return CODES.get(self._file.format(self._where(name).name), BFLOAT16)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._file.shape(name)
+        some = self._where(name)
+        whole, *rest = self._file.shape(some.name)
+        return (whole if some.count is None else min(some.count, whole - some.first), *rest)
 
     def full(self, name: str) -> Array:
-        return self._file.full(name)
+        some = self._where(name)
+        found = self._file.full(some.name)
+        return found if some.count is None else found[some.first : some.first + some.count]
 
     def panels(self, name: str, rows: Array) -> Array:
-        raw, kind = self._file.rows(name, rows, self._depth), self._file.format(name)
+        some = self._where(name)
+        kind = self._file.format(some.name)
+        raw = self._file.rows(some.name, np.where(rows < 0, -1, rows + some.first), self._depth)
         if kind in CODES:
             return panels(rows_of(kind, raw))
         return bfloat16_panels(torch.from_numpy(_numbers(kind, raw)))
@@ -75,8 +82,8 @@ class PackedGguf:
 class Quantised:
     """A full checkpoint's matrices in groups of 32 inputs: eight bits, or four with the output matrix in eight."""
 
-    def __init__(self, folder: Path, bits: int) -> None:
-        self._tensors, self._bits = safetensors.Tensors(folder), bits
+    def __init__(self, folder: Path, bits: int, where: PartNames) -> None:
+        self._tensors, self._bits = safetensors.Tensors(folder, where), bits
         self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
 
     def __contains__(self, name: str) -> bool:
@@ -126,12 +133,12 @@ def write_gguf(folder: Path, source: Path, config: Any) -> dict[str, tuple[int, 
     packed = manifest.packed(source)
     if packed is None:
         raise ModelError(f"{source} has no GGUF file whose weights are run as they are; {REMEDY}")
-    return write(folder, PackedGguf(packed.require(), Sizes.of(config).depth), config)
+    return write(folder, PackedGguf(packed.require(), Sizes.of(config).depth, PartNames.of(config)), config)
 
 
 def write_quantised(folder: Path, source: Path, config: Any, weights: str) -> dict[str, tuple[int, list[int]]]:
     """The weights of a full checkpoint, quantised to int8 or int4."""
-    tensors = Quantised(source, {"int8": 8, "int4": 4}[weights])
+    tensors = Quantised(source, {"int8": 8, "int4": 4}[weights], PartNames.of(config))
     found = write(folder, tensors, config)
     tensors.require_all_used(except_for={OUTPUT} if config.tie_word_embeddings else set())
     return found
@@ -148,8 +155,8 @@ def write(folder: Path, tensors: PackedTensors, config: Any) -> dict[str, tuple[
                 _check_shapes(tensors, names, sizes)
                 spans.append(_write_matrix(file, tensors, f"{layer_name(layer)}.{product}", names, sizes))
                 _write_bias(file, tensors, f"{layer_name(layer)}.{product}", names, sizes)
-        norms = [f"{layer_name(layer)}.{name}" for layer in range(sizes.layers) for name in NORMS]
-        file.write("norms", np.stack([tensors.full(f"{name}.weight") for name in [*norms, LAST_NORM]]))
+        for kind, norms in numba_weights.norm_names(config, sizes).items():
+            file.write(kind, np.stack([tensors.full(name) for name in norms]) + numba_weights.norm_offset(config))
         tied = config.tie_word_embeddings or OUTPUT not in tensors
         for name, tensor in (("output", EMBEDDING if tied else OUTPUT), ("embedding", EMBEDDING))[: 1 if tied else 2]:
             _check_shape(tensors, tensor, (config.vocab_size, sizes.hidden))

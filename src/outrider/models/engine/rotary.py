@@ -7,16 +7,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.models.engine.known_options import rotation_settings
 from outrider.models.engine.sizes import Sizes
 
+NO_ROTATION = "none"
+"""Stands for layers without rotary positions: all their frequencies are zero."""
 
-def frequencies(config: Any) -> tuple[Tensor, float]:
-    """Radians per position [depth / 2], and what cosines and sines are multiplied by."""
-    settings = config.rope_parameters
+
+def frequencies(config: Any, kind: str = "") -> tuple[Tensor, float]:
+    """Radians per position [rotary / 2], and what cosines and sines are multiplied by.
+
+    ``kind``: of layers, where those of different types have rotary positions of their own.
+    """
+    sizes = Sizes.of(config)
+    if kind == NO_ROTATION:
+        return torch.zeros(sizes.rotary // 2), 1.0
+    settings = rotation_settings(config)[kind]
     if settings["rope_type"] != "default":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-        found, scale = ROPE_INIT_FUNCTIONS[settings["rope_type"]](config)
+        of_layers = {"layer_type": kind} if kind else {}
+        found, scale = ROPE_INIT_FUNCTIONS[settings["rope_type"]](config, **of_layers)
         return found, float(scale)
-    depth = Sizes.of(config).depth
-    return 1.0 / (settings["rope_theta"] ** (torch.arange(0, depth, 2, dtype=torch.float32) / depth)), 1.0
+    steps = torch.arange(0, sizes.rotary, 2, dtype=torch.float32) / sizes.rotary
+    return 1.0 / (settings["rope_theta"] ** steps), 1.0
+
+
+def kinds_of_layers(config: Any) -> list[str]:
+    """Which rotary positions each layer has: names for ``frequencies``."""
+    sizes = Sizes.of(config)
+    by_type = "" not in rotation_settings(config)
+    kinds = list(config.layer_types) if by_type else [""] * sizes.layers
+    return [kind if turned else NO_ROTATION for kind, turned in zip(kinds, sizes.rotated, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,6 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from outrider.errors import ModelError, require
+from outrider.models.engine.sizes import TensorRows
 from outrider.models.hub.safetensors_files import weight_files
 
 WEIGHTS = "weights.bin"
@@ -19,22 +20,27 @@ PAGE = 4096
 
 
 class Tensors:
-    """The tensors of a directory's safetensors files, read one at a time."""
+    """The tensors of a directory's safetensors files, read one at a time.
 
-    def __init__(self, folder: Path) -> None:
+    ``where``: the tensor and its rows that stand for a name, where a checkpoint has joined several in one.
+    """
+
+    def __init__(self, folder: Path, where: Callable[[str], TensorRows] = TensorRows) -> None:
+        self._where = where
         files: list[Any] = [safe_open(str(file), framework="pt") for file in weight_files(folder)]
         self.home = {name: file for file in files for name in file.keys()}  # noqa: SIM118
         self.used: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
-        return name in self.home
+        return self._where(name).name in self.home
 
     def tensor(self, name: str) -> Tensor:
         """As it was saved."""
-        require(name in self.home, f"the checkpoint has no tensor {name!r}; {REMEDY}", ModelError)
-        self.used.add(name)
-        found: Tensor = self.home[name].get_tensor(name)
-        return found
+        rows = self._where(name)
+        require(rows.name in self.home, f"the checkpoint has no tensor {rows.name!r}; {REMEDY}", ModelError)
+        self.used.add(rows.name)
+        found: Tensor = self.home[rows.name].get_tensor(rows.name)
+        return found if rows.count is None else found[rows.first : rows.first + rows.count]
 
     def joined(self, names: Sequence[str]) -> Tensor:
         """Tensors one below the other, in float32."""

@@ -28,6 +28,7 @@ from rich.console import Console
 
 from outrider.errors import ModelCorrupt, ModelError, PullFailed
 from outrider.models.hub.checksums import sha256
+from outrider.models.hub.gguf_config import FACTORS, read_config
 from outrider.models.hub.gguf_tensors import packed_format, require_known_formats
 from outrider.models.hub.gguf_tokenizer import Metadata, build_tokenizer, end_tokens, set_special_tokens
 from outrider.models.settings import offers
@@ -111,6 +112,7 @@ class Header:
     metadata: Metadata
     parameters: int
     weights: str | None = None  # the format of most weights, if they can be run as they are
+    factors: tuple[float, ...] = ()  # of rotary positions, where they are scaled frequency by frequency
 
     @property
     def settings_bytes(self) -> int:
@@ -146,20 +148,22 @@ def read_header(path: Path) -> Header:
         parts = metadata["split.count"]
         raise ModelError(f"{path} is one of {parts} parts; merge them first with llama-gguf-split --merge")
     require_known_formats(path, reader.tensors)
-    return Header(metadata, parameters, packed_format(str(metadata.get("general.architecture")), reader.tensors))
+    architecture = str(metadata.get("general.architecture"))
+    factors = [tensor.data.tolist() for tensor in reader.tensors if tensor.name == FACTORS]
+    return Header(metadata, parameters, packed_format(architecture, reader.tensors), *map(tuple, factors))
 
 
 def convert(source: Path, header: Header, out: Path) -> None:
     """Write ``source`` into the existing directory ``out`` as bfloat16 safetensors with its tokenizer."""
     with _quiet():
-        convert_files(source, out, header.metadata)
+        convert_files(source, out, header)
     _share(out)
 
 
 def describe(source: Path, header: Header, out: Path) -> None:
     """Write the config and the tokenizer of ``source`` into the existing directory ``out``, but no weights."""
     with _quiet():
-        describe_files(source, out, header.metadata)
+        describe_files(source, out, header)
     _share(out)
 
 
@@ -185,28 +189,29 @@ def _share(out: Path) -> None:
         shutil.copymode(out / "config.json", file)
 
 
-def convert_files(source: Path, out: Path, metadata: Metadata) -> None:
+def convert_files(source: Path, out: Path, header: Header) -> None:
     import torch
     import transformers
 
-    options: dict[str, Any] = {"gguf_file": source.name, "dtype": torch.bfloat16}
+    config = read_config(source, header.metadata, header.factors)
+    options: dict[str, Any] = {"gguf_file": source.name, "dtype": torch.bfloat16, "config": config}
     if offers(transformers, "GgufConfig"):  # releases that otherwise keep the weights packed
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     # Absolute, or a directory called like a hub id could be taken for one.
     folder = str(source.resolve().parent)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
-    _settle(model, source, metadata).save_pretrained(out)
+    _settle(model, source, header.metadata).save_pretrained(out)
     model.save_pretrained(out, max_shard_size="1000TB")  # one file, which is there as a whole or not at all
 
 
-def describe_files(source: Path, out: Path, metadata: Metadata) -> None:
+def describe_files(source: Path, out: Path, header: Header) -> None:
     import torch
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(str(source.resolve().parent), gguf_file=source.name)
+    config = read_config(source, header.metadata, header.factors)
     with torch.device("meta"):  # shapes without weights
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    _settle(model, source, metadata).save_pretrained(out)
+    _settle(model, source, header.metadata).save_pretrained(out)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(out)
     model.generation_config.save_pretrained(out)

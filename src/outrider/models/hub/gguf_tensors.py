@@ -18,28 +18,33 @@ PACKED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_
 
 FULL = frozenset({"F32", "F16", "BF16"})
 
-ARCHITECTURES = frozenset({"llama", "qwen2"})
+ARCHITECTURES = frozenset({"llama", "qwen2", "qwen3", "phi3"})
 """Whose tensors are named here. Files of others are unpacked by transformers."""
 
 _WHOLE = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
+    "rope_freqs.weight": "rope_freqs.weight",  # read into the config (gguf_config.py)
 }
 _OF_LAYER = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+    "ffn_down": "mlp.down_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
 }  # fmt: skip
+_JOINED = {"phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}}
+"""Other names of some architectures: one matrix for those that read the same input."""
+
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
-def checkpoint_name(name: str) -> str | None:
+def checkpoint_name(name: str, architecture: str) -> str | None:
     """What a checkpoint calls a tensor of a GGUF file; None where it is not known here."""
     if found := _LAYER.fullmatch(name):
         layer, part, kind = found.groups()
-        return f"model.layers.{layer}.{_OF_LAYER[part]}.{kind}" if part in _OF_LAYER else None
+        known = _OF_LAYER | _JOINED.get(architecture, {})
+        return f"model.layers.{layer}.{known[part]}.{kind}" if part in known else None
     return _WHOLE.get(name)
 
 
@@ -47,7 +52,7 @@ def packed_format(architecture: str, tensors: Iterable[Any]) -> str | None:
     """The format of most weights of a file, if all of it can be run as it is; None: it is to be unpacked."""
     weights: Counter[str] = Counter()
     for tensor in tensors:
-        name = checkpoint_name(tensor.name)
+        name = checkpoint_name(tensor.name, architecture)
         turned_bias = architecture == "llama" and tensor.name.endswith(("attn_q.bias", "attn_k.bias"))
         if name is None or turned_bias or tensor.tensor_type.name not in PACKED | FULL:
             return None
@@ -77,12 +82,13 @@ class GgufTensors:
 
         reader = GGUFReader(path)
         self._path = path
-        self._turned = reader.fields["general.architecture"].contents() == "llama"
+        architecture = str(reader.fields["general.architecture"].contents())
+        self._turned = architecture == "llama"
         self._tensors = {}
         for tensor in reader.tensors:
             shape = tuple(int(size) for size in reversed(tensor.shape))
             facts = (tensor.tensor_type.name, shape, int(tensor.data_offset), int(tensor.n_bytes))
-            self._tensors[checkpoint_name(tensor.name) or tensor.name] = facts
+            self._tensors[checkpoint_name(tensor.name, architecture) or tensor.name] = facts
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors

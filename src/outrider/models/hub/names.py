@@ -8,6 +8,7 @@ holder's to sweep away. Nothing here imports torch or transformers before a conv
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +20,7 @@ from outrider.errors import ModelError, ModelNotFound
 from outrider.models.hub import gguf, manifest, pairs, remote
 from outrider.models.hub.checksums import remembered_sha256
 from outrider.models.hub.gguf import KNOWN
-from outrider.models.hub.making import making, require_memory
+from outrider.models.hub.making import CacheRefused, making, require_memory
 from outrider.models.hub.safetensors_files import WEIGHTS, weight_files
 from outrider.runtime.cache_dir import cache_dir
 from outrider.runtime.files import note, replace_whole
@@ -60,6 +61,7 @@ def _resolved(name: str, pull: bool) -> Path | str:
             raise ModelNotFound(f"model {name} is a file; name a .gguf file or a model's directory")
         found = _ready(name, _converted_path(path, keep=pull), pull)
         if pull:
+            _renew(name, found)
             manifest.note_place(found, path)
         return found
     if not name.strip() or _looks_like_path(name):
@@ -89,6 +91,13 @@ def _ready(name: str, path: Path, fetch: bool) -> Path:
     if not fetch:
         raise ModelNotFound(f"model {name} is not in {cache_dir()} yet; run: outrider models pull {name}")
     return pull(name)
+
+
+def _renew(name: str, folder: Path) -> None:
+    """Convert a file again whose settings were read by an earlier release; in a cache that can be written."""
+    if not manifest.is_current(folder):
+        with contextlib.suppress(CacheRefused):
+            pull(name, force=True)
 
 
 def _looks_like_path(name: str) -> bool:

@@ -19,6 +19,7 @@ from outrider.models.engine_protocol import Result, Wanted
 from outrider.models.session import no_source
 from outrider.models.settings import setting
 from outrider.models.transformers import families
+from outrider.models.transformers.experts import tokens_alone
 from outrider.models.transformers.watch import forward, watch_output_layer
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ class TransformersEngine:
             ends = wanted.logits and few.stop == tokens.shape[1]
             arguments["logits_to_keep"] = len(few) if ends else torch.tensor(list(few), device=tokens.device)
             few = None
-        output, hidden = forward(self.model, **arguments)
+        with tokens_alone() if wanted.logits else nullcontext():
+            output, hidden = forward(self.model, **arguments)
         part = slice(None) if few is None else slice(few.start, few.stop)
         logits = output.logits[:, part] if wanted.logits else None
         return Result(logits, None if hidden is None else hidden[:, part], self._states(output, wanted.states))

@@ -7,7 +7,7 @@ inside are given per-row versions of that one computation, set on the instance; 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from types import MethodType
 from typing import Any
@@ -15,12 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.models.llama_layer import AFTER, AROUND, LLAMA, WINDOWS, LayerDesign
 from outrider.models.masks import Windows
 from outrider.models.settings import offers, setting
+from outrider.models.transformers import experts
 
 
 def adapt(model: Any) -> Callable[[], None]:
-    """Make a model's own position arithmetic accept a column of per-row offsets. Idempotent -> what undoes it."""
+    """Make a model's own position arithmetic accept a column of per-row offsets, and its experts take tokens alone.
+
+    Idempotent -> what undoes it.
+    """
     before: list[tuple[nn.Module, str, Any]] = []
 
     def put(module: Any, name: str, function: Callable[..., Any]) -> None:
@@ -34,6 +39,8 @@ def adapt(model: Any) -> Callable[[], None]:
             put(module, "build_alibi_tensor", _ragged_alibi)
         if isinstance(module, nn.Embedding) and "position_ids" in signature(type(module).forward).parameters:
             put(module, "forward", _ragged_learned_positions)
+        if experts.are_experts(module):
+            put(module, "forward", experts.forward)
 
     def undo() -> None:
         for module, name, old in before:
@@ -84,19 +91,35 @@ class Family:
     """What is known of the models of one ``model_type`` of transformers."""
 
     tested: bool = False  # its output is compared with transformers' own in the tests; else, when a model is loaded
-    llama_layers: str | None = None  # what its classes begin with, if its layers are a Llama's: they are written anew
+    llama_layers: str | None = None  # what its classes begin with, if ``lean.py`` and ``fused.py`` have its layers
     own_mask: bool = False  # given no mask it looks at all a cache holds: such kernels read grouped heads as they are
     windowed: bool = False  # attention looks back as far as ``sliding_window`` says, in every layer
+    design: LayerDesign | None = None  # its layers, where they are not quite a Llama's
 
+
+_WINDOWED = LayerDesign(options=WINDOWS)
+_PHI_3 = LayerDesign(
+    joined={"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}, options=WINDOWS | {"partial_rotary_factor"}
+)
+_MULTIPLIERS = frozenset({"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"})
+_GEMMA = LayerDesign(norm_offset=1.0, activation="gelu_pytorch_tanh", root_scaled_embedding=True)
+_GEMMA_OPTIONS = WINDOWS | {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}
+_GEMMA_2 = replace(_GEMMA, norms=AROUND, activation_option="hidden_activation", options=_GEMMA_OPTIONS)
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(tested=True, llama_layers="Llama", own_mask=True),
-    "mistral": Family(tested=True, llama_layers="Mistral", own_mask=True, windowed=True),
-    "qwen2": Family(tested=True, llama_layers="Qwen2", own_mask=True),
-    "qwen3": Family(tested=True, own_mask=True),
-    "phi3": Family(tested=True, windowed=True),
+    "mistral": Family(tested=True, llama_layers="Mistral", own_mask=True, windowed=True, design=_WINDOWED),
+    "qwen2": Family(tested=True, llama_layers="Qwen2", own_mask=True, design=_WINDOWED),
+    "qwen3": Family(tested=True, llama_layers="Qwen3", own_mask=True, design=replace(_WINDOWED, head_norms="head")),
+    "phi3": Family(tested=True, windowed=True, design=_PHI_3),
+    "granite": Family(tested=True, design=LayerDesign(options=_MULTIPLIERS)),
+    "smollm3": Family(tested=True, llama_layers="SmolLM3", design=LayerDesign(options=WINDOWS | {"no_rope_layers"})),
+    "olmo2": Family(tested=True, design=LayerDesign(norms=AFTER, head_norms="width")),
+    "gemma": Family(tested=True, design=_GEMMA),
+    "gemma2": Family(tested=True, design=_GEMMA_2),
+    "gemma3_text": Family(tested=True, design=replace(_GEMMA_2, head_norms="head")),
 } | dict.fromkeys(
-    ("gemma", "gemma2", "gpt2", "gpt_neox", "opt", "bloom", "t5", "mt5", "bart", "marian"), Family(tested=True)
+    ("mixtral", "qwen3_moe", "gpt2", "gpt_neox", "opt", "bloom", "t5", "mt5", "bart", "marian"), Family(tested=True)
 )
 """By ``model_type``. A family that is not here is run through its own layers, and compared with itself when loaded."""
 
@@ -107,13 +130,20 @@ def family(config: Any) -> Family:
     return FAMILIES.get(config.model_type, _UNKNOWN)
 
 
+def layer_design(config: Any) -> LayerDesign | None:
+    """How a model's layers are built, for engines with layers of their own; None: they have none like these."""
+    known = family(config)
+    design = LLAMA if known.design is None and known.llama_layers else known.design
+    return design if design and setting(config, design.activation_option) == design.activation else None
+
+
 def llama_classes(config: Any) -> str | None:
-    """What the names of a model's classes begin with, if its layers are a Llama's; None: they are not."""
+    """What the names of a model's classes begin with, if its layers are written anew with torch; None: they are not."""
     return family(config).llama_layers if setting(config, "hidden_act") == "silu" else None
 
 
 def llama_layers(model: Any) -> list[Any]:
-    """All decoder layers of a transformers model, if they are a Llama's; else none."""
+    """All decoder layers of a transformers model, if they are written anew with torch; else none."""
     config = model.config.get_text_config(decoder=True)
     prefix = llama_classes(config)
     found = [module for module in model.modules() if type(module).__name__ == f"{prefix}DecoderLayer"]

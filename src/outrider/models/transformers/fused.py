@@ -132,11 +132,28 @@ def _attention(self: Any, x: Tensor, turn: Rotary, cache: RaggedCache) -> Tensor
     from outrider.kernels.triton.rows import rotate_and_store
 
     layer, positions = cache.layers[self.layer_idx], cache.place.positions
-    queries = rotate_and_store(_together(self, x), turn, positions, layer.keys, layer.values)
+    qkv = _normed_heads(self, _together(self, x), *layer.keys.shape[1::2])
+    if not setting(self, "use_rope", True):
+        turn = torch.ones_like(turn[0]), torch.zeros_like(turn[1])
+    queries = rotate_and_store(qkv, turn, positions, layer.keys, layer.values)
     flat = queries.flatten(0, 1).flatten(1)
     out = flat.new_empty((_room(self.o_proj, flat), flat.shape[1]))
     attend(queries, layer.keys, layer.values, positions, self.scaling, expect(self, Window).size, out)
     return self.o_proj(out)[: len(flat)].view(x.shape)  # type: ignore[no-any-return]
+
+
+def _normed_heads(self: Any, qkv: Tensor, shared: int, depth: int) -> Tensor:
+    """Norms of queries and keys, where the family has them; qkv [B, W, (HQ + 2 HK) D] side by side."""
+    if not offers(self, "q_norm"):
+        return qkv
+    from outrider.kernels.triton.rows import rms_norm
+
+    heads = qkv.view(*qkv.shape[:2], -1, depth)
+    query, key, value = torch.split(heads, [heads.shape[2] - 2 * shared, shared, shared], 2)
+    query, key = (
+        rms_norm(each, norm.weight, norm.variance_epsilon) for each, norm in ((query, self.q_norm), (key, self.k_norm))
+    )
+    return torch.cat([query, key, value], 2).flatten(2)
 
 
 def _mlp(self: Any, x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from outrider.kernels.attached import attach, expect
 from outrider.kernels.packed_linear import Joined, PartOf, packed, released
 from outrider.models.llama_layer import parts_of
+from outrider.models.settings import offers, setting
 from outrider.models.transformers.families import llama_layers
 from outrider.models.transformers.kv_cache import RaggedCache
 
@@ -102,7 +103,11 @@ def _attention(self: Any, x: Tensor, cache: RaggedCache, turns: tuple[Tensor, Te
     shared = layer.keys.shape[1]
     heads = shared * groups
     both = expect(self, Joined)(x).view(rows, width, heads + 2 * shared, depth)
-    turned = _rotate(both[:, :, : heads + shared], *turns)  # [B, W, H + Hk, D]
+    turned = both[:, :, : heads + shared]  # [B, W, H + Hk, D]
+    if offers(self, "q_norm"):
+        turned = torch.cat([_norm(self.q_norm, turned[:, :, :heads]), _norm(self.k_norm, turned[:, :, heads:])], 2)
+    if setting(self, "use_rope", True):
+        turned = _rotate(turned, *turns)
     place = cache.place
     layer.keys[place.rows, :, place.positions] = turned[:, :, heads:]
     layer.values[place.rows, :, place.positions] = both[:, :, heads + shared :]

@@ -1,0 +1,100 @@
+"""Queries, keys and values of a Llama-like layer and its attention, compiled by numba."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray
+
+from outrider.kernels.numba.kv_panels import write_key, write_value
+from outrider.kernels.numba.layer_math import norm_line, rotate
+from outrider.kernels.numba.llama_records import ROWS, LlamaRows, LlamaWeights
+from outrider.kernels.numba.products import ProductInput, multiply, some_rows
+from outrider.kernels.numba.tiled_attention import Room, add_up, attend_block
+from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
+
+
+@compiled
+def _turn(model: LlamaWeights, batch: LlamaRows, layer: int, head: int, row: int, found: Any, line: Any) -> None:
+    """A query or key of one token, at its position: to the queries, or to its place in the KV cache."""
+    kind = model.kinds[layer]
+    if head < model.heads:
+        rotate(found, batch.cos[kind, row], batch.sin[kind, row], batch.queries[row, head])
+        return
+    width = len(batch.x) // len(batch.starts)
+    place = batch.starts[row // width] + row % width
+    rotate(found, batch.cos[kind, row], batch.sin[kind, row], line)
+    first = (row // width * model.shared + head - model.heads) * batch.capacity + place // PANEL * PANEL
+    to = batch.keys[layer] + batch.stored.itemsize * (first * batch.lines + place % PANEL)
+    write_key(batch.stored, to, batch.lines, line, model.depth)
+
+
+@compiled
+def project(
+    model: LlamaWeights, batch: LlamaRows, layer: int, head: int, given: ProductInput, temp: Any, line: Any
+) -> None:
+    """Queries, keys or values of one head; keys and values go to their place in the buffers."""
+    width, depth, panels = len(batch.x) // len(batch.starts), model.depth, model.padded // PANEL
+    normed = len(model.query_norms) > 0 and not model.by_width
+    for row in range(len(batch.x)):
+        if row % ROWS == 0:
+            multiply(some_rows(given, row, row + ROWS), model.places[layer, 0], panels * head, panels, temp)
+        found = temp[row % ROWS]
+        if model.biases[layer, 0]:
+            bias = carray(pointer_to(model.biases[layer, 0] + 4 * model.padded * head), (depth,), np.float32)
+            for j in range(depth):
+                found[j] += bias[j]
+        if head >= model.heads + model.shared:
+            place = batch.starts[row // width] + row % width
+            first = (row // width * model.shared + head - model.heads - model.shared) * batch.capacity + place
+            to = batch.values[layer] + batch.stored.itemsize * first * model.padded
+            write_value(batch.stored, to, found, depth)
+        elif model.by_width:
+            batch.queries[row, head] = found[:depth]
+        else:
+            if normed:
+                weights = model.query_norms[layer] if head < model.heads else model.key_norms[layer]
+                norm_line(found, weights, model.epsilon)
+            _turn(model, batch, layer, head, row, found, line)
+
+
+@compiled
+def norm_and_turn(model: LlamaWeights, batch: LlamaRows, layer: int, row: int, line: Any) -> None:
+    """Queries and keys of one token whose norms are over the width of all heads, as ``project`` has left them."""
+    whole = batch.queries.reshape((len(batch.x), (model.heads + model.shared) * model.depth))[row]
+    norm_line(whole, model.query_norms[layer], model.epsilon)
+    norm_line(whole[model.heads * model.depth :], model.key_norms[layer], model.epsilon)
+    found = np.empty(model.depth, np.float32)
+    for head in range(model.heads + model.shared):
+        found[:] = batch.queries[row, head]
+        _turn(model, batch, layer, head, row, found, line)
+
+
+@compiled
+def mix(model: LlamaWeights, batch: LlamaRows, layer: int, item: int, room: Room) -> None:
+    """Attention of the heads that share keys, for a block of tokens of one row, or one tile of that."""
+    cut, width, group = batch.cut, len(batch.x) // len(batch.starts), model.heads // model.shared
+    block, tile = (item // cut.tiles, item % cut.tiles) if cut.by_tile else (item, 0)
+    pair, begin = block // cut.blocks, cut.tokens * (cut.blocks - 1 - block % cut.blocks)  # the longest first
+    row, shared = pair // model.shared, pair % model.shared
+    tokens = min(cut.tokens, width - begin)
+    for query in range(tokens * group):
+        token, head = row * width + begin + query // group, group * shared + query % group
+        room.end[query] = batch.starts[row] + begin + query // group + 1
+        room.first[query] = max(0, room.end[query] - model.windows[layer])
+        for j in range(model.depth):
+            room.queries[query, j] = batch.queries[token, head, j] * np.float32(model.scale)
+    before = batch.stored.itemsize * pair * batch.capacity  # bytes of a number of each position
+    parts = batch.parts[block] if cut.by_tile else room.parts
+    finished = batch.finished.ctypes.data + 8 * (layer * batch.finished.shape[1] + block)
+    if not attend_block(
+        batch.stored, batch.keys[layer] + before * batch.lines, batch.lines,
+        batch.values[layer] + before * model.padded, cut, tile, tokens * group, room, parts, finished,
+        model.attention_cap,
+    ):  # fmt: skip
+        return
+    for query in range(tokens * group):
+        token, head = row * width + begin + query // group, group * shared + query % group
+        out = batch.mixed[token, head * model.depth : (head + 1) * model.depth]
+        add_up(parts, query, room.first[query], room.end[query], out)
