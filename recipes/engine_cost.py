@@ -1,7 +1,7 @@
 """Milliseconds of one run of a model by the number of tokens in it, engine by engine, in one process.
 
 python recipes/engine_cost.py smollm2-135m
-python recipes/engine_cost.py smollm2-135m --engines numba,numba:float16,onnxruntime:int8 --widths 1-9
+python recipes/engine_cost.py smollm2-135m --engines numba,numba:float16,numba:int8 --widths 1-9
 
 Engines and widths take turns, so that whatever else the machine does falls on all of them. The floor is the time to
 read the weights of a run once, in the form the engine keeps them in, at the bandwidth measured in the same process.
@@ -24,7 +24,7 @@ from outrider.models.engine.choice import Kernels
 from outrider.models.engine.sizes import Sizes
 from outrider.models.hub import loading
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1 + 4 / 64}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1 + 2 / 32}
 """Of a weight, with its share of a scale."""
 
 
@@ -44,7 +44,7 @@ def kept_in(model: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
-    parser.add_argument("--engines", default="numba,onnxruntime,onnxruntime:int8,torch")
+    parser.add_argument("--engines", default="numba,numba:int8,torch")
     parser.add_argument("--widths", default="1-9", help="tokens of a run: FIRST-LAST")
     parser.add_argument("--capacity", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=15)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy
@@ -30,18 +31,22 @@ def unpacked(tensor: gguf.ReaderTensor) -> numpy.ndarray:
     return rounded.to(torch.float16).numpy()
 
 
+def copy_settings(reader: gguf.GGUFReader, writer: gguf.GGUFWriter, changes: dict[str, Any]) -> None:
+    """Metadata as it is, but for what has changed; None leaves a setting out."""
+    for name, entry in reader.fields.items():
+        value = changes[name] if name in changes else entry.contents()
+        if name.startswith("GGUF.") or name == "general.architecture" or value is None:  # the writer's own
+            continue
+        kind = entry.types[0]
+        inner = entry.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, value, kind, sub_type=inner)
+
+
 def rewrite(source: Path, target: Path) -> int:
     """Copy a file, its metadata as it is and its weights unpacked -> how many tensors."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
-    own = ("general.architecture", "general.quantization_version")  # written by the writer, or no longer true
-    for name, entry in reader.fields.items():
-        if name.startswith("GGUF.") or name in own:
-            continue
-        kind = entry.types[0]
-        inner = entry.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        value = FLOAT16 if name == "general.file_type" else entry.contents()
-        writer.add_key_value(name, value, kind, sub_type=inner)
+    copy_settings(reader, writer, {"general.file_type": FLOAT16, "general.quantization_version": None})
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, unpacked(tensor))
     writer.write_header_to_file()

@@ -19,9 +19,9 @@ import sys
 from pathlib import Path
 
 POLICIES = {
-    # What the libraries do by themselves: libgomp spins for about 3 ms, onnxruntime while a run lasts.
+    # What the library does by itself: libgomp spins for about 3 ms.
     "their own": {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "300000"},
-    "spin 10000": {"GOMP_SPINCOUNT": "10000"},  # libgomp; onnxruntime sleeps here and below
+    "spin 10000": {"GOMP_SPINCOUNT": "10000"},
     "spin 1000": {"GOMP_SPINCOUNT": "1000"},
     "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
 }
@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="how many decode at once")
-    parser.add_argument("--engine", default="auto", help="numba, onnxruntime, torch or auto")
+    parser.add_argument("--engine", default="auto", help="numba, torch or auto")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="also write every value here, as JSON")

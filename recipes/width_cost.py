@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--engine", default="auto", help="numba, onnxruntime, torch or auto")
+    parser.add_argument("--engine", default="auto", help="numba, torch or auto")
     parser.add_argument("--weights", default="full", help="full or int8")
     parser.add_argument("--width", type=int, default=9)
     parser.add_argument("--capacity", type=int, default=256)

@@ -39,4 +39,4 @@ def test_a_cpu_is_no_excuse_where_it_can() -> None:
         assert expected(reason)
     with cpu.using(cpus.AMX):
         assert not expected(reason)
-    assert not expected("Skipped: could not import 'onnxruntime'"), "it is among what the tests install"
+    assert not expected("Skipped: could not import 'numba'"), "it is among what the tests install"

@@ -53,7 +53,8 @@ def test_drafts_that_others_can_use(folder: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--engines", "llamacpp"], "known: outrider"),
+        (["--engines", "exllama"], "known: outrider"),
+        (["--engines", "llamacpp:float16"], "as its file has them"),
         (["--engines", "outrider,outrider"], "twice"),
         (["--engines", ","], "empty"),
         (["--engines", "vllm:int8"], "dtype must be"),

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def cell(
     seconds: float, first_seconds: float = 1.0, first_tokens: int = 1, last: int = 0, tokens: int = 5
 ) -> EngineCell:
-    return EngineCell((*range(tokens - 1), last), seconds, first_tokens, first_seconds)
+    return EngineCell((*range(tokens - 1), last), seconds, first_tokens, first_seconds, prompt=10)
 
 
 def found(results: EngineResults, floor: float | None = 8.0) -> dict[tuple[str, str], Any]:

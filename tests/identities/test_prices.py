@@ -17,7 +17,7 @@ CONFIDENCES = {0.15: 0.25, 0.6: 0.35, 0.98: 0.4}
 ALPHA = sum(c * share for c, share in CONFIDENCES.items())
 
 LADDERS = {
-    "onnxruntime": Costs(interpolated({1: 1.0, 2: 1.07, 4: 1.26, 5: 1.63, 9: 2.41}), 0.1),
+    "a slow engine": Costs(interpolated({1: 1.0, 2: 1.07, 4: 1.26, 5: 1.63, 9: 2.41}), 0.1),
     "a quick engine": Costs(interpolated({1: 1.0, 2: 1.11, 3: 1.22, 4: 1.56, 5: 1.89, 9: 3.33}), 0.11),
     "a quick engine, dear guesses": Costs(interpolated({1: 1.0, 2: 1.11, 3: 1.22, 4: 1.56, 5: 1.89, 9: 3.33}), 0.33),
     "constant width": Costs(1.0, 0.05),
@@ -88,7 +88,7 @@ def test_a_floor_of_one_tenth_loses_where_rows_cost_something() -> None:
 
 
 def test_rates_are_theorem_3_8_where_all_guesses_are_made() -> None:
-    costs = LADDERS["onnxruntime"]
+    costs = LADDERS["a slow engine"]
     rates = Ladder.of(costs, LIMIT).rates([0.7] * LIMIT, [1.0] * LIMIT)
     assert rates == pytest.approx([speedup(0.7, gamma, costs) for gamma in range(LIMIT + 1)])
 
@@ -120,7 +120,7 @@ def test_a_copy_is_longer_than_a_model_would_guess() -> None:
 
 
 def test_floors_rise_with_what_time_is_worth() -> None:
-    ladder = Ladder.of(LADDERS["onnxruntime"], LIMIT)
+    ladder = Ladder.of(LADDERS["a slow engine"], LIMIT)
     slow, fast = (Prices(ladder, [rate], [0.7]).floors(0, LIMIT) for rate in (1.0, 2.0))
     assert fast == pytest.approx([2 * floor for floor in slow])
     assert Prices(ladder, [1.0], [0.0]).floors(0, LIMIT)[0] > 1, "guesses never kept are never worth making"

@@ -112,7 +112,7 @@ def test_transformers_runs_only_what_is_wanted(family: str) -> None:
 
 
 def test_no_engine_pretends_to_be_transformers() -> None:
-    """A model run by numba or onnxruntime was a transformers model with an empty module inside."""
+    """A model run by numba was a transformers model with an empty module inside."""
     pytest.importorskip("numba")
     from outrider.models.engine.llama_engine import LlamaEngine
     from outrider.models.engine.model import EngineModel

@@ -1,4 +1,4 @@
-"""What is prepared for onnxruntime: once, again when the checkpoint changes, and refused where it cannot be right."""
+"""What is prepared for an engine: once, again when the checkpoint changes, and refused where it cannot be right."""
 
 from __future__ import annotations
 
@@ -24,42 +24,36 @@ from outrider.runtime import cpu
 from outrider.runtime.cpu import CpuFacts
 
 pytest.importorskip("numba")
-pytest.importorskip("onnxruntime")
-pytest.importorskip("onnx")
 
 from outrider.models.engine.prepared import RECORD
 from outrider.models.engine.weight_files import WEIGHTS
 
-pytestmark = pytest.mark.usefixtures("cache")
+pytestmark = [
+    pytest.mark.usefixtures("cache"),
+    pytest.mark.skipif(not cpu.facts().fuses_multiplication, reason="this CPU has no fused multiplication"),
+]
 
-in_float32 = partial(library.prepared, engine="onnxruntime", weights="float32")
-
-
-@pytest.fixture
-def narrow(folder: Path) -> Path:
-    """The same model, saved in bfloat16."""
-    tf.LlamaForCausalLM.from_pretrained(folder).to(torch.bfloat16).save_pretrained(folder)
-    return folder
+in_eight_bits = partial(library.prepared, engine="numba", weights="int8")
 
 
 def test_the_text_of_torch(narrow: Path) -> None:
     """Catches any part of the way from a directory to a text that differs by engine."""
-    torch_, *others = (
+    by_torch, by_numba = (
         outrider.load(str(narrow), engine=engine, dtype="float32", device="cpu")
         .generate("the cat", max_new_tokens=24, eos=[])
         .tokens
-        for engine in ("torch", "onnxruntime", "numba")
+        for engine in ("torch", "numba")
     )
-    assert others == [torch_] * 2
+    assert by_numba == by_torch
 
 
-@pytest.mark.parametrize(("engine", "weights"), [("numba", "full"), ("onnxruntime", "full"), ("onnxruntime", "int8")])
+@pytest.mark.parametrize("weights", ["full", "int8"])
 @pytest.mark.parametrize("draft", ["copy", "ngram", "uniform", "MODEL"])
-def test_one_text_with_every_draft(narrow: Path, tmp_path: Path, draft: str, engine: str, weights: str) -> None:
+def test_one_text_with_every_draft(narrow: Path, tmp_path: Path, draft: str, weights: str) -> None:
     """Catches a draft loaded for another engine, and speculation that shows in the text."""
     if draft == "MODEL":
         draft = str(library.save_llama(tmp_path / "draft", seed=0))
-    llm = outrider.load(str(narrow), draft, "cpu", "float32", engine=engine, weights=weights)
+    llm = outrider.load(str(narrow), draft, "cpu", "float32", engine="numba", weights=weights)
     for options in ({}, {"temperature": 1.0, "seed": 3, "coupling": "gumbel"}):
         plain = llm.with_draft(None).generate(["the cat", "a"], max_new_tokens=32, **options)
         for gamma in (1, 4, 8):
@@ -69,26 +63,26 @@ def test_one_text_with_every_draft(narrow: Path, tmp_path: Path, draft: str, eng
 
 def test_written_once(folder: Path, cache: Path) -> None:
     config = tf.AutoConfig.from_pretrained(folder)
-    first = in_float32(folder, config)
+    first = in_eight_bits(folder, config)
     written = (first.folder / WEIGHTS).stat().st_mtime_ns
-    again = in_float32(folder, config)
+    again = in_eight_bits(folder, config)
     assert again.folder == first.folder
     assert (again.folder / WEIGHTS).stat().st_mtime_ns == written
     assert first.known("any", "here", lambda: True)
-    assert in_float32(folder, config).known("any", "here", lambda: False), "a fact is found out once"
-    assert not in_float32(folder, config).known("any", "elsewhere", lambda: False)
+    assert in_eight_bits(folder, config).known("any", "here", lambda: False), "a fact is found out once"
+    assert not in_eight_bits(folder, config).known("any", "elsewhere", lambda: False)
 
 
 def test_written_again_for_another_checkpoint(folder: Path, cache: Path) -> None:
     """Catches old weights run under a new model's name, and old files that nobody ever removes."""
     config = tf.AutoConfig.from_pretrained(folder)
-    old = in_float32(folder, config)
-    kept = library.prepared(folder, config, "onnxruntime", "int8")
+    old = in_eight_bits(folder, config)
+    kept = library.prepared(folder, config, "numba", "int4")
     tensors = load_file(folder / "model.safetensors")
-    tensors["model.embed_tokens.weight"] += 1
+    tensors["model.norm.weight"] += 1
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    new = in_float32(folder, config)
-    assert torch.equal(new.tensor("embedding"), tensors["model.embed_tokens.weight"])
+    new = in_eight_bits(folder, config)
+    assert torch.equal(new.tensor("norms")[-1], tensors["model.norm.weight"])
     assert not old.folder.exists()
     assert kept.folder.exists()
 
@@ -99,7 +93,7 @@ def test_a_tensor_nobody_reads(folder: Path) -> None:
     tensors["model.layers.0.self_attn.q_norm.weight"] = torch.ones(8)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"q_norm.*engine='torch'"):
-        outrider.load(str(folder), engine="onnxruntime")
+        outrider.load(str(folder), device="cpu", weights="int8")
     assert not list((folder.parent / "cache").glob(f"*/{RECORD}")), "nothing half made is left"
 
 
@@ -108,7 +102,7 @@ def test_weights_that_are_no_bfloat16(narrow: Path) -> None:
     tensors = {name: tensor.float() for name, tensor in load_file(narrow / "model.safetensors").items()}
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] += 2**-20
     save_file(tensors, narrow / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.up_proj.*no bfloat16.*engine='onnxruntime'"):
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.up_proj.*no bfloat16.*with weights='int8'"):
         outrider.load(str(narrow), engine="numba")
 
 
@@ -134,22 +128,22 @@ def test_auto_goes_on_to_torch(narrow: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_facts_are_found_out_once_and_not_lost(folder: Path) -> None:
     """Catches a process that writes over what another has found out."""
     config = tf.AutoConfig.from_pretrained(folder)
-    one, other = (in_float32(folder, config) for _ in range(2))
+    one, other = (in_eight_bits(folder, config) for _ in range(2))
     assert one.known("width_costs", "two threads", lambda: {"2": 1.5}) == {"2": 1.5}
     assert other.known("width_costs", "three threads", lambda: {"2": 1.2}) == {"2": 1.2}
     assert other.known("width_costs", "two threads", lambda: {"2": 9.9}) == {"2": 1.5}
-    assert in_float32(folder, config).known("width_costs", "two threads", lambda: None) == {"2": 1.5}
+    assert in_eight_bits(folder, config).known("width_costs", "two threads", lambda: None) == {"2": 1.5}
 
 
 def test_what_is_checked_once_is_said_in_plain_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It said "Finding out any width for this CPU", which was a riddle."""
-    in_float32(folder, tf.AutoConfig.from_pretrained(folder)).known("any_width", "here", lambda: True)
+    in_eight_bits(folder, tf.AutoConfig.from_pretrained(folder)).known("any_width", "here", lambda: True)
     assert "Checking batch invariance on this CPU (once)" in capsys.readouterr().err
 
 
 def test_facts_that_cannot_be_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches costs that are measured anew in every process, and with them texts that differ for one seed."""
-    prepared = in_float32(folder, tf.AutoConfig.from_pretrained(folder))
+    prepared = in_eight_bits(folder, tf.AutoConfig.from_pretrained(folder))
 
     def refused(*_: object) -> None:
         raise PermissionError
@@ -168,12 +162,12 @@ def test_costs_never_fall() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "jax"}, "engine must be one of auto, numba, onnxruntime, torch"),
+        ({"engine": "jax"}, "engine must be one of auto, numba, torch"),
         ({"weights": "int3"}, "weights must be one of full, int8"),
         ({"weights": "int8", "engine": "torch"}, "leave the engine 'torch' out"),
-        ({"weights": "int4", "engine": "onnxruntime"}, "leave the engine 'onnxruntime' out"),
+        ({"engine": "onnxruntime"}, "engine='onnxruntime' was removed; leave it out, or use weights='int8'"),
         ({"weights": "int4", "dtype": "float16"}, "it computes in float32, not float16"),
-        ({"engine": "onnxruntime", "dtype": "bfloat16"}, "choose the dtype float32, or leave the dtype out"),
+        ({"weights": "int8", "dtype": "bfloat16"}, "choose the dtype float32, or leave the dtype out"),
         ({"engine": "numba"}, "saved in bfloat16, and these are in float32"),
     ],
 )
@@ -182,12 +176,11 @@ def test_refused(folder: Path, options: dict[str, str], message: str) -> None:
         outrider.load(str(folder), **options)
 
 
-@pytest.mark.parametrize("options", [{"engine": "onnxruntime"}, {"weights": "int8"}])
-def test_families_without_a_graph(tmp_path: Path, options: dict[str, str]) -> None:
+def test_families_without_packed_layers(tmp_path: Path) -> None:
     """Catches an option that is dropped because the model cannot have it."""
     folder = library.save_t5(tmp_path / "t5")
     with pytest.raises(BadOption, match="'t5' have no layers here"):
-        outrider.load(str(folder), **options)
+        outrider.load(str(folder), device="cpu", weights="int8")
 
 
 def test_bfloat16_where_the_cpu_has_none(folder: Path) -> None:
@@ -212,23 +205,22 @@ def test_no_trace_of_torchs_own(folder: Path) -> None:
 
 
 def test_what_auto_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU numba for weights in bfloat16, else onnxruntime in float32; torch for small ones and all others."""
+    """On a CPU numba for weights in bfloat16; torch for small ones and all others."""
     config, cpu, large = tf.AutoConfig.from_pretrained(folder), torch.device("cpu"), 1e9
     auto = Kernels("auto")
-    assert chosen_engine(auto, config, cpu, torch.float32, large) == "onnxruntime"
-    assert chosen_engine(auto, config, cpu, torch.float32, size=1e6) == "torch"
-    assert chosen_engine(auto, config, cpu, torch.bfloat16, large) == "torch"
-    assert chosen_engine(auto, config, torch.device("cuda"), torch.float32, large) == "torch"
+    assert chosen_engine(auto, config, cpu, torch.float32, large) == "torch"
     config.dtype = torch.bfloat16
+    assert chosen_engine(auto, config, cpu, torch.float32, size=1e6) == "torch"
+    assert chosen_engine(auto, config, torch.device("cuda"), torch.float32, large) == "torch"
     assert chosen_engine(auto, config, cpu, torch.float32, large) == "numba"
     assert chosen_engine(auto, config, cpu, torch.bfloat16, large, settled=False) == "numba"
     assert chosen_engine(auto, config, cpu, torch.bfloat16, large) == "numba"
     assert chosen_engine(auto, config, cpu, torch.float64, large) == "torch"
     config.intermediate_size = 72
-    assert chosen_engine(auto, config, cpu, torch.float32, large) == "onnxruntime"
-    monkeypatch.setattr("outrider.models.engine.choice.find_spec", lambda name: None)
     assert chosen_engine(auto, config, cpu, torch.float32, large) == "torch"
     config.intermediate_size = 64
+    monkeypatch.setattr("outrider.models.engine.choice.find_spec", lambda name: None)
+    assert chosen_engine(auto, config, cpu, torch.float32, large) == "torch"
     with pytest.raises(BadOption, match=r"pip install '\.\[cpu\]'"):
         chosen_engine(Kernels("auto", "int8"), config, cpu, torch.float32, large)
 
@@ -245,8 +237,8 @@ def test_warm(folder: Path, cache: Path) -> None:
 def test_the_certificate_names_the_engine(folder: Path) -> None:
     from outrider.certificate.conditions import conditions
 
-    told = conditions(outrider.load(str(folder), engine="onnxruntime", weights="int8"), slots=1)
-    assert "onnxruntime" in told["engine"] and "int8" in told["engine"]
+    told = conditions(outrider.load(str(folder), device="cpu", weights="int8"), slots=1)
+    assert "numba" in told["engine"] and "int8" in told["engine"]
     assert told["any_width"] in (True, False)
     assert told["weights"] == "int8"
     assert conditions(outrider.load(str(folder)), slots=1)["engine"] == "torch"

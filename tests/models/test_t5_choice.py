@@ -41,8 +41,6 @@ def test_the_engine_is_chosen_for_layers_it_has() -> None:
         assert chosen(config) == "torch"
         with pytest.raises(BadOption, match=reason):
             chosen(config, engine="numba")
-    with pytest.raises(BadOption, match="t5"):
-        chosen(tf.T5Config(**SIZES), engine="onnxruntime")
 
 
 def test_an_embedding_of_its_own_for_the_decoder_is_refused(tmp_path: Path) -> None:

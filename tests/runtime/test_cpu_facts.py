@@ -232,23 +232,22 @@ def test_the_dtype_by_itself(facts: CpuFacts) -> None:
 
 
 def test_the_engine_by_itself(facts: CpuFacts) -> None:
-    """numba wherever it can; else onnxruntime where float32 would be used anyway, and torch for bfloat16."""
+    """numba wherever it can, else torch."""
     kind = loading.choose_dtype("auto", CONFIG, CPU)
     chosen = chosen_engine(Kernels("auto"), CONFIG, CPU, kind, 1e9, settled=False)
-    assert chosen == {"generic": "onnxruntime", "without numba": "torch"}.get(facts.name, "numba")
+    assert chosen == ("torch" if facts.name in NO_FMA else "numba")
 
 
-@pytest.mark.parametrize("engine", ["numba", "onnxruntime"])
-def test_an_engine_by_name_decides_the_dtype(facts: CpuFacts, engine: str) -> None:
-    """On CPUs fast at bfloat16, engine='onnxruntime' was refused for the dtype that nobody had asked for."""
-    kind = loading.choose_dtype("auto", CONFIG, CPU)
-    if engine == "numba" and facts.name in NO_FMA:
+def test_an_engine_by_name_decides_the_dtype(facts: CpuFacts) -> None:
+    """On CPUs fast at bfloat16, an engine was refused for the dtype that nobody had asked for."""
+    kind, asked = loading.choose_dtype("auto", CONFIG, CPU), Kernels("numba")
+    if facts.name in NO_FMA:
         with pytest.raises(BadOption, match="no fused multiplication"):
-            chosen_engine(Kernels(engine), CONFIG, CPU, kind, 1e9, settled=False)
+            chosen_engine(asked, CONFIG, CPU, kind, 1e9, settled=False)
     else:
-        assert chosen_engine(Kernels(engine), CONFIG, CPU, kind, 1e9, settled=False) == engine
+        assert chosen_engine(asked, CONFIG, CPU, kind, 1e9, settled=False) == "numba"
     with pytest.raises(BadOption, match="computes in float32, not float64; choose the dtype float32"):
-        chosen_engine(Kernels(engine), CONFIG, CPU, torch.float64, 1e9, settled=True)
+        chosen_engine(asked, CONFIG, CPU, torch.float64, 1e9, settled=True)
 
 
 def test_bfloat16_asked_for(facts: CpuFacts) -> None:

@@ -92,13 +92,6 @@ def test_the_users_way_of_waiting_stays(monkeypatch: pytest.MonkeyPatch) -> None
     assert threads.wait_considerately(nothing) and nothing == threads.WAITING == threads.ADDED
 
 
-@pytest.mark.parametrize(
-    ("policy", "wanted"), [(None, False), ("PASSIVE", False), ("active", True), (" ACTIVE ", True)]
-)
-def test_spinning_is_for_those_who_ask(policy: str | None, wanted: bool) -> None:
-    assert threads.spins({} if policy is None else {"OMP_WAIT_POLICY": policy}) == wanted
-
-
 def test_too_late_is_nothing() -> None:
     """With torch loaded the setting would reach child processes only, without ever having had an effect here."""
     environment: dict[str, str] = {}

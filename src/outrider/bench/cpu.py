@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from outrider.bench import llamacpp
 from outrider.bench.cpu_contexts import PLACE, context_prompt, context_rows
 from outrider.bench.cpu_rows import EngineCell, EngineResults, rows
 from outrider.bench.machine import Neighbours, available_bytes, cpu_name, read_bandwidth
@@ -88,6 +89,10 @@ def contenders(plan: CpuPlan, checkpoint: Checkpoint) -> list[Contender]:
         if engine == "outrider":
             found.append(Contender(engine, dtype, plan.target, ("plain", "speculative"), plan.draft, **common))
             continue
+        if engine == "llamacpp":
+            file = plan.models.get(engine) or llamacpp.gguf_file(plan.target, checkpoint.place)
+            found += llamacpp.contenders(file, llamacpp.gguf_file(plan.draft, draft), **common)
+            continue
         ways = ["plain", "lookup"] + (["assisted"] if draft is not None and engine != "openvino" else [])
         place = plan.models.get(engine) or checkpoint.unpacked()
         dtype = checkpoint.dtype if dtype == "auto" else dtype
@@ -141,6 +146,8 @@ class Bench:
             self.report["interrupted"] = True
         finally:
             for peer in self.peers:
+                for way in peer.contender.ways:
+                    self.report["engines"][f"{peer.contender.name} {way}"]["peak_bytes"] = peer.peak_bytes()
                 peer.end()
             self.save()
         return self.report
@@ -159,8 +166,16 @@ class Bench:
 
     def _floor(self, name: str) -> float | None:
         """Tokens per second if a token took the reading of its weights and nothing else."""
-        size = SIZES.get(self.report["engines"][name]["dtype"])
+        size = self.report["engines"][name]["bytes_each"]
         return None if size is None else self.report["bytes_per_second"]["median"] / (self.numbers * size)
+
+    def _bytes_each(self, contender: Contender, dtype: str) -> float | None:
+        """Of a weight as an engine reads it; None: not known."""
+        if dtype in SIZES:
+            return SIZES[dtype]
+        place = contender.target if contender.engine == "llamacpp" else None
+        file = place or llamacpp.gguf_file(self.plan.target, self.checkpoint.place)
+        return None if file is None else llamacpp.weights_of(file)[1]
 
     def _load(self, progress: Progress) -> None:
         """Every engine and a short text from each of its ways, outside the clock."""
@@ -168,12 +183,15 @@ class Bench:
         longest = max([len(ids) for _, ids in self.prompts] + [length for _, length, _ in self.contexts])
         for number, contender in enumerate(found):
             progress(f"loading {contender.name} {' '.join(contender.ways)}", number / len(found))
-            if self._has_room(contender):
+            if contender.obstacle:
+                self._failed(contender, contender.obstacle)
+            elif self._has_room(contender):
                 self._start(contender, longest)
 
     def _has_room(self, contender: Contender) -> bool:
         """Whether there is memory for an engine; if not, that is its failure."""
-        needed = 2.5 * self.numbers * SIZES.get(contender.dtype, 4.0) + 2**29
+        each = 4.0 if contender.dtype == "auto" else self._bytes_each(contender, contender.dtype) or 4.0
+        needed = 2.5 * self.numbers * each + 2**29
         free = available_bytes()
         if free < needed:
             gib = f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
@@ -212,6 +230,7 @@ class Bench:
             self.report["engines"][f"{contender.name} {way}"] = {
                 "engine": contender.engine, "version": about["version"], "dtype": about["dtype"],
                 "note": about["notes"].get(way, ""), "same_python": contender.python == sys.executable,
+                "bytes_each": self._bytes_each(contender, about["dtype"]),
             }  # fmt: skip
 
     @staticmethod
@@ -249,6 +268,6 @@ class Bench:
                 f"gave {len(got['tokens'])} tokens where {self.plan.tokens} were asked for",
                 PeerFailed,
             )
-            results.add(temperature, task, number, name, EngineCell.of(got))
+            results.add(temperature, task, number, name, EngineCell.of(got, len(prompt)))
         except PeerFailed as error:
             self._failed(peer.contender, f"{task}, temperature {temperature:g}: {error}", way)

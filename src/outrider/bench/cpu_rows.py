@@ -22,15 +22,19 @@ class EngineCell:
     seconds: float
     first_tokens: int
     first_seconds: float
+    prompt: int  # tokens of the prompt
+    decode_seconds: float | None = None  # of the tokens behind the first ones, where the engine says it itself
 
     @staticmethod
-    def of(answer: Mapping[str, Any]) -> EngineCell:
-        return EngineCell(tuple(answer["tokens"]), answer["seconds"], answer["first_tokens"], answer["first_seconds"])
+    def of(answer: Mapping[str, Any], prompt: int) -> EngineCell:
+        first = answer["first_tokens"], answer["first_seconds"]
+        return EngineCell(tuple(answer["tokens"]), answer["seconds"], *first, prompt, answer.get("decode_seconds"))
 
     @property
     def work(self) -> Interval:
         """Tokens behind the first ones and their seconds. The first ones' time is the prompt's."""
-        return len(self.tokens) - self.first_tokens, self.seconds - self.first_seconds
+        behind = self.seconds - self.first_seconds if self.decode_seconds is None else self.decode_seconds
+        return len(self.tokens) - self.first_tokens, behind
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ class EngineResults:
         """The timings themselves, for other figures."""
         return [
             {"temperature": t, "task": task, "prompt": number, "way": way, "seconds": cell.seconds,
-             "first_seconds": cell.first_seconds, "first_tokens": cell.first_tokens}
+             "first_seconds": cell.first_seconds, "first_tokens": cell.first_tokens, "prompt_tokens": cell.prompt,
+             "decode_seconds": cell.work[1]}
             for (t, task, number, way), cells in self.cells.items()
             for cell in cells
         ]  # fmt: skip
@@ -95,6 +100,7 @@ class EngineRow:
     interval: Interval
     middle: float | None  # median over prompts
     quartiles: Interval  # half of the prompts lie between
+    prefill_tokens_per_second: float | None  # tokens of prompts over the time to the first token; totals over totals
     first_seconds: float | None  # to the first token, median over prompts
     whole_tokens_per_second: float | None  # the prompt's time counted, too
     floor_share: float | None  # of what reading the weights once a token would allow
@@ -136,6 +142,7 @@ def _row(
         interval=_known(bootstrap([cell.work for cell in cells])),
         middle=finite(middle),
         quartiles=_known((low, high)),
+        prefill_tokens_per_second=finite(total_ratio([(cell.prompt, cell.first_seconds) for cell in cells])),
         first_seconds=finite(median(cell.first_seconds for cell in cells)),
         whole_tokens_per_second=finite(total_ratio([(len(cell.tokens), cell.seconds) for cell in cells])),
         floor_share=None if floor is None else finite(speed / floor),

@@ -26,7 +26,10 @@ import outrider
 from outrider.errors import BadOption, OutriderError, require
 from outrider.runtime.threads import ADDED
 
-MODULES = {"outrider": "outrider", "transformers": "transformers", "vllm": "vllm", "openvino": "openvino_genai"}
+MODULES = {
+    "outrider": "outrider", "transformers": "transformers", "vllm": "vllm", "openvino": "openvino_genai",
+    "llamacpp": "xllamacpp",
+}  # fmt: skip
 """Engines, and what must be importable for each."""
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -51,6 +54,7 @@ class Contender:
     draft: str | None = None
     python: str = sys.executable
     shown: str = ""  # what to call it, where the engine alone says too little
+    obstacle: str = ""  # why it cannot take part
 
     @property
     def name(self) -> str:
@@ -61,7 +65,9 @@ def engine_and_dtype(text: str) -> tuple[str, str | None]:
     """``vllm`` or ``vllm:bfloat16``."""
     engine, _, dtype = text.strip().partition(":")
     require(engine in MODULES, f"engine {engine!r} is not known; known: {', '.join(MODULES)}")
-    known = (*DTYPES, "int8") if engine == "outrider" else DTYPES
+    own = "engine 'llamacpp' runs weights as its file has them; name another file with --peer-model llamacpp=FILE.gguf"
+    require(engine != "llamacpp" or not dtype, own)
+    known = (*DTYPES, "int8", "int4") if engine == "outrider" else DTYPES
     require(not dtype or dtype in known, f"engine {text!r}: the dtype must be one of {', '.join(known)}")
     return engine, dtype or None
 
@@ -140,6 +146,14 @@ class Peer:
         self.process.kill()
         self.process.wait()
         self.log.close()
+
+    def peak_bytes(self) -> int | None:
+        """Memory that the engine's main process had at most; None where the system does not tell."""
+        try:
+            told = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
+            return 1024 * int(told.partition("VmHWM:")[2].split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
 
     def cpu_seconds(self) -> float:
         """Time on a core so far, of the engine's main process."""

@@ -18,11 +18,11 @@ from outrider.trace import strict_json
 Row = dict[str, Any]
 
 EXPLAINED = (
-    "t/s: tokens per second behind the first token, totals over totals (95 % interval over prompts); quartiles: of the "
-    "prompts; first: seconds to the first token; whole: tokens per second with the prompt's time; floor: share of the "
-    "speed at which reading the weights once a token would be all; same text: prompts whose text is the engine's own "
-    "plain text, token for token; ours x it: how many times as fast Outrider's speculative decoding is; as ours: "
-    "tokens until the text leaves Outrider's plain text, median"
+    "decode: tokens per second behind the first token, totals over totals (95 % interval over prompts); quartiles: of "
+    "the prompts; prefill: tokens of prompts per second until the first token; first: seconds to it; whole: tokens per "
+    "second with the prompt's time; floor: share of the speed at which reading the weights once a token would be all; "
+    "same text: prompts whose text is the engine's own plain text, token for token; ours x it: how many times as fast "
+    "Outrider's speculative decoding is; as ours: tokens until the text leaves Outrider's plain text, median"
 )
 
 
@@ -32,8 +32,9 @@ def cpu(
     engines: Annotated[
         str | None,
         typer.Option(
-            help="outrider, transformers, vllm, openvino, each with :float32, :bfloat16 or :float16 behind it if it is "
-            "to run in that precision (outrider:int8, too); separated by commas. By default all that are installed."
+            help="outrider, transformers, vllm, openvino, llamacpp, separated by commas; all but the last with "
+            ":float32, :bfloat16 or :float16 behind them if they are to run in that precision (outrider:int8 and "
+            "outrider:int4, too). By default all that are installed."
         ),
     ] = None,
     draft: common.Draft = "auto",
@@ -119,7 +120,8 @@ def show(report: dict[str, Any]) -> None:
         + (f"; other programs used {others:.2f} cores" if others is not None else "")
     )
     for name, about in report["engines"].items():
-        answers.print(f"{name}: {about['version']}, {about['dtype']}{_note(about)}", style="dim", markup=False)
+        peak = f", peak {about['peak_bytes'] / 1e6:.0f} MB" if about.get("peak_bytes") else ""
+        answers.print(f"{name}: {about['version']}, {about['dtype']}{_note(about)}{peak}", style="dim", markup=False)
     for temperature in dict.fromkeys(row["temperature"] for row in report["rows"]):
         found = [row for row in report["rows"] if row["temperature"] == temperature]
         overall = [row for row in found if row["task"] == "all"]
@@ -160,12 +162,13 @@ def _note(about: dict[str, Any]) -> str:
 def _speeds(rows: list[Row], title: str) -> Table:
     from outrider.bench.card import number, with_interval
 
-    table = _table(title, ("engine", "t/s", "quartiles", "first", "whole", "floor"))
+    table = _table(title, ("engine", "decode", "quartiles", "prefill", "first", "whole", "floor"))
     for r in rows:
         low, high = r["quartiles"]
         table.add_row(
             r["way"], with_interval(r["tokens_per_second"], r["interval"], 1), f"{number(low, 1)}-{number(high, 1)}",
-            number(r["first_seconds"]), number(r["whole_tokens_per_second"], 1),
+            number(r["prefill_tokens_per_second"], 0), number(r["first_seconds"]),
+            number(r["whole_tokens_per_second"], 1),
             "-" if r["floor_share"] is None else f"{100 * r['floor_share']:.0f} %",
         )  # fmt: skip
     return table

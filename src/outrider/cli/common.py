@@ -62,9 +62,7 @@ Graphs = Annotated[
 ]
 Engine = Annotated[
     str,
-    typer.Option(
-        help="Engine of the target: torch; on a CPU numba or onnxruntime; auto: the fastest that supports it."
-    ),
+    typer.Option(help="Engine of the target: torch, or on a CPU numba; auto: numba where it supports the model."),
 ]
 Weights = Annotated[
     str, typer.Option(help="full (as saved; GGUF as it is), or int8, int4: matrices quantised to 8 or 4 bits.")

@@ -75,5 +75,6 @@ def _kept(target: str) -> str:
     found = [part for entry in inventory.entries() if entry.source is None for part in entry.parts]
     with contextlib.suppress(ModelNotFound):
         found = [*inventory.find(target).parts, *found]
-    parts = [f"{part.detail or part.kind} ({part.bytes // MB} MB)" for part in found if part.kind != "unfinished"]
+    useful = [part for part in found if part.kind not in ("unfinished", "unused")]
+    parts = [f"{part.detail or part.kind} ({part.bytes // MB} MB)" for part in useful]
     return f"kept in {cache_dir()}: {', '.join(parts)}" if parts else "nothing was finished yet"

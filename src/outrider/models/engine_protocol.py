@@ -1,4 +1,4 @@
-"""What runs a model: one protocol for transformers, numba and onnxruntime, under one session (``CachedSession``)."""
+"""What runs a model: one protocol for transformers and numba, under one session (``CachedSession``)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -37,11 +37,6 @@ def wait_considerately(environment: MutableMapping[str, str] = os.environ) -> bo
     environment.update(WAITING)
     ADDED.update(WAITING)
     return True
-
-
-def spins(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the user wants threads to spin while they wait: engines with threads of their own ask here."""
-    return environment.get("OMP_WAIT_POLICY", "").strip().upper() == "ACTIVE"
 
 
 def limit_threads(environment: MutableMapping[str, str] = os.environ) -> int:

@@ -99,6 +99,21 @@ def test_removing(full_cache: Path, tmp_path: Path) -> None:
     assert (full_cache / f"numba-{2:032}").is_dir() and (full_cache / "compiled-0123").is_dir()
 
 
+def test_what_removed_engines_left_is_shown_and_removed(full_cache: Path) -> None:
+    """Files of an engine that is no longer there looked like files that a model needs."""
+    run = CliRunner().invoke
+    left = full_cache / f"onnxruntime-{0:032}"
+    left.mkdir()
+    (left / "weights.bin").write_bytes(bytes(5_000_000))
+    (left / "prepared.json").write_text(json.dumps({"source": str(full_cache / NAME), "weights": "float32"}))
+    shown = run(app, ["du"]).stdout
+    assert "no longer used: 5 MB\n  onnxruntime, float32" in shown
+    assert f"{left.name}" not in json.dumps(json.loads(run(app, ["list", "--json"]).stdout)), "no part of the model"
+    assert run(app, ["rm", "no longer used", "--yes"]).exit_code == 0
+    assert not left.exists() and (full_cache / f"numba-{0:032}").is_dir()
+    assert "no longer used" not in run(app, ["du"]).stdout
+
+
 def test_help_names_the_cache() -> None:
     """OUTRIDER_CACHE was in error messages only."""
     from outrider.cli.main import app as whole

@@ -32,7 +32,6 @@ class Asked:
     settled: bool = True  # whether the user asked for this dtype; False: it is only what torch would use
     weights: str = "full"  # or what matrices are to be quantised to: int8, int4
     packed: str | None = None  # the format of a GGUF file's weights, where they are to be run as they are
-    by_name: bool = True  # whether the user asked for this engine; False: "auto" looks for one
 
 
 @dataclass(frozen=True)
@@ -162,37 +161,6 @@ def import_error() -> str | None:
     return None
 
 
-# --- onnxruntime ---------------------------------------------------------------------------------------------------
-
-
-def _onnx_weights(asked: Asked) -> str:
-    return "int8" if asked.weights == "int8" else "float32"
-
-
-def _onnx_layout(weights: str) -> Layout:
-    from outrider.models.engine import onnx_llama
-
-    int8 = weights == "int8"
-    return Layout(
-        "onnxruntime", weights, onnx_llama.FORMAT,
-        lambda to, source, config: onnx_llama.write(to, source, config, int8), bytes_each=1 if int8 else 4, tables=int8,
-    )  # fmt: skip
-
-
-def _open_onnx(prepared: Prepared, config: Any) -> PreparedEngine:
-    from outrider.models.engine.onnx_engine import OnnxEngine
-
-    return OnnxEngine(prepared, config)
-
-
-def _onnx_obstacle(asked: Asked) -> str | None:
-    if t5_like(asked.config):
-        return f"models of type {asked.config.model_type!r} have no layers here; leave it out"
-    # It reads four bytes of each weight: where "auto" looks for an engine, it leaves bfloat16 to torch.
-    computes_in_float32 = asked.by_name and (asked.weights == "int8" or not asked.settled)
-    return None if computes_in_float32 else not_float32(asked.dtype)
-
-
 BACKENDS: dict[str, Backend] = {
     "numba": Backend(
         _numba_weights,
@@ -204,9 +172,6 @@ BACKENDS: dict[str, Backend] = {
         QUANTISED,
         kv_cache_dtypes=True,
         designs=True,
-    ),
-    "onnxruntime": Backend(
-        _onnx_weights, _onnx_layout, _open_onnx, ("onnxruntime", "onnx"), _onnx_obstacle, quantises=("int8",)
     ),
 }
 """By the names that ``engine=`` takes, in the order in which "auto" tries them; torch comes after all."""

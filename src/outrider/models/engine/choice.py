@@ -18,6 +18,8 @@ from outrider.models.transformers.families import layer_design, llama_classes
 WEIGHTS = ("full", *QUANTISED)
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
+REMOVED = "engine='onnxruntime' was removed; leave it out, or use weights='int8' for weights of eight bits"
+
 WORTH_FILES = 32e6
 """Bytes of weights from which on "auto" prepares files in the cache: smaller models start faster without."""
 
@@ -36,6 +38,7 @@ class Kernels:
     kv_cache_dtype: str = "auto"  # of keys and values, by the numba engine
 
     def __post_init__(self) -> None:
+        require(self.engine != "onnxruntime", REMOVED)
         engines = ("auto", *BACKENDS, "torch")
         require(self.engine in engines, f"engine must be one of {', '.join(engines)}, got {self.engine!r}")
         require(self.weights in WEIGHTS, f"weights must be one of {', '.join(WEIGHTS)}, got {self.weights!r}")
@@ -73,7 +76,7 @@ def chosen_engine(
     worth = WORTH_FILES_ENCODER_DECODER if t5_like(config) else WORTH_FILES
     if kernels.engine == "torch" or (by_itself and size < worth):
         return "torch"
-    asked = Asked(config, dtype, settled, kernels.weights, by_name=not by_itself)
+    asked = Asked(config, dtype, settled, kernels.weights)
     tried_in_turn = able if kernels.engine == "auto" else [kernels.engine]
     obstacles: list[str] = []
     for engine in tried_in_turn:

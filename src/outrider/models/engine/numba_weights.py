@@ -127,7 +127,7 @@ def _exact(tensors: Tensors, name: str, shape: tuple[int, int]) -> Tensor:
     same = given.dtype == torch.bfloat16 or torch.equal(narrow.to(given.dtype), given)
     require(
         same,
-        f"{name} has weights that are no bfloat16; load the model with engine='onnxruntime' or 'torch'",
+        f"{name} has weights that are no bfloat16; load the model with engine='torch', or with weights='int8'",
         ModelError,
     )
     return narrow

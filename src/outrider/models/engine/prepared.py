@@ -19,7 +19,7 @@ from outrider.models.engine.weight_files import PAGE, WEIGHTS
 from outrider.models.engine_protocol import Engine
 from outrider.models.hub import manifest
 from outrider.models.hub.gguf import MB
-from outrider.models.hub.inventory import PREPARED
+from outrider.models.hub.inventory import PREPARED, engine_of
 from outrider.models.hub.making import making, require_memory
 from outrider.models.hub.safetensors_files import sizes, weight_files
 from outrider.runtime.cache_dir import cache_dir
@@ -48,16 +48,14 @@ class Layout:
     version: int  # raised whenever the files change: what was written before is then written again
     write: Callable[[Path, Path, Any], Places]  # into a folder, from a checkpoint's directory and its config
     bytes_each: float = 0  # of a weight; 0: those of a GGUF file, as many as it has
-    tables: bool = False  # whether embeddings lie beside them in float32
 
-    def bytes_needed(self, source: Path, config: Any) -> int:
+    def bytes_needed(self, source: Path) -> int:
         """Of disk space, a little more than will be written: every tensor begins on a page of its own."""
         if not self.bytes_each:
             packed = manifest.packed(source)
             return int(1.05 * packed.require().stat().st_size) + 10 * MB if packed else 0
         numbers = sizes(source)
-        tables = 4 * self.tables * (1 if config.tie_word_embeddings else 2) * config.vocab_size * config.hidden_size
-        return int(1.05 * (self.bytes_each * sum(numbers) + tables)) + PAGE * len(numbers) + MB
+        return int(1.05 * self.bytes_each * sum(numbers)) + PAGE * len(numbers) + MB
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ def prepare(source: Path, config: Any, layout: Layout) -> Prepared:
             found = _whole(final)  # another process may have been faster
             if found is None:
                 _remove_stale(source, layout, final)
-                needed = layout.bytes_needed(source, config)
+                needed = layout.bytes_needed(source)
                 space.require(needed)
                 require_memory(source.name, needed)
                 with Console(stderr=True).status(f"Writing {layout.weights} weights for {layout.engine} (once)"):
@@ -172,14 +170,13 @@ def make_files(folder: Path, source: Path, config: Any, layout: Layout) -> Path:
 
 def _remove_stale(source: Path, layout: Layout, final: Path) -> None:
     """Remove what was prepared from this checkpoint as it was before, or from one that is gone."""
-    engines = (layout.engine, "onnx")  # the second: as onnxruntime's were called at first
     for folder in (path.parent for path in cache_dir().glob(f"[!.]*/{RECORD}")):
         try:
             known = _read_record(folder)
         except (OSError, ValueError):  # damaged: whoever loads its model writes it again
             continue
         same = known["source"] == str(source.resolve()) and known["weights"] == layout.weights
-        replaced = same and folder.name.rpartition("-")[0] in engines
+        replaced = same and engine_of(folder) == layout.engine
         if folder != final and (replaced or not Path(known["source"]).exists()):
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -16,12 +16,15 @@ from outrider.runtime.cache_dir import cache_dir
 PREPARED = "prepared.json"
 """The record beside weights that an engine reads: see ``prepared.py``, which needs torch, and this does not."""
 
+REMOVED_ENGINES = ("onnx", "onnxruntime")
+"""Engines of earlier versions: what was prepared for them is no longer used."""
+
 
 @dataclass(frozen=True)
 class Part:
     """A directory of the cache."""
 
-    kind: str  # converted, prepared, compiled, or unfinished
+    kind: str  # converted, prepared, compiled, unfinished, or unused
     path: Path
     bytes: int  # that it occupies
     detail: str = ""
@@ -42,7 +45,7 @@ class Entry:
 
 def entries() -> list[Entry]:
     """Everything in the cache: converted models, directories that were prepared, and what is shared."""
-    root, prepared = cache_dir(), _prepared()
+    root, (prepared, unused) = cache_dir(), _prepared()
     found = []
     for model in manifest.installed():
         own = prepared.pop(model.path.resolve(), [])
@@ -54,6 +57,8 @@ def entries() -> list[Entry]:
         found.append(Entry("compiled code", None, tuple(compiled)))
     if stale:
         found.append(Entry("unfinished", None, tuple(stale)))
+    if unused:
+        found.append(Entry("no longer used", None, tuple(unused)))
     return found
 
 
@@ -83,18 +88,27 @@ def remove(entry: Entry, *, only_prepared: bool = False) -> list[Part]:
     return gone
 
 
-def _prepared() -> dict[Path, list[Part]]:
-    """What engines read, by the directory it was made from."""
+def _prepared() -> tuple[dict[Path, list[Part]], list[Part]]:
+    """What engines read, by the directory it was made from; and what no engine reads any more."""
     found: dict[Path, list[Part]] = {}
+    unused: list[Part] = []
     for folder in sorted(path.parent for path in cache_dir().glob(f"[!.]*/{PREPARED}")):
         try:
             record = json.loads((folder / PREPARED).read_text(encoding="utf-8"))
             source, weights = Path(record["source"]), str(record["weights"])
         except (OSError, ValueError, LookupError, TypeError):
             source, weights = folder, "damaged"
-        engine = folder.name.rpartition("-")[0]
-        found.setdefault(source, []).append(Part("prepared", folder, occupied(folder), f"{engine}, {weights}"))
-    return found
+        engine, size = engine_of(folder), occupied(folder)
+        if engine in REMOVED_ENGINES:
+            unused.append(Part("unused", folder, size, f"{engine}, {weights}"))
+        else:
+            found.setdefault(source, []).append(Part("prepared", folder, size, f"{engine}, {weights}"))
+    return found, unused
+
+
+def engine_of(prepared: Path) -> str:
+    """The engine that a directory was prepared for, by its name."""
+    return prepared.name.rpartition("-")[0]
 
 
 def occupied(folder: Path) -> int:
