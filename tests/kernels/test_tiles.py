@@ -12,7 +12,7 @@ pytest.importorskip("numba")
 
 from outrider.kernels.numba import layer_math, tiles
 from outrider.kernels.numba.tiles import PANEL
-from outrider.models.engine.numba_weights import panels
+from outrider.models.engine.numba_weights import column_panels, panels
 from outrider.runtime import cpu
 
 pytestmark = [
@@ -35,53 +35,56 @@ def x() -> np.ndarray[Any, Any]:
 
 def _aligned(weight: torch.Tensor) -> np.ndarray[Any, Any]:
     """As panels, at an address that vectors can be read from, with more behind them."""
-    packed = panels(weight).view(np.uint8).ravel()
+    packed = (panels if weight.dtype == torch.bfloat16 else column_panels)(weight).view(np.uint8).ravel()
     room = np.zeros(packed.size + 64, np.uint8)
     start = -room.ctypes.data % 64
     room[start : start + packed.size] = packed
     return room[start:]
 
 
-def _with_tile(weights: np.ndarray[Any, Any], x: np.ndarray[Any, Any], rows: int, wide: int) -> np.ndarray[Any, Any]:
+def _with_tile(
+    weights: np.ndarray[Any, Any], x: np.ndarray[Any, Any], rows: int, wide: int, size: int = 2
+) -> np.ndarray[Any, Any]:
     """Rows of x times as many panels as there are, by one tile, ``wide`` panels at a time."""
     count = PANELS // wide * wide
     out = np.full((rows, PANEL * count), np.nan, np.float32)
-    multiply = tiles.tile(rows, wide)
+    multiply = tiles.tile(rows, wide, size)
     for first in range(0, count, wide):
         multiply(
-            weights.ctypes.data + 2 * PANEL * INPUTS * first, x.ctypes.data, INPUTS,
+            weights.ctypes.data + size * PANEL * INPUTS * first, x.ctypes.data, INPUTS,
             out.ctypes.data + 4 * PANEL * first, PANEL * count, INPUTS,
         )  # fmt: skip
     return out
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("arm, wide, ahead", [(True, False, 0), (False, False, 0), (False, True, 2048)])
 def test_every_tile_gives_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch, matrix: torch.Tensor, x: np.ndarray[Any, Any], arm: bool, wide: bool, ahead: int
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, matrix: torch.Tensor, x: np.ndarray[Any, Any], arm: bool, wide: bool, ahead: int,
+    kind: torch.dtype,
+) -> None:  # fmt: skip
     monkeypatch.setattr(tiles, "ARM", arm)
     monkeypatch.setattr(tiles, "WIDE", wide)
     monkeypatch.setattr(tiles, "AHEAD", ahead)
-    weights = _aligned(matrix)
-    whole = _with_tile(weights, x, MOST, 1)
+    weights, size = _aligned(matrix.to(kind)), kind.itemsize
+    whole = _with_tile(weights, x, MOST, 1, size)
     exact = x.astype(np.float64) @ matrix.double().numpy().T
     np.testing.assert_allclose(whole, exact, rtol=1e-5, atol=1e-5)
     for rows, side_by_side in ((1, 1), (1, 2), (2, 4), (MOST, 2)):
-        found = _with_tile(weights, x, rows, side_by_side)
+        found = _with_tile(weights, x, rows, side_by_side, size)
         np.testing.assert_array_equal(found.view(np.int32), whole[:rows, : found.shape[1]].view(np.int32))
 
 
 @pytest.mark.parametrize("rows", [1, MOST + 1])
 def test_a_product_of_any_number_of_panels(matrix: torch.Tensor, x: np.ndarray[Any, Any], rows: int) -> None:
     given = np.concatenate([x, x])[:rows]
-    weights, out = _aligned(matrix), np.zeros((rows, PANELS * PANEL), np.float32)
-    whole = _with_tile(weights, x, 1, 1)
-    layer_math.product(
-        weights.ctypes.data, given.ctypes.data, rows, INPUTS, out.ctypes.data, PANELS * PANEL, PANELS
-    )  # fmt: skip
+    whole = _with_tile(_aligned(matrix), x, 1, 1)
     exact = given.astype(np.float64) @ matrix.double().numpy().T
-    np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(out[:1].view(np.int32), whole.view(np.int32))
+    for kind, product in ((torch.bfloat16, layer_math.product), (torch.float32, layer_math.float32_product)):
+        weights, out = _aligned(matrix.to(kind)), np.zeros((rows, PANELS * PANEL), np.float32)
+        product(weights.ctypes.data, given.ctypes.data, rows, INPUTS, out.ctypes.data, PANELS * PANEL, PANELS)
+        np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(out[:1].view(np.int32), whole.view(np.int32))
 
 
 @pytest.mark.parametrize("wide, registers", [(False, 16), (True, 32)])

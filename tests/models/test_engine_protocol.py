@@ -130,7 +130,7 @@ def test_an_embedding_table_is_a_tensor_or_rows_in_panels() -> None:
 
     values = torch.randn((16, 3), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     bits = values.view(torch.int16).view(1, 2, 8, 3).permute(0, 3, 2, 1).contiguous().numpy().view(np.uint16)
-    for table in (values.float(), PanelRows(bits, 16, 3)):
+    for table in (values.float(), PanelRows(bits.view(np.uint8).ravel(), 0, bits.shape, 16, 3)):
         assert isinstance(table, EmbeddingTable) and table.detach() is not None
         assert (tuple(table.shape), len(table), table.dtype) == ((16, 3), 16, torch.float32)
         assert torch.equal(table[torch.tensor([[5, 15], [0, 8]])], values.float()[torch.tensor([[5, 15], [0, 8]])])

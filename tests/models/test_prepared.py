@@ -168,7 +168,8 @@ def test_costs_never_fall() -> None:
         ({"engine": "onnxruntime"}, "engine='onnxruntime' was removed; leave it out, or use weights='int8'"),
         ({"weights": "int4", "dtype": "float16"}, "it computes in float32, not float16"),
         ({"weights": "int8", "dtype": "bfloat16"}, "choose the dtype float32, or leave the dtype out"),
-        ({"engine": "numba"}, "saved in bfloat16, and these are in float32"),
+        ({"engine": "numba", "dtype": "float16"}, "it does not round weights, and these are in float32"),
+        ({"engine": "numba", "dtype": "bfloat16"}, "it computes in float32, not bfloat16"),
     ],
 )
 def test_refused(folder: Path, options: dict[str, str], message: str) -> None:

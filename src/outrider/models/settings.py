@@ -14,6 +14,11 @@ def setting(config: Any, name: str, default: Any = None) -> Any:
     return getattr(config, name, default)
 
 
+def saved_dtype(config: Any) -> str:
+    """The name of what a checkpoint's weights were saved in, as its config says; float32 where it says nothing."""
+    return str(setting(config, "dtype") or "float32").removeprefix("torch.")
+
+
 def offers(module: Any, name: str) -> bool:
     """Whether a module of another library has an attribute or method of this name."""
     return hasattr(module, name)

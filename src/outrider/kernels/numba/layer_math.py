@@ -48,40 +48,48 @@ def finish(counters: int, piece: int, done: int, items: int) -> None:
             _yield()
 
 
-def _tiles(panels: int) -> Any:
-    """A function that multiplies up to six rows with so many panels at once."""
-    return by_count([tile(rows, panels) for rows in range(1, 7)])
-
-
 _TOGETHER = (0, *(together(rows) for rows in range(1, 7)))
-_by_one = _tiles(1)
-_by_two, _by_four = (_tiles(panels) if panels <= max(_TOGETHER) else _by_one for panels in (2, 4))
 
 
-@compiled
-def product(weights: int, x: int, rows: int, inputs: int, out: int, stride: int, panels: int) -> None:
-    """x [rows, inputs] times panels -> out [rows, 16 * panels], whose rows lie ``stride`` numbers apart."""
-    parts = (rows + MOST_ROWS - 1) // MOST_ROWS
-    most = (rows + parts - 1) // parts
-    panel = 0
-    while panel < panels:
-        wide = _TOGETHER[most]
-        while panel + wide > panels:
-            wide //= 2
-        here = weights + 2 * PANEL * inputs * panel
-        row = 0
-        while row < rows:  # in parts as equal as possible
-            left = (rows - row + MOST_ROWS - 1) // MOST_ROWS
-            count = (rows - row + left - 1) // left
-            given, to = x + 4 * inputs * row, out + 4 * (stride * row + PANEL * panel)
-            if wide == 1:
-                _by_one(count, here, given, inputs, to, stride, inputs)
-            elif wide == 2:
-                _by_two(count, here, given, inputs, to, stride, inputs)
-            else:
-                _by_four(count, here, given, inputs, to, stride, inputs)
-            row += count
-        panel += wide
+def _product(size: int) -> Any:
+    """A function that multiplies with weights of so many bytes."""
+
+    def tiles(panels: int) -> Any:
+        return by_count([tile(rows, panels, size) for rows in range(1, 7)])
+
+    by_one = tiles(1)
+    by_two, by_four = (tiles(panels) if panels <= max(_TOGETHER) else by_one for panels in (2, 4))
+
+    @compiled
+    def product(weights: int, x: int, rows: int, inputs: int, out: int, stride: int, panels: int) -> None:
+        parts = (rows + MOST_ROWS - 1) // MOST_ROWS
+        most = (rows + parts - 1) // parts
+        panel = 0
+        while panel < panels:
+            wide = _TOGETHER[most]
+            while panel + wide > panels:
+                wide //= 2
+            here = weights + size * PANEL * inputs * panel
+            row = 0
+            while row < rows:  # in parts as equal as possible
+                left = (rows - row + MOST_ROWS - 1) // MOST_ROWS
+                count = (rows - row + left - 1) // left
+                given, to = x + 4 * inputs * row, out + 4 * (stride * row + PANEL * panel)
+                if wide == 1:
+                    by_one(count, here, given, inputs, to, stride, inputs)
+                elif wide == 2:
+                    by_two(count, here, given, inputs, to, stride, inputs)
+                else:
+                    by_four(count, here, given, inputs, to, stride, inputs)
+                row += count
+            panel += wide
+
+    return product
+
+
+product, float32_product = _product(2), _product(4)
+"""x [rows, inputs] times panels of bfloat16 or float32 -> out [rows, 16 * panels], whose rows lie ``stride`` numbers
+apart: (weights, x, rows, inputs, out, stride, panels), the first two and ``out`` addresses."""
 
 
 @compiled

@@ -219,3 +219,6 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
 
 packed_layers = on_disk(layers.py_func, "packed_layers")
 """The same for packed weights."""
+
+float32_layers = on_disk(layers.py_func, "float32_layers")
+"""The same for weights of float32."""

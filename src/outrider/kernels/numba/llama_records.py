@@ -46,7 +46,7 @@ class LlamaWeights(NamedTuple):
     gelu: bool  # whether gates go through GELU, by tanh, and not through SiLU
     windows: np.ndarray[Any, Any]  # [L]: how far back a position looks
     output: int  # address of the output matrix
-    half: bool | int  # whether products are computed in float16; of packed weights, an address (``products.py``)
+    half: bool | int | float  # what weights are and products are computed in (``products.py``)
     powers: np.ndarray[Any, Any]  # [L, 4, 2]: what their inputs are scaled by, or the inputs of a scale
     last_powers: np.ndarray[Any, Any]  # [2]: those of the output matrix
 

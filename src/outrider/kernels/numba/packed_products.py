@@ -230,7 +230,7 @@ def tiles(facts: cpu.CpuFacts, most: int = MOST_ROWS) -> Any:
 
 
 _multiply = tiles(cpu.facts())
-_bfloat16 = bfloat16_tile(1, 1)
+_bfloat16 = bfloat16_tile(1, 1, 2)
 
 
 @strict

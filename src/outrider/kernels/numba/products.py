@@ -1,7 +1,8 @@
 """A matrix product compiled by numba, as its weights were prepared: in float32, in float16, or of packed weights.
 
-Which of them a model needs is known by the type of ``LlamaWeights.half`` when code is compiled for it: True or False
-for the first two, the address of ``packed_product`` for the third. So nobody waits for code that is not run.
+Which of them a model needs is known by the type of ``LlamaWeights.half`` when code is compiled for it: False or True
+for weights of bfloat16, multiplied in float32, and of float16, multiplied as they are; ``FLOAT32`` for weights of
+float32; the address of ``packed_product`` for packed ones. So nobody waits for code that is not run.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from numba.extending import overload
 
 from outrider.kernels.numba.code_cache import OPTIONS
 from outrider.kernels.numba.float16_products import CHAIN, half_product, narrow
-from outrider.kernels.numba.layer_math import product
+from outrider.kernels.numba.layer_math import float32_product, product
 from outrider.kernels.numba.packed_products import GIVEN, call_product, shorten, units_of
 from outrider.kernels.numba.tiles import PANEL, compiled
+
+FLOAT32 = 4.0
+"""``half`` of weights in float32: bytes of each. Its type is what counts."""
 
 
 class ProductInput(NamedTuple):
     """Inputs of a product: x, and where products are computed in float16 a thread's own copy of it in that."""
 
-    half: bool
+    half: bool | float
     x: np.ndarray[Any, Any]  # [rows, inputs]
     bits: np.ndarray[Any, Any]  # [rows, inputs up to whole chains]
     factors: np.ndarray[Any, Any]  # [rows]
@@ -42,7 +46,7 @@ def chained(inputs: int) -> int:
     return (inputs + CHAIN - 1) // CHAIN * CHAIN
 
 
-def input_room(half: bool | int, rows: int, inputs: int) -> np.ndarray[Any, Any]:
+def input_room(half: bool | int | float, rows: int, inputs: int) -> np.ndarray[Any, Any]:
     """Room for a thread's own copy of so many rows."""
     raise NotImplementedError  # in compiled code only, as all of these
 
@@ -51,10 +55,12 @@ def input_room(half: bool | int, rows: int, inputs: int) -> np.ndarray[Any, Any]
 def _input_room(half: Any, rows: Any, inputs: Any) -> Any:
     if isinstance(half, types.Boolean):
         return lambda half, rows, inputs: np.empty(rows * chained(inputs) if half else 0, np.uint16)
+    if isinstance(half, types.Float):
+        return lambda half, rows, inputs: np.empty(0, np.uint16)
     return lambda half, rows, inputs: np.empty(rows * GIVEN * units_of(inputs), np.uint8)
 
 
-def product_input(half: bool | int, x: Any, room: Any, factors: Any) -> ProductInput | PackedInput:
+def product_input(half: bool | int | float, x: Any, room: Any, factors: Any) -> ProductInput | PackedInput:
     """What products with x read; ``room`` is for its copy."""
     raise NotImplementedError
 
@@ -69,6 +75,11 @@ def _product_input(half: Any, x: Any, room: Any, factors: Any) -> Any:
         rows, size = x.shape[0], GIVEN * units_of(x.shape[1])
         return PackedInput(half, x, room[: rows * size].reshape((rows, size)))
 
+    def full(half: float, x: Any, room: Any, factors: Any) -> ProductInput:
+        return ProductInput(half, x, room.reshape((x.shape[0], 0)), factors)
+
+    if isinstance(half, types.Float):
+        return full
     return floating if isinstance(half, types.Boolean) else packed
 
 
@@ -88,6 +99,11 @@ def _some_rows(given: Any, row: Any, end: Any) -> Any:
     return floating if given.instance_class is ProductInput else packed
 
 
+def _of_float32(given: Any) -> bool:
+    """Whether inputs of this type are for weights in float32."""
+    return isinstance(given.types[given.fields.index("half")], types.Float)
+
+
 def convert_input(given: ProductInput | PackedInput, powers: Any) -> None:
     """x has been written: bring it into the form that products with a matrix of these powers read.
 
@@ -102,10 +118,14 @@ def _convert_input(given: Any, powers: Any) -> Any:
         if given.half:
             narrow(given.x, powers[0], powers[1], given.bits, given.factors)
 
+    def full(given: ProductInput, powers: Any) -> None: ...
+
     def packed(given: PackedInput, powers: Any) -> None:
         shorten(given.x, powers[0], given.given)
 
-    return floating if given.instance_class is ProductInput else packed
+    if given.instance_class is PackedInput:
+        return packed
+    return full if _of_float32(given) else floating
 
 
 def multiply(given: ProductInput | PackedInput, weights: int, first: int, panels: int, out: Any) -> None:
@@ -125,9 +145,16 @@ def _multiply(given: Any, weights: Any, first: Any, panels: Any, out: Any) -> An
             at = weights + 2 * PANEL * inputs * first
             product(at, given.x.ctypes.data, rows, inputs, out.ctypes.data, out.shape[1], panels)
 
+    def full(given: ProductInput, weights: int, first: int, panels: int, out: Any) -> None:
+        rows, inputs = given.x.shape
+        at = weights + 4 * PANEL * inputs * first
+        float32_product(at, given.x.ctypes.data, rows, inputs, out.ctypes.data, out.shape[1], panels)
+
     def packed(given: PackedInput, weights: int, first: int, panels: int, out: Any) -> None:
         rows, inputs = given.x.shape
         x, short = given.x.ctypes.data, given.given.ctypes.data
         call_product(given.product, weights, first, panels, rows, inputs, x, short, out.ctypes.data, out.shape[1])
 
-    return floating if given.instance_class is ProductInput else packed
+    if given.instance_class is PackedInput:
+        return packed
+    return full if _of_float32(given) else floating

@@ -11,9 +11,9 @@ from outrider.kernels.numba.float16_products import wide
 from outrider.kernels.numba.packed_rows import unpack_row
 from outrider.kernels.numba.tiles import PANEL, compiled, float_of_bits, pointer_to
 
-ROWS, PANELS, HALF_PANELS, PACKED_PANELS = range(4)
+ROWS, PANELS, HALF_PANELS, PACKED_PANELS, FLOAT_PANELS = range(5)
 """Float32 one row behind the other; bfloat16 as ``tiles.py`` reads it; float16 as ``float16_products.py`` does; four
-to eight bits as ``packed_products.py`` does."""
+to eight bits as ``packed_products.py`` does; float32 as ``tiles.py`` reads it."""
 
 
 class Table(NamedTuple):
@@ -36,6 +36,12 @@ def look_up(table: Table, token: int, out: Any) -> None:
         return
     if table.kind == PACKED_PANELS:
         unpack_row(table.place, token, out[: table.size])
+        return
+    if table.kind == FLOAT_PANELS:
+        panel = table.place + 4 * PANEL * table.inputs * (token // PANEL)
+        columns = carray(pointer_to(panel), (table.inputs, PANEL), np.float32)
+        for j in range(table.size):
+            out[j] = columns[j, token % PANEL]
         return
     start = table.place + 2 * PANEL * table.inputs * (token // PANEL)
     bits = carray(pointer_to(start), (table.inputs, PANEL), np.uint16)

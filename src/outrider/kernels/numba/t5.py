@@ -15,7 +15,7 @@ import numpy as np
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.layer_math import exp, finish, norm, take
 from outrider.kernels.numba.output_matrix import write_logits
-from outrider.kernels.numba.products import ProductInput, chained, convert_input, multiply, product_input
+from outrider.kernels.numba.products import ProductInput, convert_input, input_room, multiply, product_input
 from outrider.kernels.numba.rows import look_up
 from outrider.kernels.numba.t5_attention import attention, buffer
 from outrider.kernels.numba.t5_records import (
@@ -126,7 +126,7 @@ def _layers(model: T5Stack, run: T5Run, piece: int) -> None:
     temp = np.empty((tokens, max(widest, model.padded)), np.float32)
     scores = np.empty(max(run.own.capacity, run.cross.capacity), np.float32)
     most = max(hidden, run.mixed.shape[1], model.inner)
-    room, factors = np.empty(tokens * chained(most) if model.half else 0, np.uint16), np.empty(tokens, np.float32)
+    room, factors = input_room(model.half, tokens, most), np.empty(tokens, np.float32)
     around = product_input(model.half, normed, room, factors)
     mixed = product_input(model.half, run.mixed, room, factors)
     between = product_input(model.half, run.between, room, factors)
@@ -212,7 +212,7 @@ def t5_cross(
     """
     tokens, panels, counters = len(read), model.padded // PANEL, work.ctypes.data
     temp = np.empty((tokens, model.padded), np.float32)
-    room = np.empty(tokens * chained(model.hidden) if model.half else 0, np.uint16)
+    room = input_room(model.half, tokens, model.hidden)
     given = product_input(model.half, read, room, np.empty(tokens, np.float32))
     items, converted = 2 * model.heads * len(places), -1
     done, item = 0, take(counters, 0)

@@ -37,7 +37,7 @@ class T5Stack(NamedTuple):
     norms: np.ndarray[Any, Any]  # [L, 3, hidden]: before attention, cross-attention and feed-forward
     last_norm: np.ndarray[Any, Any]  # [hidden]
     output: int  # address of the output matrix
-    half: bool  # products are computed in float16
+    half: bool | float  # products are computed in float16; or ``products.FLOAT32``
     powers: np.ndarray[Any, Any]  # [L, 6, 2]: what their inputs are scaled by (``float16_products.py``)
     last_powers: np.ndarray[Any, Any]  # [2]: those of the output matrix
 

@@ -1,9 +1,10 @@
-"""Matrix products with packed bfloat16 weights compiled by numba, and the atomic counters that threads share.
+"""Matrix products in float32 compiled by numba, and the atomic counters that threads share.
 
 Weights are stored as bfloat16 and multiplied as float32: a bfloat16 is the upper half of a float32, so widening costs
-one instruction and no accuracy, and half the bytes are read from memory. Sixteen columns are stored side by side (a
-panel). Each output is one chain of fused multiply-adds in the order of the inputs, whatever the number of rows or
-panels in the run. So the products are batch-invariant: **bits do not depend on the width of a run.**
+one instruction and no accuracy, and half the bytes are read from memory. Weights of models that were not saved in
+bfloat16 are stored as float32. Sixteen columns are stored side by side (a panel). Each output is one chain of fused
+multiply-adds in the order of the inputs, whatever the number of rows or panels in the run. So the products are
+batch-invariant: **bits do not depend on the width of a run.**
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from outrider.kernels.numba.code_cache import OPTIONS
 from outrider.runtime import cpu
 
 PANEL = 16
-"""Columns of a panel; it is kept as [inputs, 8, 2]: columns j and j + 8 are the two halves of a 32-bit word."""
+"""Columns of a panel [inputs, 16]; of bfloat16 [inputs, 8, 2]: columns j and j + 8 are the halves of a 32-bit word."""
 
 _HALF = PANEL // 2
 _STEP = 4
@@ -90,12 +91,20 @@ def _inputs(builder: Any, row: Any, place: Any, lanes: int) -> list[Any]:
     return found
 
 
-def _widened(builder: Any, addresses: Sequence[Any], place: Any) -> tuple[Any, Any]:
-    """Columns 0..7 and 8..15 of one input, of a panel or of two side by side."""
+def _loaded(builder: Any, addresses: Sequence[Any], place: Any, kind: Any) -> Any:
+    """Eight numbers of a panel, or of two side by side."""
     loaded = [
-        builder.load(pointer(builder, address, place, ir.VectorType(WORD, _HALF)), align=32) for address in addresses
+        builder.load(pointer(builder, address, place, ir.VectorType(kind, _HALF)), align=32) for address in addresses
     ]
-    words = loaded[0] if len(loaded) == 1 else _lanes(builder, loaded[0], range(PANEL), loaded[1])
+    return loaded[0] if len(loaded) == 1 else _lanes(builder, loaded[0], range(PANEL), loaded[1])
+
+
+def _columns(builder: Any, addresses: Sequence[Any], place: Any, size: int) -> tuple[Any, Any]:
+    """Columns 0..7 and 8..15 of one input in float32, of a panel or of two side by side; ``size``: bytes each."""
+    if size == 4:
+        behind = builder.add(place, number(4 * _HALF))
+        return _loaded(builder, addresses, place, FLOAT), _loaded(builder, addresses, behind, FLOAT)
+    words = _loaded(builder, addresses, place, WORD)
     low = builder.shl(words, ir.Constant(words.type, [16] * words.type.count))
     high = builder.and_(words, ir.Constant(words.type, [0xFFFF0000] * words.type.count))
     floats = ir.VectorType(FLOAT, words.type.count)
@@ -130,10 +139,11 @@ def loop(builder: Any, turns: Any, step: int, first: list[Any]) -> tuple[Any, li
     return place, list(carried), end
 
 
-def tile(rows: int, panels: int) -> Any:
+def tile(rows: int, panels: int, size: int) -> Any:
     """A function (weights, x, x's stride, out, out's stride, inputs): addresses in bytes, strides in numbers.
 
-    x [rows, inputs] times ``panels`` panels, one behind the other -> out [rows, 16 * panels].
+    x [rows, inputs] times ``panels`` panels, one behind the other -> out [rows, 16 * panels]. Weights have ``size``
+    bytes: 2 are bfloat16, 4 float32.
     """
 
     joined = joined_panels(panels)
@@ -146,17 +156,17 @@ def tile(rows: int, panels: int) -> Any:
             builder.module, ir.FunctionType(floats, [floats] * 3), f"llvm.fma.v{lanes}f32"
         )
         lines = [builder.add(x, builder.mul(x_stride, number(4 * row))) for row in range(rows)]
-        starts = [builder.add(weights, builder.mul(inputs, number(2 * PANEL * panel))) for panel in range(panels)]
+        starts = [builder.add(weights, builder.mul(inputs, number(size * PANEL * panel))) for panel in range(panels)]
         nought = ir.Constant(floats, [0.0] * lanes)
         place, totals, end = loop(builder, inputs, _STEP, [nought] * (vectors * rows))
         given = [_inputs(builder, line, builder.mul(place, number(4)), lanes) for line in lines]
         for step in range(_STEP):
-            offset = builder.mul(builder.add(place, number(step)), number(2 * PANEL))
-            if AHEAD and step % 2 == 0:
+            offset = builder.mul(builder.add(place, number(step)), number(size * PANEL))
+            if AHEAD and (size == 4 or step % 2 == 0):  # a line of memory has 64 bytes
                 for start in starts:
                     fetch(builder, start, offset)
             groups = [starts[first : first + joined] for first in range(0, panels, joined)]
-            halves = [half for group in groups for half in _widened(builder, group, offset)]
+            halves = [half for group in groups for half in _columns(builder, group, offset, size)]
             for row in range(rows):
                 for column, half in enumerate(halves, start=vectors * row):
                     totals[column] = builder.call(multiply, [given[row][step], half, totals[column]])

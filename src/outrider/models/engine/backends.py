@@ -16,7 +16,8 @@ from outrider.errors import require
 from outrider.models.engine.prepared import Layout, Prepared, PreparedEngine
 from outrider.models.engine.sizes import Sizes
 from outrider.models.engine.t5_sizes import T5Sizes, t5_like
-from outrider.models.settings import setting
+from outrider.models.engine.weight_files import FLOATS
+from outrider.models.settings import saved_dtype
 from outrider.runtime import cpu
 
 QUANTISED = ("int8", "int4")
@@ -74,7 +75,10 @@ def _numba_weights(asked: Asked) -> str:
         return asked.packed
     if asked.weights != "full":
         return asked.weights
-    return "float16" if numba_computes_in_half(asked.dtype, asked.settled) else "bfloat16"
+    saved = saved_dtype(asked.config)
+    if saved in ("bfloat16", "float16") and numba_computes_in_half(asked.dtype, asked.settled):
+        return "float16"
+    return "bfloat16" if saved == "bfloat16" else "float32"
 
 
 def _numba_layout(weights: str) -> Layout:
@@ -86,13 +90,14 @@ def _numba_layout(weights: str) -> Layout:
             "numba", weights, packed_weights.FORMAT,
             lambda to, source, config: packed_weights.write_quantised(to, source, config, weights), bytes_each=each,
         )  # fmt: skip
-    if weights not in ("bfloat16", "float16"):
+    if weights not in FLOATS:
         return Layout("numba", weights, packed_weights.FORMAT, packed_weights.write_gguf)
-    half = weights == "float16"
     return Layout(
         "numba", weights, numba_weights.FORMAT,
-        lambda to, source, config: (t5_weights if t5_like(config) else numba_weights).write(to, source, config, half),
-        bytes_each=2,
+        lambda to, source, config: (t5_weights if t5_like(config) else numba_weights).write(
+            to, source, config, weights
+        ),
+        bytes_each=FLOATS[weights].itemsize,
     )  # fmt: skip
 
 
@@ -112,9 +117,9 @@ def _open_numba(prepared: Prepared, config: Any, kv_cache_dtype: str = "auto") -
 
 
 def _numba_obstacle(asked: Asked) -> str | None:
-    saved = str(setting(asked.config, "dtype")).removeprefix("torch.")
-    if saved != "bfloat16" and asked.weights == "full":
-        return f"it reads weights that were saved in bfloat16, and these are in {saved}; leave it out"
+    saved = saved_dtype(asked.config)
+    if saved not in FLOATS and asked.weights == "full":
+        return f"it reads weights that were saved in {', '.join(FLOATS)}, and these are in {saved}; leave it out"
     if t5_like(asked.config):
         if asked.weights != "full":
             return f"models of type {asked.config.model_type!r} have no layers here in {asked.weights}; leave it out"
@@ -126,10 +131,12 @@ def _numba_obstacle(asked: Asked) -> str | None:
         return None
     if asked.weights != "full":
         return not_float32(asked.dtype)
-    if asked.dtype == torch.bfloat16:  # these are the weights that it reads; it computes in more
+    if asked.dtype == torch.bfloat16 and saved == "bfloat16":  # the weights that it reads; it computes in more
         return None
     if asked.dtype != torch.float16:
         return not_float32(asked.dtype)
+    if saved == "float32":
+        return "it does not round weights, and these are in float32; leave the dtype out, or choose float32"
     if cpu.facts().computes_in_half:
         return None
     return "this CPU does not compute in float16; choose the dtype float32, or leave the dtype out"

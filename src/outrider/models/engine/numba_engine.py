@@ -18,6 +18,7 @@ from outrider.core.protocols import Shape
 from outrider.errors import require
 from outrider.kernels.numba import float16_products, kv_panels, llama, llama_records, packed_products, tiled_attention
 from outrider.kernels.numba.code_cache import DIGEST, compiling
+from outrider.kernels.numba.products import FLOAT32
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine.llama_engine import Found, LlamaEngine, Run
@@ -25,13 +26,10 @@ from outrider.models.engine.panel_buffers import PanelBuffers
 from outrider.models.engine.panel_rows import PackedRows, PanelRows
 from outrider.models.engine.prepared import Prepared
 from outrider.models.engine.sizes import Sizes
-from outrider.models.engine.weight_files import WEIGHTS
+from outrider.models.engine.weight_files import FLOATS, WEIGHTS
 from outrider.models.kv_buffers import Buffers
 from outrider.models.llama_layer import LLAMA, PRODUCTS, LayerNorms, layer_name
 from outrider.models.transformers.families import layer_design
-
-FLOATS = ("bfloat16", "float16")
-"""Formats of weights that are not packed."""
 
 Addresses = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
 """Addresses of every layer's keys, of its values, and the positions that both have room for."""
@@ -71,10 +69,12 @@ class NumbaEngine(LlamaEngine):
         with (prepared.folder / WEIGHTS).open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._file = np.frombuffer(self._map, np.uint8)
-        self._half: bool | int = prepared.weights == "float16"
+        self._half: bool | int | float = prepared.weights == "float16"
         self._layers = llama.layers
         if prepared.weights not in FLOATS:
             self._half, self._layers = packed_products.address(), llama.packed_layers
+        elif prepared.weights == "float32":
+            self._half, self._layers = FLOAT32, llama.float32_layers
         elif self._half:
             assert float16_products.AVAILABLE, "engines.computes_in_half and float16_products.py disagree"
             self.name += " in float16"
@@ -117,9 +117,9 @@ class NumbaEngine(LlamaEngine):
         place, shape = self._places[name]
         if self._layers is llama.packed_layers:
             return PackedRows(self._file, place, self.vocabulary, hidden)
-        bits = self._file[place:].view(np.uint16)[: math.prod(shape)].reshape(shape)
-        narrow = self._half and self._places[name] == self._places["output"]
-        return PanelRows(bits, self.vocabulary, hidden, int(self._powers(0)[-1][1]) if narrow else None)
+        narrow = self.prepared.weights == "float16" and self._places[name] == self._places["output"]
+        unit = int(self._powers(0)[-1][1]) if narrow else None
+        return PanelRows(self._file, place, shape, self.vocabulary, hidden, unit)
 
     def _model(self, sizes: Sizes, config: Any) -> llama_records.LlamaWeights:
         names = [[f"{layer_name(layer)}.{product}" for product in PRODUCTS] for layer in range(sizes.layers)]
@@ -152,7 +152,7 @@ class NumbaEngine(LlamaEngine):
 
     def _powers(self, products: int) -> np.ndarray[Any, Any]:
         """What the inputs of all products are scaled by, the output matrix last; zeros where they are not."""
-        if not self._half:
+        if "powers" not in self._places:
             return np.zeros((products + 1, 2), np.int64)
         place, shape = self._places["powers"]
         return self._file[place:].view(np.int64)[: shape[0] * shape[1]].reshape(shape)

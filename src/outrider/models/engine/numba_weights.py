@@ -1,7 +1,7 @@
 """A Llama-like model's weights as numba's kernels read them: panels of sixteen columns.
 
-In bfloat16 for ``kernels/numba/tiles.py``, where a column's weights are as they were saved, or in float16 for
-``kernels/numba/float16_products.py``.
+In bfloat16 or float32 for ``kernels/numba/tiles.py``, where a column's weights are as they were saved, or in float16
+for ``kernels/numba/float16_products.py``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core.model_facts import dtype_name
 from outrider.errors import ModelCorrupt, ModelError, require
 from outrider.kernels.numba.float16_products import CHAIN
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine.sizes import PartNames, Sizes
-from outrider.models.engine.weight_files import REMEDY, WEIGHTS, Tensors, WeightFile
+from outrider.models.engine.weight_files import FLOATS, REMEDY, WEIGHTS, Tensors, WeightFile
 from outrider.models.llama_layer import EMBEDDING, HEAD_NORMS, LAST_NORM, LLAMA, OUTPUT, PRODUCTS, layer_name
+from outrider.models.settings import saved_dtype
 from outrider.models.transformers.families import layer_design
 
 FORMAT = 5
@@ -35,42 +37,66 @@ _ROOM = 60000.0
 """What a sum in float16 stays below; the range ends at 65,504, and rounding goes up as well as down."""
 
 
-class _Products:
-    """Matrices on their way into a file, in bfloat16 or float16."""
+class Products:
+    """Matrices on their way from a checkpoint into a file, in bfloat16, float16 or float32."""
 
-    def __init__(self, file: WeightFile, half: bool) -> None:
-        self.file, self.half = file, half
+    def __init__(self, file: WeightFile, tensors: Tensors, weights: str, saved: str) -> None:
+        """``weights``: what the file is to have; ``saved``: what the checkpoint has, as its config says."""
+        self.file, self.tensors, self.half = file, tensors, weights == "float16"
+        self._exact_in: torch.dtype = FLOATS[saved if self.half else weights]
         self.powers: list[tuple[int, int]] = []  # of two: the largest input, and what weights were divided by
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Tensor:
+        """A matrix of the checkpoint, with the numbers it was saved with."""
+        given = self.tensors.tensor(name)
+        found = tuple(given.shape)
+        require(
+            found == shape, f"{name} is {found}, and the config says {shape}; the checkpoint is damaged", ModelCorrupt
+        )
+        kept = given.to(self._exact_in)
+        require(
+            given.dtype == kept.dtype or torch.equal(kept.to(given.dtype), given),
+            f"{name} has weights that are no {dtype_name(kept.dtype)}, though config.json says so; load the model with "
+            "engine='torch', or with weights='int8'",
+            ModelError,
+        )
+        return kept
 
     def write(self, name: str, weight: Tensor) -> None:
         if not self.half:
-            self.file.write(name, panels(weight))
+            self.table(name, weight)
             return
         narrow, limit, unit = in_half(name, weight)
         self.powers.append((limit, unit))
-        self.file.write(name, half_panels(narrow))
+        self.file.write(name, column_panels(narrow))
+
+    def table(self, name: str, weight: Tensor) -> None:
+        """Write a matrix that tokens are looked up in: nothing is scaled."""
+        if weight.dtype == torch.float16:
+            weight = weight.to(torch.float32)
+        self.file.write(name, panels(weight) if weight.dtype == torch.bfloat16 else column_panels(weight))
 
 
-def write(folder: Path, source: Path, config: Any, half: bool = False) -> dict[str, tuple[int, list[int]]]:
+def write(folder: Path, source: Path, config: Any, weights: str) -> dict[str, tuple[int, list[int]]]:
     """Weights into a file -> where in it each of them is."""
     file = WeightFile(folder / WEIGHTS)
-    products = _Products(file, half)
     try:
         tensors, sizes = Tensors(source, PartNames.of(config)), Sizes.of(config)
+        products = Products(file, tensors, weights, saved_dtype(config))
         for layer in range(sizes.layers):
             for name, parts in PRODUCTS.items():
-                _write_product(products, tensors, layer_name(layer), name, parts, sizes)
+                _write_product(products, layer_name(layer), name, parts, sizes)
         for kind, norms in norm_names(config, sizes).items():
             file.write(kind, torch.stack([tensors.joined([name]) for name in norms]).numpy() + norm_offset(config))
         tied = config.tie_word_embeddings or OUTPUT not in tensors
         output = EMBEDDING if tied else OUTPUT
-        products.write("output", _exact(tensors, output, (config.vocab_size, sizes.hidden)))
-        if half:
+        products.write("output", products.matrix(output, (config.vocab_size, sizes.hidden)))
+        if products.half:
             file.write("powers", np.array(products.powers))
             # As they were saved, down to the smallest: heads know their target by them.
             file.write("sample", tensors.joined([output])[:SAMPLE].numpy())
         if not tied:
-            file.write("embedding", panels(_exact(tensors, EMBEDDING, (config.vocab_size, sizes.hidden))))
+            products.table("embedding", products.matrix(EMBEDDING, (config.vocab_size, sizes.hidden)))
         tensors.require_all_used(except_for={OUTPUT} if tied else set())
     finally:
         file.close()
@@ -94,11 +120,9 @@ def norm_offset(config: Any) -> np.float32:
     return np.float32((layer_design(config) or LLAMA).norm_offset)
 
 
-def _write_product(
-    products: _Products, tensors: Tensors, prefix: str, name: str, parts: tuple[str, ...], sizes: Sizes
-) -> None:
-    shapes = sizes.shapes()
-    weights = [_exact(tensors, f"{prefix}.{part}.weight", shapes[part.rpartition(".")[2]]) for part in parts]
+def _write_product(products: Products, prefix: str, name: str, parts: tuple[str, ...], sizes: Sizes) -> None:
+    shapes, tensors = sizes.shapes(), products.tensors
+    weights = [products.matrix(f"{prefix}.{part}.weight", shapes[part.rpartition(".")[2]]) for part in parts]
     biased = [part for part in parts if f"{prefix}.{part}.bias" in tensors]
     require(len(biased) in (0, len(parts)), f"only {biased} of {prefix} have biases; {REMEDY}", ModelError)
     biases = [tensors.joined([f"{prefix}.{part}.bias"])[:, None] for part in biased]
@@ -116,21 +140,6 @@ def _write_product(
             products.file.write(f"{prefix}.{name}{kind}", whole[:, 0].contiguous().numpy())
         else:
             products.write(f"{prefix}.{name}", whole)
-
-
-def _exact(tensors: Tensors, name: str, shape: tuple[int, int]) -> Tensor:
-    """A matrix in bfloat16, as which it was saved."""
-    given = tensors.tensor(name)
-    found = tuple(given.shape)
-    require(found == shape, f"{name} is {found}, and the config says {shape}; the checkpoint is damaged", ModelCorrupt)
-    narrow = given.to(torch.bfloat16)
-    same = given.dtype == torch.bfloat16 or torch.equal(narrow.to(given.dtype), given)
-    require(
-        same,
-        f"{name} has weights that are no bfloat16; load the model with engine='torch', or with weights='int8'",
-        ModelError,
-    )
-    return narrow
 
 
 def panels(weight: Tensor) -> np.ndarray[Any, Any]:
@@ -155,8 +164,8 @@ def in_half(name: str, weight: Tensor) -> tuple[Tensor, int, int]:
     return narrow, math.floor(math.log2(_ROOM / most)) if most else 0, unit
 
 
-def half_panels(weight: Tensor) -> np.ndarray[Any, Any]:
-    """A weight [out, in] in float16 -> [out / 16, in, 16]."""
+def column_panels(weight: Tensor) -> np.ndarray[Any, Any]:
+    """A weight [out, in] in float16 or float32 -> [out / 16, in, 16]."""
     whole = torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % PANEL))
     found: np.ndarray[Any, Any] = whole.view(-1, PANEL, whole.shape[1]).transpose(1, 2).contiguous().numpy()
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.numba.packed_rows import unpack_rows
-from outrider.kernels.numba.rows import HALF_PANELS, PACKED_PANELS, PANELS, Table
+from outrider.kernels.numba.rows import FLOAT_PANELS, HALF_PANELS, PACKED_PANELS, PANELS, Table
 
 
 class _Table:
@@ -39,22 +41,37 @@ class PanelRows(_Table):
     It takes no memory of its own.
     """
 
-    def __init__(self, bits: np.ndarray[Any, Any], rows: int, size: int, unit: int | None = None) -> None:
-        """``bits`` of bfloat16 [V / 16, size, 8, 2], where row 16 p + 8 h + j is [p, :, j, h]; or, with the power of
-        two that weights were divided by, of float16 [V / 16, size up to whole chains, 16]."""
-        self._bits, self._size, self._unit = bits, size, unit
+    def __init__(
+        self,
+        file: np.ndarray[Any, Any],
+        place: int,
+        shape: Sequence[int],
+        rows: int,
+        size: int,
+        unit: int | None = None,
+    ) -> None:
+        """From ``place`` of a file's bytes on, panels of this shape: bfloat16 [V / 16, size, 8, 2], where row
+        16 p + 8 h + j is [p, :, j, h]; float32 [V / 16, size, 16]; or, with the power of two that weights were divided
+        by, float16 [V / 16, size up to whole chains, 16]."""
+        number: Any
+        kind, number = (FLOAT_PANELS, np.float32) if unit is None else (HALF_PANELS, np.float16)
+        if len(shape) == 4:
+            kind, number = PANELS, np.uint16
+        scale = 2.0 ** (unit or 0)
+        self._kind, self._scale = kind, np.float32(scale)
+        size_on_disk = math.prod(shape) * np.dtype(number).itemsize
+        self._panels = file[place : place + size_on_disk].view(number).reshape(shape)
         super().__init__(rows, size)
-        kind, scale = (PANELS, 1.0) if unit is None else (HALF_PANELS, 2.0**unit)
-        self.table = Table(bits.ctypes.data, size, kind, bits.shape[1], scale)
+        self.table = Table(self._panels.ctypes.data, size, kind, shape[1], scale)
 
     def __getitem__(self, index: Any, /) -> Tensor:
         """Rows of tokens [...] -> [..., size]."""
         rows = self._numbers(index)
-        if self._unit is None:  # a bfloat16 is the upper half of a float32
-            found = self._bits[rows >> 4, :, rows & 7, rows >> 3 & 1].astype(np.uint32) << 16
-            return torch.from_numpy(found).view(torch.float32)
-        narrow = self._bits[rows >> 4, :, rows & 15].view(np.float16)[..., : self._size]
-        return torch.from_numpy(narrow.astype(np.float32) * np.float32(2.0**self._unit))
+        if self._kind == PANELS:  # a bfloat16 is the upper half of a float32
+            bits = self._panels[rows >> 4, :, rows & 7, rows >> 3 & 1].astype(np.uint32) << 16
+            return torch.from_numpy(bits).view(torch.float32)
+        found = self._panels[rows >> 4, :, rows & 15][..., : self.shape[1]]
+        return torch.from_numpy(found.astype(np.float32) * self._scale)
 
 
 class PackedRows(_Table):

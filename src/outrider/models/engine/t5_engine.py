@@ -87,7 +87,7 @@ class T5Engine:
         self._read = self.sizes.decoder_weights + self.sizes.hidden * self.sizes.vocabulary
         self._known: WeakKeyDictionary[Buffers, t5_records.T5Memory] = WeakKeyDictionary()
         self._weights = weights = T5Weights(prepared, self.sizes)
-        if weights.half:
+        if prepared.weights == "float16":
             assert float16_products.AVAILABLE, "backends.numba_computes_in_half and float16_products.py disagree"
             self.name += " in float16"
         self.embedding: EmbeddingTable = weights.embedding

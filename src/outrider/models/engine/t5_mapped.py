@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.kernels.numba.products import FLOAT32
 from outrider.kernels.numba.t5_records import GELU, RELU, SILU, T5Stack
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine.panel_rows import PanelRows
@@ -26,13 +27,13 @@ class T5Weights:
     """A file of weights (``t5_weights.py``). Addresses in it are good as long as this lives."""
 
     def __init__(self, prepared: Prepared, sizes: T5Sizes) -> None:
-        self.sizes, self.half = sizes, prepared.weights == "float16"
+        self.sizes, self.half = sizes, FLOAT32 if prepared.weights == "float32" else prepared.weights == "float16"
         self._places = prepared.record["places"]
         with (prepared.folder / WEIGHTS).open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._file = np.frombuffer(self._map, np.uint8)
         names = sizes.names()
-        scaled = self.view("powers", np.int64) if self.half else np.zeros((len(names), 2), np.int64)
+        scaled = self.view("powers", np.int64) if "powers" in self._places else np.zeros((len(names), 2), np.int64)
         self._powers: dict[str, Array] = dict(zip(names, scaled, strict=True))
         self.embedding = self.unembedding = self._rows("output")
         if self._places["embedding"] != self._places["output"]:
@@ -44,9 +45,10 @@ class T5Weights:
         return found
 
     def _rows(self, name: str) -> PanelRows:
-        narrow = self.half and self._places[name] == self._places["output"]
+        narrow = "powers" in self._places and self._places[name] == self._places["output"]
         unit = int(self._powers["output"][1]) if narrow else None
-        return PanelRows(self.view(name, np.uint16), self.sizes.vocabulary, self.sizes.hidden, unit)
+        place, shape = self._places[name]
+        return PanelRows(self._file, place, shape, self.sizes.vocabulary, self.sizes.hidden, unit)
 
     def _names(self, stack: str, products: Sequence[str]) -> list[list[str]]:
         return [[f"{stack}.{layer}.{name}" for name in products] for layer in range(self.sizes.layers(stack))]

@@ -11,44 +11,46 @@ from torch import Tensor
 
 from outrider.errors import ModelError, require
 from outrider.kernels.numba.tiles import PANEL
-from outrider.models.engine.numba_weights import SAMPLE, _exact, _Products, panels
+from outrider.models.engine.numba_weights import SAMPLE, Products
 from outrider.models.engine.t5_sizes import BIAS, COPIES, EMBEDDING, NEVER_READ, OUTPUT, T5Sizes
 from outrider.models.engine.weight_files import REMEDY, WEIGHTS, Tensors, WeightFile
+from outrider.models.settings import saved_dtype
 
 
-def write(folder: Path, source: Path, config: Any, half: bool = False) -> dict[str, tuple[int, list[int]]]:
+def write(folder: Path, source: Path, config: Any, weights: str) -> dict[str, tuple[int, list[int]]]:
     """Weights into a file -> where in it each of them is."""
     file = WeightFile(folder / WEIGHTS)
-    products = _Products(file, half)
     try:
         tensors, sizes = Tensors(source), T5Sizes.of(config)
+        products = Products(file, tensors, weights, saved_dtype(config))
         for stack in ("encoder", "decoder"):
-            _write_stack(products, tensors, sizes, stack)
-        table = _exact(tensors, EMBEDDING, (sizes.vocabulary, sizes.hidden))
+            _write_stack(products, sizes, stack)
+        table = products.matrix(EMBEDDING, (sizes.vocabulary, sizes.hidden))
         for name in COPIES:
             same = name not in tensors or torch.equal(tensors.tensor(name), table)
             require(same, f"{name} is not {EMBEDDING}; {REMEDY}", ModelError)
         output = table
         if OUTPUT in tensors:  # as in transformers: one of its own counts, whatever the config says
-            output = _exact(tensors, OUTPUT, (sizes.vocabulary, sizes.hidden))
+            output = products.matrix(OUTPUT, (sizes.vocabulary, sizes.hidden))
         products.write("output", output)
-        if half:
+        if products.half:
             file.write("powers", np.array(products.powers))
             # As they were saved, down to the smallest: heads know their target by them.
             file.write("sample", table[:SAMPLE].to(torch.float32).numpy())
         if not torch.equal(table, output):
-            file.write("embedding", panels(table))
+            products.table("embedding", table)
         tensors.require_all_used(except_for=set(NEVER_READ))
     finally:
         file.close()
     return {"embedding": file.places["output"]} | file.places  # tied: tokens are looked up in the output layer
 
 
-def _write_stack(products: _Products, tensors: Tensors, sizes: T5Sizes, stack: str) -> None:
+def _write_stack(products: Products, sizes: T5Sizes, stack: str) -> None:
+    tensors = products.tensors
     for layer in range(sizes.layers(stack)):
         for name, parts in sizes.products(stack).items():
             shape = sizes.shape(name)
-            given = [_exact(tensors, f"{stack}.block.{layer}.{part}.weight", shape) for part in parts]
+            given = [products.matrix(f"{stack}.block.{layer}.{part}.weight", shape) for part in parts]
             products.write(f"{stack}.{layer}.{name}", _joined(name, given, sizes.depth))
     names = [f"{stack}.block.{layer}.{n}.weight" for layer in range(sizes.layers(stack)) for n in sizes.norms(stack)]
     last = tensors.joined([f"{stack}.final_layer_norm.weight"])

@@ -18,6 +18,9 @@ from outrider.models.hub.safetensors_files import weight_files
 WEIGHTS = "weights.bin"
 PAGE = 4096
 
+FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+"""Formats of weights that are not packed."""
+
 
 class Tensors:
     """The tensors of a directory's safetensors files, read one at a time.
