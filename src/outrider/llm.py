@@ -64,12 +64,12 @@ def load(
     graphs: replay whole steps as CUDA graphs; "auto" does so on a GPU. The text is the same.
     dtype: what the model computes in; "auto": what the checkpoint was saved in where the device is fast at it, else
         float32, or float16 by numba on ARM CPUs that compute in it, which is nearer to float32 than bfloat16 is.
-    engine: what runs the model: "torch"; on a CPU, for families of Llama's and T5's kind, "numba" (two bytes a weight,
-        float32 or float16, or packed); or "auto": numba where it can, else torch.
+    engine: what runs the model: "torch"; on a CPU, for families of Llama's and T5's kind, "numba" (two or four bytes a
+        weight, computing in float32 or float16, or packed); or "auto": numba where it can, else torch.
     weights: "full", as they were saved (those of a .gguf file as they are, by numba, unless a dtype is asked for), or
         quantised: "int8" by numba on a CPU and torchao on a GPU, "int4" by numba.
     kv_cache_dtype: what the numba engine stores keys and values in: "float32", "bfloat16" or "float16"; "auto":
-        float16 where it computes in that, else float32.
+        float16 where the CPU computes in it and weights are in float16 or packed, else float32.
     tensor_parallel: processes of torchrun over which the target's layers are sharded. On rank 0 this returns; on every
         other rank it serves rank 0 until that ends, then ends the process.
     """

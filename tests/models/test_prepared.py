@@ -206,10 +206,11 @@ def test_no_trace_of_torchs_own(folder: Path) -> None:
 
 
 def test_what_auto_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU numba for weights in bfloat16; torch for small ones and all others."""
+    """On a CPU numba; torch for small models, other devices, and what numba does not compute in."""
     config, cpu, large = tf.AutoConfig.from_pretrained(folder), torch.device("cpu"), 1e9
     auto = Kernels("auto")
-    assert chosen_engine(auto, config, cpu, torch.float32, large) == "torch"
+    assert chosen_engine(auto, config, cpu, torch.float32, large) == "numba"
+    assert chosen_engine(auto, config, cpu, torch.float16, large) == "torch"  # of weights in float32
     config.dtype = torch.bfloat16
     assert chosen_engine(auto, config, cpu, torch.float32, size=1e6) == "torch"
     assert chosen_engine(auto, config, torch.device("cuda"), torch.float32, large) == "torch"

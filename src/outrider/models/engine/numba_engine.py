@@ -54,7 +54,9 @@ class NumbaEngine(LlamaEngine):
 
     def __init__(self, prepared: Prepared, config: Any, kv_cache_dtype: str = "auto") -> None:
         super().__init__(prepared, config)
-        default = "float16" if prepared.weights == "float16" else "float32"
+        packed = prepared.weights not in FLOATS  # rounded to less than float16 already
+        in_half = prepared.weights == "float16" or (packed and float16_products.AVAILABLE)
+        default = "float16" if in_half else "float32"
         if kv_cache_dtype == "auto":
             kv_cache_dtype = default
         require(
@@ -71,7 +73,7 @@ class NumbaEngine(LlamaEngine):
         self._file = np.frombuffer(self._map, np.uint8)
         self._half: bool | int | float = prepared.weights == "float16"
         self._layers = llama.layers
-        if prepared.weights not in FLOATS:
+        if packed:
             self._half, self._layers = packed_products.address(), llama.packed_layers
         elif prepared.weights == "float32":
             self._half, self._layers = FLOAT32, llama.float32_layers
