@@ -53,7 +53,8 @@ def test_tables_of_engines_are_not_cut_off(capsys: pytest.CaptureFixture[str], m
     tasks = ("writing", "reasoning", "translation", "summarisation", "retrieval", "mathematics", "all")
     row = {
         "way": "outrider speculative", "temperature": 0.0, "tokens_per_second": 123.4, "interval": [120.1, 125.2],
-        "quartiles": [111.1, 133.3], "first_seconds": 0.12, "whole_tokens_per_second": 99.9, "floor_share": 0.5,
+        "quartiles": [111.1, 133.3], "first_seconds": 0.12, "prefill_tokens_per_second": 345.6,
+        "whole_tokens_per_second": 99.9, "floor_share": 0.5,
         "over_plain": 2.34, "over_plain_interval": [2.1, 2.5], "same_as_plain": 12, "compared": 12, "ours_over": 1.0,
         "ours_over_interval": [1.0, 1.0], "our_plain_over": 0.5, "agreement": 128.0,
     }  # fmt: skip

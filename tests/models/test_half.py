@@ -32,7 +32,7 @@ from models.test_lean import scored
 from outrider.kernels.numba.float16_products import CHAIN, half_product, narrow
 from outrider.models.engine.model import EngineModel
 from outrider.models.engine.numba_engine import NumbaEngine
-from outrider.models.engine.numba_weights import half_panels, in_half
+from outrider.models.engine.numba_weights import column_panels, in_half
 from outrider.models.transformers.fingerprint import fingerprint
 
 pytestmark = [pytest.mark.cpu_paths, pytest.mark.usefixtures("cache")]
@@ -50,7 +50,7 @@ def in_float16(model: Any, folder: Path) -> EngineModel:
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x [rows, in] times a weight [out, in], out a multiple of 16."""
     kept, limit, unit = in_half("weight", weight)
-    columns = half_panels(kept)
+    columns = column_panels(kept)
     bits, factors = np.full((len(x), kept.shape[1]), 7, np.uint16), np.empty(len(x), np.float32)
     out = np.full((len(x), len(weight)), np.nan, np.float32)
     narrow(x.numpy(), limit, unit, bits, factors)

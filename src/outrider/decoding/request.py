@@ -36,7 +36,10 @@ class Request:
     def guesses(self, row: Row, planned: int, most: int) -> int:
         """Guesses to ask for: its own number, or what the planner chooses and more where they are sure."""
         most = min(most, max(0, row.left - 1))
-        return max(planned, min(self.sure(row), most)) if self.gamma is None else min(self.gamma, most)
+        if self.gamma is not None:
+            return min(self.gamma, most)
+        sure = min(self.sure(row), most)
+        return max(planned, sure) if sure else planned
 
     @property
     def opening(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import statistics
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -112,9 +111,9 @@ class Clients:
 
 
 def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
-    end = time.monotonic() + seconds
+    end = timer.now() + seconds
     for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
+        thread.join(max(0.0, end - timer.now()))
 
 
 def figures(runs: Sequence[LoadRun]) -> dict[str, Any]:
