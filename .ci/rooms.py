@@ -25,6 +25,7 @@ JOBS = {
     "bench": "measuring",
     "training": "outrider distill",
     "report": "tables and pictures",
+    "paper": "the tables and figures of the papers",
     "llm": "load, generate, stream, chat",
     "call": "one call, compiled once",
     "hf": "inside transformers' generate",
@@ -49,7 +50,7 @@ JOBS = {
 """What each room is for."""
 
 GROUPS = {
-    "#dbe9fb": "cli serve cluster certificate bench training report",
+    "#dbe9fb": "cli serve cluster certificate bench training report paper",
     "#cfe8d5": "llm call hf",
     "#fbe3c4": "beam decoding planning drafters",
     "#f6d5d5": "models kernels",

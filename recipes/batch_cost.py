@@ -3,6 +3,8 @@
 python recipes/batch_cost.py smollm2-135m --batches 1,2,4,8,16,32 --temperatures 0,1
 python recipes/batch_cost.py t5-ende --requests 100 --batches 8,32,100 --dtypes float32
 python recipes/batch_cost.py t5-ende --requests 20 --batches 1 --calls each --temperatures 0
+python recipes/batch_cost.py smollm2-135m --device cuda --batches 1,4,16,64 --tokens 128 --dtypes ""
+python recipes/batch_cost.py smollm2-135m --device cuda --requests 64 --batches 1 --calls each --dtypes ""
 
 The ways take turns, so that whatever else the machine does falls on all of them. A ratio above 1 says that the first
 way is faster; its spread is that of single turns: their quartiles. Rows of a causal model write ``--tokens`` tokens
@@ -21,6 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,11 +38,12 @@ Tokens = list[list[int]]
 Way = Callable[[], Tokens]
 
 
-def requests_of(llm: Any, count: int) -> Tokens:
-    """Prompts of different lengths: questions, or sentences for an encoder."""
+def requests_of(llm: Any, count: int, file: Path | None) -> Tokens:
+    """Prompts of different lengths: a file's, or questions, or sentences for an encoder."""
     encodes = llm.target.model.encoder_decoder
-    tasks = (prompts.SOURCES if encodes else prompts.SAMPLE).values()
-    texts = [text for turn in range(4) for task in tasks for text in task[turn : turn + 1]]
+    tasks = prompts.read(file, sources=encodes).values()
+    most = max(map(len, tasks))
+    texts = [text for turn in range(most) for task in tasks for text in task[turn : turn + 1]]
     given = [texts[row % len(texts)] for row in range(count)]
     chats = getattr(llm.tokenizer, "chat_template", None) is not None
     return [
@@ -68,10 +72,10 @@ def theirs(model: Any, given: Tokens, batch: int, tokens: int, temperature: floa
     for first in range(0, len(given), batch):
         some = given[first : first + batch]
         widest = max(map(len, some))
-        ids, mask = (torch.full((len(some), widest), value) for value in (pad, 0))
+        ids, mask = (torch.full((len(some), widest), value, device=model.device) for value in (pad, 0))
         for row, one in enumerate(some):
             place = slice(0, len(one)) if encodes else slice(widest - len(one), widest)
-            ids[row, place], mask[row, place] = torch.tensor(one), 1
+            ids[row, place], mask[row, place] = torch.tensor(one, device=model.device), 1
         texts = model.generate(
             ids, attention_mask=mask, max_new_tokens=tokens, pad_token_id=pad, **least, **sampling
         ).tolist()
@@ -108,7 +112,7 @@ def measured(
     models: dict[str, Any], peers: dict[str, Any], batch: int, temperature: float, asked: argparse.Namespace
 ) -> dict[str, Any]:
     """One batch size at one temperature."""
-    given = requests_of(models["plain"], asked.requests or batch)
+    given = requests_of(models["plain"], asked.requests or batch, asked.prompts)
     options: dict[str, Any] = {"max_new_tokens": asked.tokens, "temperature": temperature}
     if not models["plain"].target.model.encoder_decoder:
         options["eos"] = ()
@@ -117,6 +121,8 @@ def measured(
     ways: dict[str, Way] = {}
     for name, llm in models.items():
         llm.slots = None if asked.slots == "default" else batch
+        if llm.target.model.device.type == "cuda":
+            llm.warm_up(batch, temperature=temperature)  # steps are recorded before they are timed
         ways[name] = lambda llm=llm: ours(llm, given, options, asked.calls == "each")  # type: ignore[misc]
     for name, model in peers.items():
         ways[name] = lambda model=model: theirs(model, given, batch, asked.tokens, temperature)  # type: ignore[misc]
@@ -162,6 +168,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--requests", type=int, help="how many are run; default: as many as the batch")
     add("--calls", default="all", choices=("all", "each"), help="each: a call for every request; all: one call")
     add("--slots", default="batch", choices=("batch", "default"), help="default: Outrider's own choice")
+    add("--device", default="auto", help="of all ways: auto, cpu or cuda")
+    add("--prompts", type=Path, help="a .jsonl file of prompts, as for `outrider bench cpu`; default: those built in")
     add("--dtypes", default="float32", help="of transformers, with commas between; empty: transformers is left out")
     add("--tokens", type=int, default=64, help="new tokens of every row, at most")
     add("--turns", type=int, default=5)
@@ -176,10 +184,12 @@ def main() -> None:
     asked = arguments().parse_args()
     if asked.threads:
         torch.set_num_threads(asked.threads)
-    plain = outrider.load(asked.model, draft=None)
+    plain = outrider.load(asked.model, draft=None, device=asked.device)
     models = {"plain": plain, "auto": plain.with_draft("auto")}
     peers = {
-        f"transformers {dtype}": transformers_model(asked.model, dtype) for dtype in asked.dtypes.split(",") if dtype
+        f"transformers {dtype}": transformers_model(asked.model, dtype).to(plain.target.model.device)
+        for dtype in asked.dtypes.split(",")
+        if dtype
     }
     rows = []
     for temperature in map(float, asked.temperatures.split(",")):

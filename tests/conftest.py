@@ -1,4 +1,5 @@
-"""Shared by all tests: quiet transformers, no test that depends on another's random state, no skip unnoticed."""
+"""Shared by all tests: quiet transformers, no test that depends on another's random state, no skip unnoticed, and a
+failure told at once."""
 
 from __future__ import annotations
 
@@ -105,7 +106,14 @@ def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
         _unexpected.append(f"{report.nodeid}: {reason}")
 
 
-pytest_runtest_logreport = pytest_collectreport = _note
+pytest_collectreport = _note
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _note(report)
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:  # a run that is cut off shows no summary
+        told = report.longreprtext.strip().splitlines() or [""]
+        print(f"\nFAILED {report.nodeid} ({report.when}): {told[-1]}", flush=True)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -24,6 +24,7 @@ EXPECTED: dict[str, Callable[[], bool]] = {
     r"needs a CUDA device|no GPU": _no_gpu,
     r"could not import '(triton|torchao)'": _no_gpu,  # which belong to GPUs
     r"could not import 'xllamacpp'": lambda: find_spec("xllamacpp") is None,  # to compare with, if somebody has it
+    r"could not import 'speculators'": lambda: find_spec("speculators") is None,  # it wants an older transformers
     r"Triton's interpreter has no|interpreted, not compiled": lambda: os.environ.get("TRITON_INTERPRET") == "1",
     r"this CPU does not compute in float16": lambda: not cpu.facts().computes_in_half,
     r"this CPU has no float16": lambda: not cpu.facts().converts_half,

@@ -37,6 +37,8 @@ from outrider.planning.policies import chosen
         ({"foo": 1}, "unknown option 'foo'; known options: target, draft, device"),
         ({"widht": 5}, "unknown option 'widht'; did you mean 'width'?"),
         ({"temperature": 0.5}, "unknown option 'temperature'; it is an option of generate"),
+        ({"remember": "yes"}, "remember must be True or False, got 'yes'"),
+        ({"remember": True, "draft": "copy"}, "remember=True is for draft 'suffix' or 'suffix:DIR', got 'copy'"),
     ],
 )
 def test_bad_arguments_are_refused_before_a_model_is_loaded(

@@ -57,7 +57,7 @@ def test_hypotheses_are_transformers_own(folders: Path, kind: str) -> None:
 
 def test_drafters_agree_to_the_bit(llm: outrider.LLM) -> None:
     """Catches shapes that follow the drafter: scores are compared as they are, over a list of prompts."""
-    options: dict[str, Any] = {"beams": 3, "num_return": 3, "max_new_tokens": 12}
+    options: dict[str, Any] = {"beams": 3, "num_return": 3, "max_new_tokens": 12, "gamma": 2}
     plain = [o.hypotheses for o in outrider.LLM(llm.target, outrider.Nothing()).generate([PROMPT, "so"], **options)]
     for drafter in (llm.drafter, outrider.Copying(shortest=1), outrider.ModelDrafter(llm.target.model)):
         outputs = outrider.LLM(llm.target, drafter).generate([PROMPT, "so"], **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,13 +16,16 @@ from outrider.core.sampling import Sampling
 from outrider.core.verification.choose import choose
 from outrider.decoding.loop import WIDTH, Decoder, Event, Request
 from outrider.decoding.session_pool import SessionPool
-from outrider.decoding.stopping import Stopping
-from outrider.drafters import Nothing
+from outrider.decoding.stopping import Row, Stopping
+from outrider.drafters import Nothing, OutputMemory
 from outrider.errors import CriterionError, NumericalError, require
 from outrider.models.hub.generation_config import Defaults
 from outrider.options import Options
 from outrider.planning.policies import Auto, chosen
 from outrider.trace import Trace
+
+CALLER = ""
+"""Whose outputs those of a process are that serves nobody else."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class Call:
     encoder_decoder: bool
     stopping: Stopping  # the same rules for every text
     engine: dict[str, Any]  # what statistics say of the target's engine
+    memory: OutputMemory | None = None  # where outputs are kept, for drafters that search it
 
     @staticmethod
     def compiled(
@@ -98,12 +103,14 @@ class Call:
         """One per prompt; a bad prompt is named before work is done for the others."""
         start = self.defaults.decoder_start
         requests = []
-        for prompt, seed in zip(prompts, self.options.seeds(prompts, fresh=secrets.randbits(62)), strict=True):
+        for prompt in prompts:
             first = [start] if self.encoder_decoder and start is not None else prompt
             source = tuple(prompt) if self.encoder_decoder else None
-            requests.append(Request(tuple(first), self.stopping, seed, source))
+            requests.append(Request(tuple(first), self.stopping, source=source))
         self.decoder.shapes(requests)
-        return requests
+        seeds = self.options.seeds(prompts, fresh=secrets.randbits(62))  # of tokens that are some
+        owner = None if self.memory is None else CALLER
+        return [replace(request, seed=seed, owner=owner) for request, seed in zip(requests, seeds, strict=True)]
 
     def events(self, requests: Sequence[Request], trace: Trace) -> Generator[Event]:
         """What every target run adds, in groups of requests that share every rule: one, unless the rules differ."""
@@ -111,11 +118,19 @@ class Call:
         failed = 0
         for length, members in groups.items():
             try:
-                yield from self.behind(length).stream([requests[i] for i in members], trace, members)
+                with closing(self.behind(length).stream([requests[i] for i in members], trace, members)) as events:
+                    for event in events:
+                        self._remember(requests[event.index], event.row)
+                        yield event
             except (NumericalError, CriterionError):  # every row of this group
                 failed += 1
                 if failed == len(groups):
                     raise
+
+    def _remember(self, request: Request, row: Row) -> None:
+        """Keep an output that has ended, where there is a memory for it."""
+        if self.memory is not None and request.owner is not None and row.finish_reason not in (None, "error"):
+            self.memory.add(request.owner, row.prompt, row.tokens)
 
     def _groups(self, requests: Sequence[Request]) -> dict[int, list[int]]:
         """Requests by the prompt length that the model's own rules count from; all are one where none do."""

@@ -18,7 +18,7 @@ T = TypeVar("T")
 GAMMAS = ("auto", "gradient")
 LOADING = (
     "target", "draft", "device", "dtype", "width", "slots", "exact", "graphs", "engine", "weights", "kv_cache_dtype",
-    "trust_remote_code", "tensor_parallel",
+    "trust_remote_code", "tensor_parallel", "remember",
 )  # fmt: skip
 """The arguments of ``outrider.load``."""
 

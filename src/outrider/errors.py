@@ -10,7 +10,7 @@
     │   ├── ModelCorrupt
     │   └── PullFailed
     ├── DeviceError          a GPU that is missing or does not answer, or memory that is full
-    ├── TokenizerMismatch    target and draft do not speak the same tokens
+    ├── TokenizerMismatch    the tokens of target and draft cannot be compared, or next to none are common
     └── NumericalError       a model returned logits that are not numbers
 
 A message is one line: the parameter, the rule, the value received, the remedy.
@@ -61,7 +61,7 @@ class DeviceError(OutriderError, RuntimeError):
 
 
 class TokenizerMismatch(OutriderError):
-    """Target and draft map the same text to different tokens."""
+    """Target and draft have different tokenizers that cannot be compared, or share next to nothing."""
 
 
 class NumericalError(OutriderError):

@@ -5,19 +5,28 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from outrider.beam.search import beam_search
 from outrider.call import Call, DecoderBuilder
-from outrider.checks import check_parallel, check_running, check_trust, check_whole, check_width, only_known_options
+from outrider.checks import (
+    check_parallel,
+    check_running,
+    check_trust,
+    check_whole,
+    check_width,
+    only_known_options,
+)
 from outrider.core.model_facts import dtype_name
 from outrider.core.protocols import Drafter
 from outrider.decoding.loop import WIDTH, Decoder, Request
 from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.stopping import Row
-from outrider.drafters import Standardised
-from outrider.drafters.by_name import Beside, check_draft, drafter_named
+from outrider.drafters import OutputMemory, Standardised
+from outrider.drafters.by_name import Beside, check_draft, drafter_named, searches_suffixes
 from outrider.errors import BadOption, require
 from outrider.models.engine.choice import Kernels
 from outrider.models.hub import generation_config, loading
@@ -50,12 +59,14 @@ def load(
     kv_cache_dtype: str = "auto",
     trust_remote_code: bool = False,
     tensor_parallel: int = 1,
+    remember: bool = False,
 ) -> LLM:
     """Load a target and a drafter.
 
     target: a short name (smollm2-135m, t5-ende), a directory, a .gguf file or a hub id. A directory with a
     target and a draft in it is a pair: its draft is what "auto" means there.
-    draft: "auto", "copy", "ngram", "uniform", None or "none", a model named like a target, or a Drafter;
+    draft: "auto", "copy", "ngram", "suffix", "suffix:DIR" (an index by `outrider suffix build`), "uniform", None or
+        "none", a model named like a target, or a Drafter;
         "copy>small-model" is a cascade: copying drafts for the small model, which drafts for the target.
     width: W, the tokens of every target run; gamma can be up to width - 1.
     slots: rows that run together; None means as many as there are prompts, at most 8, or what suits the model's
@@ -72,12 +83,15 @@ def load(
         float16 where the CPU computes in it and weights are in float16 or packed, else float32.
     tensor_parallel: processes of torchrun over which the target's layers are sharded. On rank 0 this returns; on every
         other rank it serves rank 0 until that ends, then ends the process.
+    remember: with draft "suffix", guess from earlier outputs of this LLM, too: kept in memory, the oldest forgotten
+        first. Not searched with couplings "maximal" and "block" above temperature 0.
     """
     require(isinstance(target, str) and target != "", f"target must be a model's name, got {target!r}")
     check_draft(draft)
     check_running(width, slots, exact, graphs)
     check_trust(trust_remote_code)
     check_parallel(tensor_parallel, graphs)
+    memory = _memory(remember, draft)
     rows = min(width, 256)  # what matrices are laid out for
     kernels = Kernels(engine, weights, rows, release=True, kv_cache_dtype=kv_cache_dtype)
     if tensor_parallel > 1:
@@ -87,8 +101,15 @@ def load(
         loaded = sharded.load(target, tensor_parallel, device, dtype, trust_remote_code, kernels)
     else:
         loaded = loading.load(target, device, dtype, trust_remote_code, kernels)
-    drafter = drafter_named(draft, Beside(loaded, dtype, trust_remote_code))
-    return LLM(loaded, drafter, width=width, slots=slots, exact=exact, graphs=graphs)
+    drafter = drafter_named(draft, Beside(loaded, dtype, trust_remote_code, memory))
+    return LLM(loaded, drafter, width=width, slots=slots, exact=exact, graphs=graphs, memory=memory)
+
+
+def _memory(remember: bool, draft: object) -> OutputMemory | None:
+    require(isinstance(remember, bool), f"remember must be True or False, got {remember!r}")
+    used = not remember or searches_suffixes(draft)
+    require(used, f"remember=True is for draft 'suffix' or 'suffix:DIR', got {draft!r}; name one, or leave it out")
+    return OutputMemory() if remember else None
 
 
 def _graphs(asked: bool | str, device: str) -> bool:
@@ -100,7 +121,7 @@ def _graphs(asked: bool | str, device: str) -> bool:
 
 
 class LLM:
-    """A target with a drafter, ready to generate."""
+    """A target with a drafter, ready to generate. ``memory``: where outputs are kept, for drafters that search it."""
 
     def __init__(
         self,
@@ -111,6 +132,7 @@ class LLM:
         slots: int | None = None,
         exact: bool = True,
         graphs: bool | str = "auto",
+        memory: OutputMemory | None = None,
     ) -> None:
         check_running(width, slots, exact, graphs)
         check_width(width, target.model.max_length)
@@ -119,13 +141,19 @@ class LLM:
         self.width, self.slots, self.exact = width, slots, exact
         self.graphs = _graphs(graphs, target.model.device.type)
         self.pool = SessionPool(self.graphs)
+        self.memory = memory
+        self._auto = Auto()  # kept from call to call: it learns from the steps what they cost
+        self._standardised: dict[str, Drafter] = {}
 
     def with_draft(self, draft: str | Drafter | None, trust_remote_code: bool = False) -> LLM:
         """The same target, loaded once, with another drafter: what ``draft`` of ``load`` may be."""
         check_trust(trust_remote_code)
         dtype = dtype_name(self.target.model.dtype)
-        drafter = drafter_named(draft, Beside(self.target, dtype, trust_remote_code))
-        return LLM(self.target, drafter, width=self.width, slots=self.slots, exact=self.exact, graphs=self.graphs)
+        drafter = drafter_named(draft, Beside(self.target, dtype, trust_remote_code, self.memory))
+        return LLM(
+            self.target, drafter, width=self.width, slots=self.slots, exact=self.exact, graphs=self.graphs,
+            memory=self.memory,
+        )  # fmt: skip
 
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Any:
         """Generate from a text, token ids, or a list of either -> Output, or a list of them. Options: Options."""
@@ -150,14 +178,16 @@ class LLM:
         ours = [name for name in ("gamma", "max_new_tokens", "eos", "beams") if name in options]
         require(not ours, f"warm_up chooses {', '.join(ours)} by itself; leave it out")
         prompts = [[token % self.target.model.vocab_size for token in range(3, 43)]] * rows
-        self.generate(prompts, **options, gamma=0, max_new_tokens=2)
+        rehearsing = copy(self)
+        rehearsing.memory = None  # what is written here is nobody's output
+        rehearsing.generate(prompts, **options, gamma=0, max_new_tokens=2)
         most = self.width - 1
         if self.drafter.name == "none" or most == 0:
             return
         numbers = [0, *(number for number in GRAPH_GAMMAS if number < most), most] if self.graphs else [most]
         runs = tuple(number for number in reversed(numbers) for _ in range(4))  # captured, and timed a few times
         length = sum(runs) + len(runs) + 2  # all may be kept
-        self.generate(prompts, **options, gamma=Rehearsal(runs, self._auto), eos=(), max_new_tokens=length)
+        rehearsing.generate(prompts, **options, gamma=Rehearsal(runs, self._auto), eos=(), max_new_tokens=length)
 
     def _search(self, call: Call, requests: list[Request], prompts: list[list[int]]) -> Iterator[Output]:
         """Beam search, one prompt after another."""
@@ -226,12 +256,8 @@ class LLM:
         if options.stop_strings or self._defaults.stop:
             special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
         engine = {"engine": model.facts.engine, "dtype": model.facts.computes_in}
-        return Call.compiled(options, decoder, self._defaults, self.decode, special, model.encoder_decoder, engine)
-
-    @cached_property
-    def _auto(self) -> Auto:
-        """Kept from call to call: it learns from the steps what they cost."""
-        return Auto()
+        call = Call.compiled(options, decoder, self._defaults, self.decode, special, model.encoder_decoder, engine)
+        return replace(call, memory=self.memory)
 
     @property
     def decoder_start(self) -> int | None:
@@ -248,10 +274,6 @@ class LLM:
         if not own:
             return self.drafter
         return self._standardised.setdefault(str(own), Standardised(self.drafter, **own))
-
-    @cached_property
-    def _standardised(self) -> dict[str, Drafter]:
-        return {}
 
     def _prompts(self, prompt: Any) -> tuple[list[list[int]], bool]:
         """Texts and token ids, one or many -> lists of ids, and whether a single one was meant."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -104,19 +104,24 @@ class Trace:
             endings=[e for e in self.endings if e.row == row],
         )
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, show: Callable[[Sequence[int]], str] | None = None) -> Iterator[str]:
+        """``show``: what gives tokens their text, so that a reader of the lines needs no tokenizer."""
         head = {k: v for k, v in asdict(self).items() if k != "records"}
+        if show is not None:
+            tokens = sorted({token for r in self.records for token in (*r.drafted, r.token)})
+            head["texts"] = {str(token): show([token]) for token in tokens}
         yield strict_json({"trace": 1, **head})
         for record in self.records:
             yield strict_json(asdict(record))
 
-    def save(self, path: str | Path) -> None:
-        Path(path).write_text("".join(line + "\n" for line in self.lines()), encoding="utf-8")
+    def save(self, path: str | Path, show: Callable[[Sequence[int]], str] | None = None) -> None:
+        Path(path).write_text("".join(line + "\n" for line in self.lines(show)), encoding="utf-8")
 
     @staticmethod
     def load(path: str | Path) -> Trace:
         head, *rest = (json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines())
         head.pop("trace")
+        head.pop("texts", None)
         records = [Record(**{**r, "drafted": tuple(r["drafted"]), "overlap": tuple(r["overlap"])}) for r in rest]
         head["levels"] = tuple(Level(**level) for level in head.get("levels", ()))
         head["endings"] = [Ending(**ending) for ending in head.get("endings", ())]
@@ -150,6 +155,8 @@ class Stats:
     dtype: str = ""  # what it computed in
     graphs: bool = False  # steps were replayed as CUDA graphs
     finish_reasons: dict[str, int] = field(default_factory=dict)  # how many texts ended for each reason
+    depths: tuple[tuple[int, int], ...] = ()  # of guess 1, 2 ...: how many were examined, how many of these were kept
+    emitted: tuple[int, ...] = ()  # runs that gave 0, 1, 2 ... tokens
 
     def to_json(self) -> dict[str, Any]:
         return {k: finite(v) for k, v in asdict(self).items()}
@@ -203,6 +210,13 @@ def summarise(trace: Trace) -> Stats:
         dtype=trace.dtype,
         graphs=trace.graphs,
         finish_reasons=dict(Counter(ending.finish_reason for ending in trace.endings)),
+        depths=tuple(
+            (sum(r.examined > k for r in records), sum(r.accepted > k for r in records))
+            for k in range(max((r.examined for r in records), default=0))
+        ),
+        emitted=tuple(
+            sum(r.emitted == k for r in records) for k in range(max((r.emitted for r in records), default=-1) + 1)
+        ),
     )
 
 

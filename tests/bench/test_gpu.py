@@ -34,10 +34,12 @@ TINY = ["bench", "gpu", "--size", "tiny", "--device", "cpu"]
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
-    """One run of the command: what it printed and what it wrote."""
+    """One run of the command: what it printed and what it wrote. Steps are those of a GPU, which can be captured."""
     out = tmp_path_factory.mktemp("bench") / "gpu.json"
     sections = [f"--section={name}" for name in ("latency", "identity", "curves", "pair")]
-    result = CliRunner().invoke(app, [*TINY, *sections, "--out", str(out)], env={"COLUMNS": "140"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_sync, "on_cpu", False)
+        result = CliRunner().invoke(app, [*TINY, *sections, "--out", str(out)], env={"COLUMNS": "140"})
     assert result.exit_code == 0, result.output
     return result.stdout, json.loads(out.read_text(encoding="utf-8"))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ import library
 import outrider
 from outrider.bench.serving.client import Address, Answer, Requests
 from outrider.bench.serving.load import Clients, Load, LoadRun, figures, percentiles
+from outrider.bench.serving.process import started
 from outrider.bench.serving.table import LoadTable, TablePlan
 from outrider.cli.main import app
 from serving import Served, serving
@@ -236,3 +239,15 @@ def test_a_server_of_its_own_is_started_and_stopped(target: Path, prompts: Path)
     assert min(found["resident_bytes"].values()) > 2**25
     failed = bench("serve", target.parent / "none", *SHORT)
     assert "did not start" in str(failed.exception) and "none" in str(failed.exception)
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_server_that_was_started(target: Path) -> None:
+    """`timeout outrider bench serve ...` left a server behind that went on for ever."""
+    before = signal.getsignal(signal.SIGTERM)
+    options = ["--draft", "copy", "--engine", "torch", "--slots", "2", "--context", "120", "--max-tokens", "20"]
+    with pytest.raises(KeyboardInterrupt), started(str(target), options, lambda line: None) as (_, pid):
+        os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert signal.getsignal(signal.SIGTERM) is before

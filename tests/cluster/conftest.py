@@ -11,6 +11,16 @@ import pytest
 
 import library
 
+# A machine that others use stalls for seconds. A raylet that missed its health checks would be declared dead, and Ray
+# then ends the process that joined it: the tests themselves, without a word.
+PATIENCE = {
+    "RAY_health_check_initial_delay_ms": "60000",
+    "RAY_health_check_timeout_ms": "120000",
+    "RAY_health_check_failure_threshold": "100",
+    "RAY_memory_monitor_refresh_ms": "0",  # no worker is ended for the memory that others use
+    "RAY_worker_niceness": "0",  # else everything else goes first
+}
+
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
@@ -21,7 +31,9 @@ def ray() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", paths)
         patch.setenv("OMP_NUM_THREADS", "1")
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        for name, value in PATIENCE.items():
+            patch.setenv(name, value)
+        ray.init(num_cpus=2, object_store_memory=128 << 20, include_dashboard=False, log_to_driver=False)
         yield ray
         ray.shutdown()
 

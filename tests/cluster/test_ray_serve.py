@@ -29,6 +29,7 @@ from outrider.serve.run import ListenAt, WantedSize
 from outrider.serve.settings import ServerSettings
 from serving import PATIENCE, Served, eventually, serving
 
+pytestmark = pytest.mark.alone
 KEY = "a-key-for-tests"
 KEYS = {"Authorization": f"Bearer {KEY}"}
 OPTIONS = ["--engine", "torch", "--draft", "copy", "--slots", "4", "--context", "120", "--max-tokens", "100"]

@@ -17,6 +17,7 @@ import outrider
 from outrider.errors import BadOption, DeviceError
 from outrider.models import parallel
 
+pytestmark = pytest.mark.alone
 HERE = Path(__file__).parent
 
 

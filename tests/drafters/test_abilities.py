@@ -33,6 +33,7 @@ class AbleSession(ContextSession):
 
     caps: Tensor | None = None
     prices: Prices | None = None
+    ends_behind: Tensor | None = None
     only_drafter = False
     capturable = True
     forked = False
@@ -127,6 +128,12 @@ def priced(made: Wrapped) -> None:
     made.expect(told, one=[True], fallback=[True, True], mixture=[False, True], cascade=[False])
 
 
+def ending_behind(made: Wrapped) -> None:
+    made.able.end_behind(torch.tensor([7, -1]))
+    told = [inner.ends_behind is not None for inner in made.inside]
+    made.expect(told, one=[True], fallback=[False, False], mixture=[False, False], cascade=[False])
+
+
 def only_drafter(made: Wrapped) -> None:
     made.able.declare_only_drafter()
     told = [inner.only_drafter for inner in made.inside]
@@ -194,6 +201,7 @@ def forking(made: Wrapped) -> None:
 CHECKS: dict[str, Callable[[Wrapped], None]] = {
     "Capped": capped,
     "Priced": priced,
+    "EndingBehind": ending_behind,
     "OnlyDrafter": only_drafter,
     "Spending": spending,
     "Matching": matching,

@@ -85,12 +85,9 @@ def test_each_row_has_the_drafter_it_needs() -> None:
 
 def test_temperature_speaks_against_copying() -> None:
     """Catches priors that ignore temperature: a point mass is kept with probability p(x), which sampling lowers."""
-    worth = {}
-    for temperature in (0.0, 1.0):
-        pair = Pair(SHORT)
-        pair.propose(temperature)
-        worth[temperature] = pair.copies()
-    assert worth[1.0] == [False], "two tokens in common are not worth a model's guesses at temperature 1"
+    pair = Pair(SHORT)
+    pair.propose(1.0)
+    assert pair.copies() == [False], "two tokens in common are not worth a model's guesses at temperature 1"
 
 
 def test_copies_that_fail_are_given_up_on_that_row_only() -> None:
@@ -99,7 +96,7 @@ def test_copies_that_fail_are_given_up_on_that_row_only() -> None:
     pair.propose()
     kinds = pair.session.kind.clone()
     for _ in range(12):
-        pair.session.last = Draft(torch.zeros((2, 4), dtype=torch.int64), None, torch.ones((2, 4), dtype=torch.bool))
+        pair.session.copied = Draft(torch.zeros((2, 4)).long(), None, torch.ones((2, 4)).bool())
         pair.session.kind = kinds
         pair.session._learn(torch.tensor([[1, 1, 1, 1, 1], [0, 0, 0, 0, 1]]), torch.tensor([1, 5]))
     pair.propose()
@@ -208,11 +205,13 @@ def test_host_and_device_choose_and_learn_alike(limits: list[int]) -> None:
             draft = pair.propose(temperature)
             copied = session.first.propose(4, Sampling(temperature), Noise(torch.arange(3)), torch.zeros((3, 5)))
             copied = copied.cut(most)
-            worth, wanted, kind = session._weigh(copied, most, 4, Sampling(temperature))
-            use_first = worth >= wanted.amax(1)
-            assert torch.equal(session.kind, torch.where(use_first, kind, session.tried.shape[1] - 1))
-            chosen = [choice.asked for choice in session._choose(copied, limits, Sampling(temperature))]
-            assert chosen == torch.where(use_first, 0, session._asked(wanted, most)).tolist()
+            kind, agreed = session.kind, session.agreed
+            use_first, checked, guesses = session._weigh(copied, most, 4, Sampling(temperature))
+            assert torch.equal(session.kind, kind)
+            choices = session._choose(copied, limits, Sampling(temperature))
+            assert [choice.asked for choice in choices] == guesses.tolist()
+            assert [choice.copied > 0 for choice in choices] == (use_first | checked).tolist()
+            session.agreed = agreed
             tokens = torch.nn.functional.pad(draft.tokens, (0, 5 - draft.tokens.shape[1]))
             tokens[1, :1] += 1
             before = [seen.clone() for seen in session.learned]

@@ -20,6 +20,7 @@ MODEL = ToyModel(12, seed=3)
 VALUES: dict[str, Any] = {
     "cost": 0.4,
     "batched_cost": 0.7,
+    "sampled_cost": 0.9,
     "gamma": 3,
     "stops_itself": True,
     "cheap_to_ask": True,
@@ -62,10 +63,11 @@ def test_every_wrapper_passes_on_every_trait(wrapper: str, trait: str) -> None:
 
 def test_of_two_drafters_the_dearer_counts() -> None:
     """And what either needs to do by itself, both must."""
-    plain, dear = DrafterTraits(0.1, gamma=2), DrafterTraits(0.05, 0.6, 4, True, True, True)
+    plain, dear = DrafterTraits(0.1, gamma=2), DrafterTraits(0.05, 0.6, 0.9, 4, True, True, True)
     for both in (plain.either(dear), dear.either(plain)):
-        assert both == DrafterTraits(0.1, 0.6, 4)
+        assert both == DrafterTraits(0.1, 0.6, 0.9, 4)
         assert (both.cost_for(1), both.cost_for(2), both.cost_for(8)) == (0.1, 0.6, 0.6)
+        assert both.cost_for(1, sampled=True) == 0.9
     assert plain.either(plain).batched_cost is None and plain.either(DrafterTraits()).gamma is None
 
 

@@ -20,7 +20,7 @@ from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
-from outrider.drafters import Cascade, Copying, Fallback, Mixture, ModelDrafter, Ngram, Nothing, Uniform
+from outrider.drafters import Cascade, Copying, Fallback, Mixture, ModelDrafter, Ngram, Nothing, Suffix, Uniform
 from outrider.drafters.head import Head, HeadConfig, HeadDrafter
 from outrider.models.toy import ToyModel
 from outrider.trace import Trace
@@ -59,6 +59,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "model that knows the end only": lambda: blind(2),
     "copy": lambda: Copying(shortest=1, longest=3),
     "ngram": lambda: Ngram(),
+    "suffix": lambda: Suffix(shortest=1, floor=0),
     "uniform": lambda: Uniform(),
     "fallback": lambda: Fallback(blind(4), always(2)),
     "mixture": lambda: Mixture(Copying(shortest=1), always(2), 0.01),

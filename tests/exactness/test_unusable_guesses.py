@@ -18,7 +18,7 @@ from outrider.core.verification.lenient import lenient
 from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding.loop import Request
 from outrider.decoding.stopping import Stopping
-from outrider.drafters import Cascade, Copying, Fallback, Mixture, ModelDrafter, Ngram, Nothing, Uniform
+from outrider.drafters import Cascade, Copying, Fallback, Mixture, ModelDrafter, Ngram, Nothing, Suffix, Uniform
 from outrider.models.toy import ToyModel
 
 TARGET = ToyModel(8, seed=1)
@@ -60,6 +60,7 @@ def outside(rows: int, gamma: int) -> Draft:
 
 NOTHING_USABLE: dict[str, Drafter] = {
     "ngram": Ngram(),
+    "suffix": Suffix(shortest=1, floor=0),
     "NaN": with_q(torch.nan),
     "zeros": with_q(0.0),
     "infinite": with_q(torch.inf),

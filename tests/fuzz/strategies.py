@@ -103,10 +103,12 @@ def single(draw: DrawFn, vocab: int, kinds: Sequence[str] = ("hostile", "named",
     if kind == "hostile":
         return draw(hostile(vocab))
     if kind == "named":
-        return Named(draw(st.sampled_from(("ngram", "copy", "uniform", "none"))))
+        return Named(draw(st.sampled_from(("ngram", "copy", "suffix", "uniform", "none"))))
     if kind == "model":
         return draw(models(vocab))
-    inner = draw(st.one_of(st.builds(Named, st.sampled_from(("ngram", "uniform"))), models(vocab).map(_without_own)))
+    inner = draw(
+        st.one_of(st.builds(Named, st.sampled_from(("ngram", "suffix", "uniform"))), models(vocab).map(_without_own))
+    )
     return Own(inner, draw(few_or_none(0.5, 0.0, 2.0)), draw(few_or_none(1, 2)), draw(few_or_none(0.5)))
 
 

@@ -21,7 +21,7 @@ from outrider.models.toy import ToyModel
 from outrider.testing.law import same_law
 
 FALSE_FAIL = 1e-12
-DRAFTERS: tuple[Spec, ...] = (Named("ngram"), Named("none"), Model(3))
+DRAFTERS: tuple[Spec, ...] = (Named("ngram"), Named("suffix"), Named("none"), Model(3))
 few_slow = settings(
     suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate, Phase.shrink]
 )  # explaining a failure runs it a hundred times more

@@ -19,7 +19,19 @@ from outrider.core.sampling import Sampling
 from outrider.core.verification.choose import choose
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
-from outrider.drafters import Cascade, Copying, Fallback, Mixture, ModelDrafter, Ngram, Nothing, Standardised, Uniform
+from outrider.drafters import (
+    Cascade,
+    Copying,
+    Fallback,
+    Mixture,
+    ModelDrafter,
+    Ngram,
+    Nothing,
+    Standardised,
+    Suffix,
+    SuffixIndex,
+    Uniform,
+)
 from outrider.models.toy import ToyModel
 from outrider.planning.policies import Auto, Gradient, Planner, Policy, Setting
 
@@ -53,13 +65,14 @@ class Toy:
 class Named:
     """A drafter without a model."""
 
-    name: str  # copy, ngram, uniform or none
+    name: str  # copy, ngram, suffix, uniform or none
     shared = False
 
     def build(self, target: ToyModel) -> Drafter:
         made: dict[str, Drafter] = {
             "copy": Copying(shortest=1, longest=3),
             "ngram": Ngram(order=3),
+            "suffix": Suffix(SuffixIndex.of([[0, 1, 0, 2, 1, 0, 1, 2]]), shortest=1, floor=0.05),
             "uniform": Uniform(),
             "none": Nothing(),
         }

@@ -104,3 +104,39 @@ def test_a_cache_that_cannot_be_written(
         f"the cache at {tmp_path / 'file/cache'} cannot be written: compiling numbers at every start"
     )
     assert "set OUTRIDER_CACHE" in line
+
+
+OVERLOADS = """
+import sys, time
+from numba.core.caching import IndexDataCacheFile
+from outrider.kernels.numba.code_cache import on_disk
+
+@on_disk
+def twice(x):
+    return x + x
+
+class Slow(IndexDataCacheFile):
+    def _load_index(self):
+        found = super()._load_index()
+        time.sleep(1.0)  # long enough for the other process to do the same
+        return found
+
+numbers = [float(text) if "." in text else int(text) for text in sys.argv[1:]]
+if len(numbers) == 1:
+    twice._cache._cache_file.__class__ = Slow
+assert all(twice(number) == 2 * number for number in numbers)
+print(sum(twice.stats.cache_hits.values()))
+"""
+
+
+def test_two_processes_that_save_at_once_keep_their_code_apart(cache: Path, tmp_path: Path) -> None:
+    """numba gave two overloads one file name: a T5 in float32 ran the code for float16, and nobody was told."""
+    file = tmp_path / "twice.py"
+    file.write_text(OVERLOADS)
+    both = [
+        subprocess.Popen([sys.executable, str(file), argument], stdout=subprocess.PIPE, text=True)
+        for argument in ("1", "0.25")
+    ]
+    assert [process.communicate(timeout=120)[0] for process in both] == ["0\n", "0\n"]
+    read = subprocess.run([sys.executable, str(file), "1", "0.25"], capture_output=True, text=True, timeout=120)
+    assert read.stdout == "2\n", read.stderr

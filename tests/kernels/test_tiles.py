@@ -58,6 +58,19 @@ def _with_tile(
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+def test_weights_may_lie_at_any_address(matrix: torch.Tensor, x: np.ndarray[Any, Any], kind: torch.dtype) -> None:
+    """Vectors were read as if they lay at multiples of 32 bytes, which ended the process where panels did not."""
+    weights, size = _aligned(matrix.to(kind)), kind.itemsize
+    room = np.zeros(weights.size + 128, np.uint8)
+    first = -room.ctypes.data % 64
+    for place in (first + 2, first + 16, first + 40):
+        room[place : place + weights.size] = weights
+        for wide in (1, 2):
+            expected = _with_tile(weights, x, MOST, wide, size)
+            np.testing.assert_array_equal(_with_tile(room[place:], x, MOST, wide, size), expected)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("arm, wide, ahead", [(True, False, 0), (False, False, 0), (False, True, 2048)])
 def test_every_tile_gives_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, matrix: torch.Tensor, x: np.ndarray[Any, Any], arm: bool, wide: bool, ahead: int,

@@ -109,7 +109,7 @@ def test_speculation_changes_no_token(file: Path, sampling: dict[str, Any]) -> N
 @pytest.mark.usefixtures("cache")
 def test_other_engines_get_unpacked_weights(file: Path) -> None:
     """torch needs bfloat16: written when it is asked for, once, and beside the settings."""
-    first = loading.load(str(file), "cpu", kernels=Kernels("torch"))
+    first = loading.load(str(file), "cpu", "float32", kernels=Kernels("torch"))  # of weights that are bfloat16's
     folder = names.directory(str(file))
     manifest.check(folder)
     assert [path.name for path in weight_files(folder)] == ["model.safetensors"]

@@ -18,7 +18,7 @@ import tiny
 from helpers import case, run
 from outrider.core.protocols import Admission, Shape
 from outrider.drafters import Nothing
-from outrider.errors import BadOption
+from outrider.errors import BadOption, PromptError
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.runtime import cpu
 from outrider.testing import check_session
@@ -122,6 +122,15 @@ def test_logits_are_bit_identical_with_and_without_guesses(weights: str, tmp_pat
             assert torch.equal(speculative.seen[row, position], plain.seen[row, position]), (row, position)
 
 
+def test_an_empty_source_is_refused(tmp_path: Path) -> None:
+    """A product of no rows never ended, and Ctrl-C did not reach it."""
+    model = by_numba(built("mt5"), tmp_path)
+    for sources in ([[]], [[], [5, 6]], [torch.empty(0, 32)]):
+        session = model.start(2, SHAPE)
+        with pytest.raises(PromptError, match="a source is empty"):
+            session.admit_all([Admission(row, [0], source) for row, source in enumerate(sources)])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["v1.0: relu, tied, scaled", "mt5"])
 def test_sessions_keep_their_contract(name: str, tmp_path: Path) -> None:
     """Catches keys written at another row's place, a fork that shares memory, a source that stays behind."""
@@ -180,6 +189,31 @@ def test_guesses_of_one_run_are_those_of_many(tmp_path: Path) -> None:
             session.commit(kept, counts, follows=False)
     ends = [session.score(torch.zeros((4, 2), dtype=torch.int64))[:3] for session in sessions]
     assert torch.equal(*ends)
+
+
+def test_guesses_that_are_drawn_are_those_of_one_run_each(tmp_path: Path) -> None:
+    """Above temperature 0 every guess of a draft model went through the session: the same logits without it."""
+    model = by_numba(built("v1.1: not scaled"), tmp_path)
+    sessions = [model.start(3, SHAPE) for _ in range(2)]
+    for session in sessions:
+        session.admit_all([Admission(row, TEXTS[row], SOURCES[row]) for row in range(3)])
+    for turn in range(2):
+        seen: list[Tensor] = []
+
+        def lowest(guess: int, logits: Tensor) -> Tensor:
+            seen.append(logits.clone())  # noqa: B023
+            return logits.argmin(-1)
+
+        drawn = sessions[0].guess_chosen(3, lowest)
+        logits = [sessions[1].score(torch.zeros((3, 0), dtype=torch.int64))[:, -1:]]
+        for _ in range(2):
+            logits.append(sessions[1].extend(logits[-1].argmin(-1)))
+        assert torch.equal(torch.stack(seen, 1), torch.cat(logits, 1))
+        assert drawn is not None and torch.equal(drawn, torch.cat(logits, 1).argmin(-1))
+        for session in sessions:
+            session.commit(drawn, torch.tensor([3, 1 + turn, 2]), follows=False)
+    sessions[0].release(1)
+    assert sessions[0].guess_chosen(2, lowest) is None, "rows that are empty have no logits to draw from"
 
 
 def test_a_draft_that_is_not_asked_encodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

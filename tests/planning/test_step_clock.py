@@ -47,10 +47,41 @@ def test_widths_not_seen_follow_the_declared_shape() -> None:
 
 
 def test_beyond_what_was_seen_costs_grow_in_proportion() -> None:
-    """Catches a drafter that declares a cheap guess and is believed after a dear one was timed."""
-    ladder = taught(Clock(Costs(lambda width: 1 + 0.1 * (width - 1), 0.01), 8), [1, 3]).ladder()
+    """Catches a drafter that declares a cheap guess and is believed after dear ones were timed."""
+    ladder = taught(Clock(Costs(lambda width: 1 + 0.1 * (width - 1), 0.01), 8), [1, 3], times=4).ladder()
     assert ladder.runs[8] == pytest.approx(11 / 9 * 1.8 / 1.2)
     assert ladder.drafts[8] == pytest.approx(4 * (ASKING + 2 * GUESS) / 9)
+
+
+def test_one_guess_more_than_was_timed_is_tried() -> None:
+    """Guesses compiled into one call cost most by the first: in proportion a third seemed too dear and was never
+    made, though four were best."""
+    ladder = taught(Clock(Costs(draft=0.15, asking=0.05), 8), [1, 3], times=4).ladder()
+    assert ladder.drafts[3] == pytest.approx((ASKING + 2 * GUESS) / 9 + 0.15)
+    assert ladder.drafts[4] == pytest.approx((ASKING + 2 * GUESS) / 9 * 0.65 / 0.35)
+
+
+def test_a_number_of_guesses_that_was_slow_once_is_not_avoided() -> None:
+    """One step with three guesses that the machine was busy in kept drafts at two for good."""
+    clock = taught(Clock(Costs(draft=0.15, asking=0.05), 8), [1, 3], times=4)
+    expected = clock.ladder().drafts[3]
+    clock.add(Timing(4, 14.0, 40.0, 3))
+    assert clock.ladder().drafts[3] == pytest.approx(expected)
+    for _ in range(2):
+        clock.add(Timing(4, 14.0, 12.0, 3))
+    assert clock.ladder().drafts[3] == pytest.approx(12.0 / 9), "seen often enough, it is believed"
+
+
+def test_guesses_that_were_dear_once_are_tried_again() -> None:
+    """A first draft that the machine was busy in made guesses seem dear, and the pause after it was hundreds of runs
+    long: longer than all texts of a process."""
+    clock = taught(Clock(Costs(draft=0.15, asking=0.05), 8), [1])
+    for _ in range(2):  # the first makes the drafter ready
+        clock.add(Timing(3, 11.0, 80.0, 2))
+    assert clock.ladder().drafts[2] == pytest.approx(1.5 * 0.35)
+    for _ in range(3):
+        clock.add(Timing(3, 11.0, 80.0, 2))
+    assert clock.ladder().drafts[2] > 2, "seen often enough, it is believed"
 
 
 def test_costs_never_fall_with_width() -> None:

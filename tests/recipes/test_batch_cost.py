@@ -19,7 +19,7 @@ def test_every_combination_is_measured(
     """Catches a combination left out, turns not counted as asked for, and rows compared with another row's text."""
     {"llama": library.save_llama, "t5": library.save_t5}[family](tmp_path)
     given = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
-    monkeypatch.setattr(batch_cost, "requests_of", lambda llm, count: given[:count])
+    monkeypatch.setattr(batch_cost, "requests_of", lambda llm, count, file: given[:count])
     asked = f"x {tmp_path} --requests 3 --batches 1,2 --temperatures 0,1 --seed 0 --tokens 4 --turns 2 --json"
     monkeypatch.setattr(batch_cost.sys, "argv", asked.split())
     before = torch.get_num_threads()

@@ -15,7 +15,14 @@ from outrider.serve.engine import Limits
 from serving import serving
 
 PROMPT = "a long prompt of which several continuations are wanted"
-BODY = {"prompt": PROMPT, "max_tokens": 12, "seed": 7, "temperature": 0.9, "ignore_eos": True}
+BODY = {
+    "prompt": PROMPT,
+    "max_tokens": 12,
+    "seed": 7,
+    "temperature": 0.9,
+    "ignore_eos": True,
+    "speculation": {"gamma": 3},
+}
 
 
 @pytest.fixture

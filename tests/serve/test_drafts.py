@@ -54,6 +54,16 @@ def test_a_request_names_its_drafter(several: Served) -> None:
     assert len(rates) == 5 and several.idle()
 
 
+def test_a_server_without_a_drafter_serves_those_who_name_one(llm: LLM) -> None:
+    """Nothing was planned for where the model had no drafter of its own, whoever asked."""
+    with serving(llm.with_draft(None), Limits(2, 120, 16)) as server:
+        told = {}
+        for draft in ("copy", "none"):
+            _, found, _ = server.send("/v1/completions", {**REPEATING, "speculation": {"draft": draft}})
+            told[draft] = found["metrics"]["speculative_decoding"]["num_draft_tokens"]
+    assert told["copy"] > 0 and told["none"] == 0
+
+
 def test_rows_of_all_drafters_together_have_their_text(several: Served) -> None:
     bodies = [{"prompt": f"the cat {n} the cat", "seed": n, "temperature": 0.15 * n} for n in range(12)]
     drafts = ["auto", "twin", "copy", "ngram", "none", None] * 2

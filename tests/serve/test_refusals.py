@@ -42,6 +42,15 @@ def test_a_chunked_body_that_is_too_large_is_413(small: Served) -> None:
     assert ask(small, "POST", "/v1/completions", body=fitting, encode_chunked=True)[0] == 200
 
 
+@pytest.mark.parametrize("chunked", [True, False])
+def test_who_is_still_sending_gets_the_answer(small: Served, chunked: bool) -> None:
+    """Bytes that nobody had read reset the connection, and the client saw no 413."""
+    parts = [b'{"prompt": "', *[b"a" * 2**16] * 64, b'"}']
+    body = iter(parts) if chunked else b"".join(parts)
+    status, answer, _ = ask(small, "POST", "/v1/completions", body=body, encode_chunked=chunked)
+    assert status == 413 and "2000 bytes" in answer["error"]["message"]
+
+
 @pytest.mark.parametrize("method, path, status", [
     ("GET", "/nowhere", 404), ("POST", "/nowhere", 404), ("DELETE", "/nowhere", 404), ("POST", "/v1/embeddings", 404),
     ("GET", "/v1/nothing", 404), ("GET", "/v1/completions/", 404), ("PUT", "/v1", 404), ("GET", "/page.js/x", 404),

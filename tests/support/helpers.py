@@ -74,7 +74,7 @@ class Case:
         return [Request(r.prompt, stopping, first + i, r.source) for i, r in enumerate(self.requests)]
 
 
-DRAFTERS = ("none", "copy", "ngram", "table", "uniform", "auto", "other", "self")
+DRAFTERS = ("none", "copy", "ngram", "suffix", "table", "uniform", "auto", "other", "self")
 
 
 @cache

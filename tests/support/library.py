@@ -58,13 +58,22 @@ def _save(folder: Path, build: Callable[[], tf.PreTrainedModel], words: tf.PreTr
     return folder
 
 
-def save_llama(folder: Path, seed: int = 0, *, rows: int = ROWS, turned: bool = False, **options: Any) -> Path:
+def save_llama(
+    folder: Path,
+    seed: int = 0,
+    *,
+    rows: int = ROWS,
+    turned: bool = False,
+    words: tf.PreTrainedTokenizerFast | None = None,
+    **options: Any,
+) -> Path:
     config = tf.LlamaConfig(
         vocab_size=rows, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.4, tie_word_embeddings=False,
         bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
-    return _save(folder, lambda: tf.LlamaForCausalLM(config), tokenizer(turned=turned, **options), seed)
+    words = tokenizer(turned=turned, **options) if words is None else words
+    return _save(folder, lambda: tf.LlamaForCausalLM(config), words, seed)
 
 
 def save_t5(folder: Path, seed: int = 0) -> Path:

@@ -12,18 +12,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outrider.beam.rules import Hypothesis, Rules, Scored, Search, Tokens, replay
+from outrider.beam.request_rules import close_fitting, rules_of
+from outrider.beam.rules import Hypothesis, Scored, Search, Tokens, replay
+from outrider.beam.stepping_aside import Levels, TreeShape
 from outrider.beam.tree import Growth, Path, Root, grow, lay_out
-from outrider.core.protocols import Shape
+from outrider.core.model_facts import facts_of
 from outrider.core.sampling import log_standardise
 from outrider.decoding.fault import fault
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.memory import memory_for
 from outrider.decoding.safe_drafter import SafeDrafter
-from outrider.decoding.stopping import Row, Stopping
 from outrider.drafters import Nothing
 from outrider.errors import NumericalError, require
 from outrider.options import Options
+from outrider.planning.policies import Policy
 from outrider.trace import Ending, Record, Stopwatch, Trace
 
 GAMMA = 2
@@ -39,6 +41,7 @@ class BeamDecoder:
     rows: int  # u: rows of a target run, and the drafter's beams
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+    policy: Policy | None = None  # decides whether to guess, and how many levels up to gamma; None: always all
 
     def __post_init__(self) -> None:
         require(self.rows >= self.beams, f"draft_beams must be at least beams, {self.beams}; got {self.rows}")
@@ -51,10 +54,12 @@ class BeamDecoder:
         """A run is as wide as the tree is deep, and has a row for each of the drafter's beams."""
         gamma = options.gamma if isinstance(options.gamma, int) else min(GAMMA, decoder.width - 1)
         rows = options.draft_beams or draft_beams(options.beams)
-        if not decoder.exact and isinstance(decoder.drafter, Nothing):  # nobody needs the padding
+        if isinstance(decoder.drafter, Nothing) and not _padded(decoder):
             gamma, rows = 0, options.beams
         shaped = replace(decoder, gamma=gamma, width=gamma + 1)
-        return BeamDecoder(shaped, options.beams, rows, options.length_penalty, options.early_stopping)
+        policy = None if isinstance(options.gamma, int) or isinstance(decoder.gamma, int) else decoder.gamma
+        policy = None if isinstance(decoder.drafter, Nothing) else policy
+        return BeamDecoder(shaped, options.beams, rows, options.length_penalty, options.early_stopping, policy)
 
     @property
     def gamma(self) -> int:
@@ -94,6 +99,11 @@ def beam_search(decoder: Decoder, request: Request, options: Options, trace: Tra
     return tuple(beams)
 
 
+def _padded(decoder: Decoder) -> bool:
+    """Whether bits depend on the shape of a run and are to be the same: a plain run then has that shape, too."""
+    return decoder.exact and not facts_of(decoder.target).batch_invariant
+
+
 def draft_beams(beams: int) -> int:
     """u where none is asked for: half as many again, since a row more costs more than the steps it gains."""
     return beams + max(1, beams // 2)
@@ -105,16 +115,25 @@ class _Search:
     def __init__(self, plan: BeamDecoder, request: Request, trace: Trace, index: int) -> None:
         decoder = plan.decoder.ending([request])
         self.stopping = decoder.stopping(request)
-        shape = _close_fitting(decoder.shape(request), request, self.stopping)
+        shape = close_fitting(decoder.shape(request), request, self.stopping)
         self.trace, self.index, self.request = trace, index, request
-        self.rows, self.sampling, self.gamma = plan.rows, decoder.sampling, plan.gamma
-        self.rules = _rules(plan, self.stopping, request)
+        self.rows, self.sampling = plan.rows, decoder.sampling
+        self.rules = rules_of(
+            self.stopping, request, plan.decoder.sampling.lowers, plan.beams, plan.length_penalty, plan.early_stopping
+        )
+        tree = TreeShape(plan.beams, plan.rows, plan.gamma)
+        self.levels = Levels(plan.policy, tree, decoder.target, decoder.drafter)
+        self.asked: int | None = self.levels.choose(self._left(0))  # None: this search has no drafter any more
+        drafter = decoder.drafter
+        if self.asked == 0 and plan.policy is not None:
+            drafter, self.asked = Nothing(), None
+            self.rows = plan.rows if _padded(decoder) else plan.beams
         self.watch = Stopwatch(trace.seconds)
-        self.target = decoder.target.start(self.rows, shape)
-        self.drafter = SafeDrafter(lambda: decoder.drafter.start(self.rows, shape, self.target), self.rows, self.target)
+        self.shape, self.target = shape, decoder.target.start(self.rows, shape)
+        self.drafter = SafeDrafter(lambda: drafter.start(self.rows, shape, self.target), self.rows, self.target)
         self.growth = Growth(
             self.rows,
-            self.gamma,
+            plan.gamma,
             replace(self.sampling, temperature=1.0),
             tuple(self.stopping.eos),
             self.target.device,
@@ -122,20 +141,24 @@ class _Search:
         )
         self.state = Search.start(plan.beams)
         self.home: dict[Tokens, int] = {(): 0}  # the row of each running hypothesis
+        self.busy = {0}  # rows that are run
 
     def run(self) -> tuple[Hypothesis, ...]:
-        everywhere = torch.zeros(self.rows, dtype=torch.int64, device=self.target.device)
         for session in (self.target, self.drafter):
-            session.admit(0, self.request.prompt, self.request.source)
-            session.select(everywhere)
+            session.admit(0, self.request.prompt, self.request.source)  # other rows are empty until they are copied to
         self.watch.lap("prefill")
         while not self.state.done:
             self._step()
         self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
         return self.state.finished
 
+    def _left(self, written: int) -> int:
+        """Steps that a search may still have."""
+        return self.rules.max_new_tokens - written
+
     def _step(self) -> None:
         paths, guesses = self._draft()
+        self.levels.made()
         self.watch.lap("draft")
         came_from = self._place(paths)
         scored, where = self._score(paths)
@@ -146,15 +169,30 @@ class _Search:
         self.watch.lap("accept")
         self.trace.runs += 1
         self._record(before, steps, guesses)
+        left = self._left(before + steps)
+        self.levels.learn(self.asked, len(guesses), steps, 0 if self.state.done else left)
+        if not self.state.done:
+            self._ask(left)
         self.watch.lap("host")
+
+    def _ask(self, left: int) -> None:
+        """How many levels of guesses the next run is to have."""
+        if self.asked is None:
+            self.levels.plain()
+            return
+        self.asked = self.levels.choose(left)
+        if self.levels.dismissed:
+            self.asked, self.trace.drafter_error = None, self.trace.drafter_error or self.drafter.error
+            self.drafter = SafeDrafter(
+                lambda: Nothing().start(self.rows, self.shape, self.target), self.rows, self.target
+            )
 
     def _draft(self) -> tuple[list[Path], Tokens]:
         """The rows of the next target run, and the drafter's best guesses: one for each level of its tree."""
         # The copies that a search starts with are one hypothesis.
         running = {h.tokens: h for h in reversed(self.state.running)}
         roots = [Root(h, self.home[h.tokens]) for h in reversed(running.values())]
-        room = self.rules.max_new_tokens - len(roots[0].hypothesis.tokens) - 1  # the last token needs no run behind it
-        growth = replace(self.growth, depth=min(self.gamma, room))
+        growth = replace(self.growth, depth=self.asked or 0)
         levels = self.drafter.attempt(lambda session: grow(session, roots, growth)) if growth.depth > 0 else None
         best = levels[-1][0].tokens[len(roots[0].hypothesis.tokens) :] if levels else ()
         return lay_out(roots, levels or [], self.rows), best
@@ -167,6 +205,7 @@ class _Search:
             row = path.root.row if path.root.row not in taken else free.pop()
             taken.add(row)
             came_from[row], path.row = path.root.row, row
+        self.busy |= taken
         self.target.select(self._tensor(came_from))
         return came_from
 
@@ -183,10 +222,15 @@ class _Search:
         tails = tails.to(self.target.device)
         logits = self.target.score(tails)  # [u, G+1, V]
         place = self._healthy(place, logits)
-        scores = log_standardise(logits, self.sampling, self.target.context, tails)
-        self._check_processed(place, scores)
-        best = scores.flatten(0, 1).topk(min(self.rules.kept, scores.shape[-1]), -1)
-        scored = Scored(place, best.values.cpu(), best.indices.tolist())
+        if self.sampling.adjusts:  # behind its own text each
+            scores = log_standardise(logits, self.sampling, self.target.context, tails)
+            self._check_processed(place, scores)
+            scores = scores.flatten(0, 1)[list(place.values())]
+        else:
+            nodes = logits.flatten(0, 1)[list(place.values())]  # neither empty rows nor what fills up short ones
+            scores = log_standardise(nodes[:, None], self.sampling, self.target.context, tails)[:, 0]
+        best = scores.topk(min(self.rules.kept, scores.shape[-1]), -1)
+        scored = Scored({node: index for index, node in enumerate(place)}, best.values.cpu(), best.indices.tolist())
         return scored, {node: index // (guesses + 1) for node, index in place.items()}
 
     def _healthy(self, place: dict[Tokens, int], logits: Tensor) -> dict[Tokens, int]:
@@ -233,7 +277,10 @@ class _Search:
         self.target.commit(new, count)
         self.drafter.select(self._tensor([came_from[row] for row in origin]))
         self.drafter.commit(new, count)
-        self.home = home
+        for row in sorted(self.busy - set(home.values())):  # until something is copied there: empty rows need not run
+            self.target.release(row)
+            self.drafter.release(row)
+        self.home, self.busy = home, set(home.values())
 
     def _record(self, before: int, steps: int, guesses: Tokens) -> None:
         self.trace.records.append(
@@ -250,28 +297,3 @@ class _Search:
 
     def _tensor(self, rows: list[int]) -> Tensor:
         return torch.tensor(rows, device=self.target.device)
-
-
-def _close_fitting(shape: Shape, request: Request, stopping: Stopping) -> Shape:
-    """The least capacity, in prefill chunks: every row is attended over in full, and a search has many rows."""
-    needed = len(request.prompt) + stopping.max_new_tokens + 2 * shape.width
-    return replace(shape, capacity=-(-needed // shape.chunk) * shape.chunk)
-
-
-def _rules(plan: BeamDecoder, stopping: Stopping, request: Request) -> Rules:
-    def ends(tokens: Tokens) -> str | None:
-        row = Row(stopping, list(request.prompt), list(tokens[:-1]))
-        row.push(tokens[-1:])
-        if row.error is not None:
-            raise row.exception
-        return row.finish_reason
-
-    return Rules(
-        beams=plan.beams,
-        max_new_tokens=stopping.max_new_tokens,
-        ends=ends,
-        end_tokens=len(stopping.eos),
-        length_penalty=plan.length_penalty,
-        early_stopping=plan.early_stopping,
-        bounded=plan.decoder.sampling.lowers,
-    )

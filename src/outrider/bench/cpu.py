@@ -15,6 +15,7 @@ from outrider.bench.cpu_rows import EngineCell, EngineResults, rows
 from outrider.bench.machine import Neighbours, available_bytes, cpu_name, read_bandwidth
 from outrider.bench.peers import MODULES, SEPARATE, Contender, Peer, PeerFailed, engine_and_dtype, process_seconds
 from outrider.drafters import built_in
+from outrider.drafters.eagle3 import is_checkpoint
 from outrider.drafters.head import CONFIG
 from outrider.errors import require
 from outrider.models.hub import names, pairs
@@ -70,7 +71,7 @@ def draft_place(target: str, draft: str) -> str | None:
     if draft == "auto":
         partner = pairs.draft_of(target)
         return None if partner is None else str(partner)
-    if draft in built_in() or ">" in draft or (Path(draft) / CONFIG).is_file():
+    if draft in built_in() or ">" in draft or (Path(draft) / CONFIG).is_file() or is_checkpoint(Path(draft)):
         return None
     partner = pairs.draft_of(draft)
     return str(names.resolve(draft) if partner is None else partner)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from outrider.bench import curves, gpu, identity, load, loop, micro
+from outrider.bench import curves, gpu, identity, load, loop, many_rows, micro
 from outrider.bench.gpu import GREEDY, StandingRows, StepSetting
 from outrider.bench.shapes import SIZES, build
 from outrider.bench.timing import Report, settle
@@ -21,7 +21,7 @@ from outrider.drafters import ModelDrafter, Nothing
 from outrider.errors import DeviceError, ModelNotFound, require
 from outrider.runtime import timer
 
-SECTIONS = ("latency", "decoder", "identity", "curves", "load", "pair", "micro", "profile", "compile")
+SECTIONS = ("latency", "decoder", "identity", "rows", "curves", "load", "pair", "micro", "profile", "compile")
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,13 @@ def _sections(plan: GpuPlan, setting: StepSetting, report: Report) -> None:
         rows, count = (2, 16) if plan.tiny else (8, plan.tokens)
         report.section("identity_one_row", lambda: identity.compare(setting, 1, min(count, 300), 0.3))
         report.section("identity", lambda: identity.compare(setting, rows, count, 0.3))
+    if "rows" in plan.sections:
+        tokens, longest = (8, 30) if plan.tiny else (128, load.LONGEST)
+        prompts = load.random_prompts(setting.target.vocab_size, 64, longest)
+        prompts[0] = (prompts[0] * longest)[: 6 * longest]  # one that is prefilled in several chunks
+        report.section("in_batches", lambda: many_rows.in_batches(setting.target, prompts, tokens))
+        if setting.device.type == "cuda":
+            report.series("cost_of_invariance", many_rows.cost_of_invariance(setting, (1, 8, 64, 256)))
     if "pair" in plan.sections:
         _pair(plan, setting, report)
     if "curves" in plan.sections:
@@ -140,12 +147,19 @@ def _pair(plan: GpuPlan, setting: StepSetting, report: Report) -> None:
         return {"about": made[0].about, "drafter": made[0].drafter.name, "prompt_lengths": lengths}
 
     report.section("inflated_pair", make)
+    if not made:
+        return
     for temperature in (0, 1):
-        if made:
-            report.section(
-                f"pair_temperature_{temperature}",
-                lambda: pair.measure(made[0], setting, 64 if plan.tiny else 256, temperature),  # noqa: B023
-            )
+        report.section(
+            f"pair_temperature_{temperature}",
+            lambda: pair.measure(made[0], setting, 64 if plan.tiny else 256, temperature),  # noqa: B023
+        )
+    counts, tokens = ((1, 2), 8) if plan.tiny else ((1, 4, 16, 64), 128)
+    prompts = [made[0].prompts[row % len(made[0].prompts)] for row in range(max(counts))]
+    inflated = replace(setting, target=made[0].target)
+    for temperature, rule in enumerate((GREEDY, gpu.SAMPLED)):
+        points = load.points(inflated, rule, counts, prompts, tokens, made[0].drafter, others=False, repeats=5)
+        report.series(f"pair_load_temperature_{temperature}", points)
 
 
 def _compiled(setting: StepSetting) -> Any:

@@ -26,7 +26,7 @@ _PAPER = {0: (0.75, 3.4), 1: (0.62, 2.6)}
 
 def lines(results: Results) -> list[GpuLine]:
     """Only what was measured; a section that failed or was skipped gives a line that says so."""
-    found = [*_latency(results), *_decoder(results), *_pair(results)]
+    found = [*_latency(results), *_decoder(results), *_pair(results), *_invariance(results), *_load(results)]
     if results.get("size") == "tiny":  # the bars are for the large models on a large GPU
         found = [replace(line, bar="", met=None) for line in found]
     return [*found, *_identity(results), *_curves(results), *_failures(results)]
@@ -79,7 +79,11 @@ def _identity(results: Results) -> Iterator[GpuLine]:
     noise = results.get("noise", {})
     if "different" in noise:
         yield _none("noise that differs from a CPU's", noise["different"], noise["values"])
-    for name, title in (("replayed_is_eager", "replayed against eager"), ("identity", "speculative against plain")):
+    for name, title in (
+        ("replayed_is_eager", "replayed against eager"),
+        ("identity", "speculative against plain"),
+        ("in_batches", "in batches against alone"),
+    ):
         parts = [v for v in results.get(name, {}).values() if isinstance(v, dict) and "mismatches" in v]
         if parts:
             yield _none(f"other tokens, {title}", sum(p["mismatches"] for p in parts), sum(p["tokens"] for p in parts))
@@ -112,6 +116,28 @@ def _curves(results: Results) -> Iterator[GpuLine]:
             yield GpuLine(
                 f"ms a step from {by} {first[by]} to {last[by]}", f"{first['median']:.2f} to {last['median']:.2f}"
             )
+
+
+_COSTS = {1: 0.03, 8: 0.03, 64: 0.05, 256: 0.15}
+"""What batch-invariant kernels may cost a step, by rows."""
+
+
+def _invariance(results: Results) -> Iterator[GpuLine]:
+    for point in results.get("cost_of_invariance", []):
+        if "cost" in point:
+            bar = _COSTS.get(point["rows"], 0.15)
+            yield _held(f"cost of batch invariance, {point['rows']} rows", point["cost"], bar, _at_most)
+
+
+def _load(results: Results) -> Iterator[GpuLine]:
+    for name, title in (("load", "8B shapes"), *((f"pair_load_temperature_{t}", f"pair, t={t}") for t in (0, 1))):
+        for point in results.get(name, []):
+            if "plain" not in point:
+                continue
+            speed, rows = point["plain"]["tokens_per_second"], point["rows"]
+            yield GpuLine(f"{title}, {rows} requests at once: plain tokens a second", f"{speed:,.0f}")
+            if "speculative_over_plain" in point:
+                yield _held("  speculative over plain", point["speculative_over_plain"]["median"], 0.98, _at_least)
 
 
 def _failures(results: Results) -> Iterator[GpuLine]:

@@ -14,8 +14,9 @@ import torch
 
 from outrider.bench.gpu import StepSetting
 from outrider.bench.shapes import weight_bytes
-from outrider.bench.timing import settle
+from outrider.bench.timing import settle, spread
 from outrider.core.protocols import Drafter
+from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.step_runner import Rule
@@ -44,9 +45,12 @@ class DecoderUnderLoad:
         self.pool = SessionPool(graphs=True)
         self.decoder = Decoder(target, drafter, rule.verifier, rule.sampling, policy, width, pool=self.pool)
 
-    def texts(self, prompts: Sequence[tuple[int, ...]], tokens: int) -> tuple[list[list[int]], Trace]:
+    def texts(
+        self, prompts: Sequence[tuple[int, ...]], tokens: int, first_seed: int = 0
+    ) -> tuple[list[list[int]], Trace]:
+        """``tokens`` new ones after each prompt; seeds count up from ``first_seed``."""
         trace = Trace(self.decoder.drafter.name)
-        requests = [Request(prompt, Stopping(tokens), seed=seed) for seed, prompt in enumerate(prompts)]
+        requests = [Request(prompt, Stopping(tokens), seed=seed) for seed, prompt in enumerate(prompts, first_seed)]
         rows = {event.index: event.row for event in self.decoder.stream(requests, trace)}
         return [list(rows[index].tokens) for index in range(len(prompts))], trace
 
@@ -72,24 +76,33 @@ def points(
     others: bool = True,
     repeats: int = 3,
 ) -> Iterator[dict[str, Any]]:
-    """A point for every number of requests: tokens a second, and tokens that differ from those of a request alone."""
+    """A point for every number of requests: tokens a second, and tokens that differ from those of a request alone.
+
+    Plain and speculative decoding take turns.
+    """
     ways: dict[str, DecoderUnderLoad] = {"plain": DecoderUnderLoad(setting.target, Nothing(), rule, 0, setting.width)}
     if drafter is not None:
         ways["speculative"] = DecoderUnderLoad(setting.target, drafter, rule, Auto(), setting.width)
-    alone = [ways["plain"].texts([prompt], tokens)[0][0] for prompt in prompts[: min(8, max(batches))]]
+    some = prompts[: min(8, max(batches))]
+    alone = [ways["plain"].texts([prompt], tokens, seed)[0][0] for seed, prompt in enumerate(some)]
     for count in batches:
         asked = list(prompts[:count])
         point: dict[str, Any] = {"rows": count, "tokens": tokens}
+        took: dict[str, list[float]] = {name: [] for name in ways}
         for name, way in ways.items():
             first = seconds(lambda: way.texts(asked, tokens), setting.device, 1)[0]  # noqa: B023
             found, trace = way.texts(asked, tokens)
-            took = seconds(lambda: way.texts(asked, tokens), setting.device, repeats)  # noqa: B023
-            total = sum(map(len, found))
-            point[name] = {
-                "tokens_per_second": total / statistics.median(took), "seconds": took, "first_seconds": first,
-                "mismatches": _differing(alone, found),
-                "runs": trace.runs, "prefill_seconds": trace.seconds["prefill"],
-            }  # fmt: skip
+            point[name] = {"first_seconds": first, "runs": trace.runs, "prefill_seconds": trace.seconds["prefill"]}
+            if name == "plain" or rule.verifier is gumbel_coupling:  # else guesses change what noise is for what
+                point[name]["mismatches"] = _differing(alone, found)
+        for turn in range(repeats):
+            for name in list(ways)[:: 1 if turn % 2 else -1]:
+                took[name] += seconds(lambda: ways[name].texts(asked, tokens), setting.device, 1)  # noqa: B023
+        for name, times in took.items():
+            point[name] |= {"tokens_per_second": count * tokens / statistics.median(times), "seconds": times}
+        if drafter is not None:
+            ratios = [plain / guessed for plain, guessed in zip(took["plain"], took["speculative"], strict=True)]
+            point["speculative_over_plain"] = spread(ratios)
         if others:
             point |= _others(setting, asked, tokens)
         point["roofline_tokens_per_second"] = count / _step_floor(setting)

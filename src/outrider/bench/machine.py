@@ -49,7 +49,8 @@ def read_bandwidth(threads: int, size: int = READ_BYTES, repeats: int = 7) -> di
 
 
 class Neighbours:
-    """Cores that other programs used since the start: whether a measurement was alone on the machine."""
+    """Cores that others used since the start, programs here and virtual machines beside this one: whether a measurement
+    was alone on the machine."""
 
     def __init__(self, own_seconds: Callable[[], float]) -> None:
         self.own_seconds = own_seconds  # time on a core of everything that belongs to the measurement
@@ -60,8 +61,9 @@ class Neighbours:
             fields = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:]
         except OSError:
             return None
-        user, nice, system = (int(x) for x in fields[:3])  # user holds guests' time, too
-        return (user + nice + system) / os.sysconf("SC_CLK_TCK") - self.own_seconds()
+        # user, nice and system, where user holds guests' time, too; and steal, which the host gave to others
+        used = sum(int(field) for field in (*fields[:3], *fields[7:8]))
+        return used / os.sysconf("SC_CLK_TCK") - self.own_seconds()
 
     def cores(self) -> float | None:
         """On average; None where the system does not tell."""

@@ -36,7 +36,7 @@ def gpu(
     section: Annotated[
         list[str] | None,
         typer.Option(
-            help="latency, decoder, identity, curves, load, pair, micro, profile or compile; may be repeated."
+            help="latency, decoder, identity, rows, curves, load, pair, micro, profile or compile; may be repeated."
         ),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of each of eight rows for the test of identity.")] = 2500,

@@ -117,7 +117,7 @@ def show(report: dict[str, Any]) -> None:
         f"{report['cpu']}, {report['threads']} threads, {report['target']}, {report['prompts']} prompts of "
         f"{report['tokens']} tokens"
         + (f"; reads {speed / 1e9:.1f} GB/s" if speed else "")
-        + (f"; other programs used {others:.2f} cores" if others is not None else "")
+        + (f"; others used {others:.2f} cores" if others is not None else "")
     )
     for name, about in report["engines"].items():
         peak = f", peak {about['peak_bytes'] / 1e6:.0f} MB" if about.get("peak_bytes") else ""

@@ -28,8 +28,8 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         "-d",
-        help="Drafter: auto, copy, ngram, uniform, none, a model named like a target, a chain 'copy>MODEL', or a class "
-        "of your own: FILE.py:CLASS or MODULE:CLASS.",
+        help="Drafter: auto, copy, ngram, suffix, suffix:DIR (see `outrider suffix`), uniform, none, a model named "
+        "like a target, a chain 'copy>MODEL', or a class of your own: FILE.py:CLASS or MODULE:CLASS.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="Device of the models: auto, cpu, cuda, cuda:1 ...")]

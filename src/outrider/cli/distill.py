@@ -88,12 +88,19 @@ def distill(
     measure_prompts: Annotated[
         Path | None, typer.Option(help="Prompts to measure with, as `outrider measure` takes them.")
     ] = None,
+    export: Annotated[
+        str | None,
+        typer.Option(help="speculators: train nothing, but write the EAGLE-3 head of --from in that format, for vLLM."),
+    ] = None,
     as_json: common.Json = False,
 ) -> None:
     """Train a draft for TARGET. Ctrl-C keeps what was written and learnt: the same command goes on from there.
 
     On a CPU the text alone can take hours: the line says how many are left, and --seconds limits them.
     """
+    if export is not None:
+        _export(export, target, start, out, (device, dtype, trust_remote_code), as_json)
+        return
     require(not (data and self_written), "--data and --self exclude each other; choose one")
     require(not (data and prompts), "--prompts are answered by the target itself: leave out --data")
     from outrider.training.card import describe
@@ -140,6 +147,19 @@ def distill(
         "card": str(card),
     }
     answers.out(json.dumps(result) if as_json else summary(target, out, last), highlight=False)
+
+
+def _export(kind: str, target: str, start: Path | None, out: Path, how: tuple[str, str, bool], as_json: bool) -> None:
+    from outrider.models.hub import loading
+    from outrider.training.export import check_export, export_head
+
+    check_export(kind, start)
+    assert start is not None
+    require(not out.exists() or not any(out.iterdir()), f"--out {out} is not empty; name a new directory")
+    config = export_head(loading.load(target, *how), start, out).config
+    result = {"out": str(out), "format": kind, "layers": config.layers, "draft_vocab_size": config.draft_vocab_size}
+    told = f"{out}: an EAGLE-3 head in the {kind} format for {target}, {config.draft_vocab_size:,} tokens"
+    answers.out(json.dumps(result) if as_json else told, highlight=False)
 
 
 def _trained(target: str, out: Path, plan: Any, how: tuple[str, str, bool], stages: Stages) -> Any:

@@ -10,6 +10,7 @@ import typer
 
 from outrider.cli import common, progress
 from outrider.cli.common import answers, notes
+from outrider.cli.plan_option import Plan, planned
 from outrider.cluster.answers import Loading, PromptBatch
 from outrider.errors import require
 
@@ -40,6 +41,7 @@ def generate(
     ] = None,
     target: common.Target = common.DEFAULT_TARGET,
     draft: common.Draft = "auto",
+    plan: Plan = None,
     max_new_tokens: common.MaxNewTokens = 256,
     chat: Annotated[
         bool, typer.Option("--chat", help="Send the prompt as a user message through the model's chat template.")
@@ -81,7 +83,9 @@ def generate(
     graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
     tensor_parallel: common.TensorParallel = 1,
-    trace: Annotated[Path | None, typer.Option(help="Write the trace here, as JSON lines.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the trace here, as JSON lines; `outrider report` draws it.")
+    ] = None,
     show_trace: Annotated[bool, typer.Option("--show-trace", help="Print the coloured trace afterwards.")] = False,
     stats: Annotated[bool, typer.Option(help="Print statistics on stderr.")] = True,
     as_json: common.Json = False,
@@ -96,6 +100,8 @@ def generate(
         {"--out": out, "--slots": slots, "--prompts-format": prompts_format},
         {"--trace": trace, "--show-trace": show_trace},
     )
+    set_by_plan = planned(context, plan, slots or 1, temperature)
+    context.params.update({name: str(value) if name == "gamma" else value for name, value in set_by_plan.items()})
     options = common.generation_options(context)
     require(beams == 1 or not show_trace, "--show-trace shows one text as it grows; leave it out with --beams")
     common.check_writable(trace, "--trace")
@@ -124,7 +130,7 @@ def generate(
     if stats and not as_json and output.trace.records:
         notes.print(stats_table(output.stats, output))
     if trace is not None:
-        output.trace.save(trace)
+        output.trace.save(trace, llm.show)
     if output.finish_reason == "interrupted":
         raise typer.Exit(130)
 

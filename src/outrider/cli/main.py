@@ -16,7 +16,24 @@ import typer
 from typer.core import TyperGroup
 
 from outrider import __version__
-from outrider.cli import batch, bench, chat, demo, distill, generate, measure, models, serve, theory, verify, warm
+from outrider.cli import (
+    batch,
+    bench,
+    chat,
+    demo,
+    distill,
+    generate,
+    measure,
+    models,
+    paper,
+    plan,
+    report,
+    serve,
+    suffix,
+    theory,
+    verify,
+    warm,
+)
 from outrider.cli.common import answers, notes
 from outrider.errors import NOT_UTF8, OutriderError
 from outrider.runtime.streams import ClosedOutput, open_closed_streams
@@ -39,11 +56,15 @@ app.command()(serve.serve)
 app.command()(demo.demo)
 app.command()(verify.verify)
 app.command()(measure.measure)
+app.command()(plan.plan)
 app.command()(distill.distill)
 app.command()(theory.theory)
+app.command()(paper.paper)
+app.command()(report.report)
 app.command()(warm.warm)
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
+app.add_typer(suffix.app, name="suffix")
 
 
 def _version(wanted: bool) -> None:

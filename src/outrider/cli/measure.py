@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.cli.measure_tables import csv_of, show
+from outrider.cli.plan_option import Plan, planned
 from outrider.errors import require
 from outrider.models.settings import has_chat_template
 from outrider.trace import strict_json
@@ -43,6 +44,7 @@ def measure(
         list[str] | None,
         typer.Option(help="As in generate (auto if not given); may be repeated to compare several in one run."),
     ] = None,
+    plan: Plan = None,
     width: common.Width = 9,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
@@ -64,7 +66,11 @@ def measure(
     from outrider.bench.prompts import read
     from outrider.options import Options
 
-    drafts = draft or ["auto"]
+    set_by_plan = planned(context, plan, 1, temperature[0] if temperature else 0.0)
+    draft = draft or [set_by_plan.get("draft", "auto")]
+    gamma = gamma or [str(set_by_plan.get("gamma", "auto"))]
+    width = context.params["width"] = set_by_plan.get("width", width)
+    drafts = draft
     require(len(set(drafts)) == len(drafts), f"each --draft can be named once, got {', '.join(drafts)}")
     common.check_writable(out, "--out")
     common.check_writable(card, "--card")
@@ -74,7 +80,7 @@ def measure(
         "draft_temperature": draft_temperature, "draft_top_k": draft_top_k,
         "draft_top_p": draft_top_p,
     }  # fmt: skip
-    gammas = tuple(map(common.read_gamma, gamma or ["auto"]))
+    gammas = tuple(map(common.read_gamma, gamma))
     settings = MeasureSettings(tuple(temperature or [0.0]), repeats, options, gammas)
     for t, g in product(settings.temperatures, gammas):
         parsed = Options.parse({**options, "temperature": t, "gamma": g})

@@ -22,7 +22,9 @@ from outrider.cli.common import (
     Width,
     loading_options,
     notes,
+    read_gamma,
 )
+from outrider.cli.plan_option import Plan, planned
 from outrider.errors import BadOption, require
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -37,6 +39,10 @@ def serve(
             "--draft", "-d", help="Drafter, as of generate; repeatable, and requests may name one. Default: auto."
         ),
     ] = None,
+    gamma: Annotated[
+        str, typer.Option(help="Guesses per target run of requests that do not say it: 1 to width - 1, or auto.")
+    ] = "auto",
+    plan: Plan = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Loopback unless told otherwise.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
     api_key_file: Annotated[
@@ -72,6 +78,12 @@ def serve(
     kv_cache_dtype: KvCacheDtype = "auto",
     width: Width = 9,
     graphs: Graphs = None,
+    remember: Annotated[
+        bool,
+        typer.Option(
+            "--remember", help="With --draft suffix: guess from earlier answers to the same API key, kept in memory."
+        ),
+    ] = False,
     trust_remote_code: Trust = False,
     ray: Annotated[
         bool, typer.Option("--ray", help="Run replicas on a Ray cluster (pip install '.[serve,ray]'): the same API.")
@@ -95,18 +107,25 @@ def serve(
     for name, value in (("--replicas", replicas), ("--max-replicas", max_replicas), ("--replica-cpus", replica_cpus)):
         require(ray or value is None, f"{name} {value} means something with --ray only; leave it out")
     keys = read_keys(api_key_file)
+    rule = "--remember keeps answers apart by API key, and there is none; give --api-key-file, or set OUTRIDER_API_KEY"
+    require(not remember or bool(keys), rule)
     if host not in LOOPBACK and not keys and not allow_anonymous:
         raise BadOption(
             f"host {host!r} is reachable from other machines and there is no API key; give --api-key-file, set "
             "OUTRIDER_API_KEY, or say --allow-anonymous"
         )
+    set_by_plan = planned(command, plan, slots or 1)
+    draft = draft or [set_by_plan.get("draft", "auto")]
+    width = command.params["width"] = set_by_plan.get("width", width)
+    guesses = _gamma(str(set_by_plan.get("gamma", gamma)), width)
     settings = ServerSettings(
         model=model_name or public_name(target), keys=keys, most_bytes=max_bytes, most_tokens=max_tokens,
         seconds=timeout, patience=drain, origins=tuple(cors_origin or ()), hosts=served_names(host, ()),
+        gamma=guesses,
     )  # fmt: skip
     size = run.WantedSize(slots, context, waiting, memory)
     place = run.ListenAt(host, port, drain, access_log)
-    first, *more = draft or ["auto"]
+    first, *more = draft
     loading = loading_options(command) | {"draft": first}
     if ray:
         from outrider.cluster.answers import Loading
@@ -129,6 +148,14 @@ def serve(
         notes.print(f"context {context} is more than the model has positions for: {served.limits.context} it is")
     notes.print(f"{settings.model}, draft {llm.drafter.name}: {rows}, {'API key needed' if keys else 'no API key'}")
     run.run(served, settings, place, notes.print)
+
+
+def _gamma(text: str, width: int) -> int | None:
+    """Guesses of requests that do not say how many; None: adapted."""
+    found = read_gamma(text)
+    good = found == "auto" or (isinstance(found, int) and 1 <= found < width)
+    require(good, f"--gamma must be auto, or a whole number from 1 to {width - 1}, width less 1, got {text!r}")
+    return found if isinstance(found, int) else None
 
 
 def _check(port: int, host: str, timeout: float, drain: float, origins: list[str]) -> None:

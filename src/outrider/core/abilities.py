@@ -37,6 +37,13 @@ class Priced(Protocol):
 
 
 @runtime_checkable
+class EndingBehind(Protocol):
+    """Told before a draft behind which first guess each row's draft ends: another drafter goes on from there."""
+
+    ends_behind: Tensor | None  # [B] tokens, -1: behind none; None: no row's does
+
+
+@runtime_checkable
 class OnlyDrafter(Protocol):
     """Told whether the guesses verified are always this session's own: it then knows, without a host-device sync,
     how many committed tokens it has not run."""
@@ -141,7 +148,7 @@ class Abilities:
 
     A session's own ability comes first. Without it,
       caps, prices     are told to every child that drafts for the same target;
-      only_drafter     to an only child;
+      only_drafter, ends_behind  to an only child;
       spent, matched   are an only child's: with several, which of them drafted is the session's own to say.
     Own and children's together are the levels, the learned tensors, the contexts and the model sessions, and steps
     can be captured where all of them say so.
@@ -162,6 +169,11 @@ class Abilities:
         """What guesses take and time is worth; None: go by rules of your own."""
         for session in self._priced:
             session.prices = prices
+
+    def end_behind(self, tokens: Tensor | None) -> None:
+        """The first guess that ends a row's draft [B], -1: none; None: no row's. Who cannot drafts on."""
+        if self._ending is not None:
+            self._ending.ends_behind = tokens
 
     def declare_only_drafter(self) -> None:
         """No other drafter's guesses are verified."""
@@ -220,6 +232,12 @@ class Abilities:
         if isinstance(self.session, Priced):
             return (self.session,)
         return tuple(session for child in self._beside for session in child._priced)
+
+    @cached_property
+    def _ending(self) -> EndingBehind | None:
+        if isinstance(self.session, EndingBehind):
+            return self.session
+        return self._beside[0]._ending if len(self._beside) == 1 else None
 
     @cached_property
     def _spending(self) -> Spending | None:

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from outrider.core import host_sync
+
+_FEW_ROWS = 32
+"""Rows that are written one by one where the host may: more are quicker together."""
 
 
 class Context:
@@ -53,10 +59,20 @@ class Context:
 
     def positions(self, count: int, offset: int = 0) -> Tensor:
         """Absolute positions of the next ``count`` tokens -> [B, count]."""
+        if host_sync.free(self.device):
+            return torch.from_numpy(self.lengths.numpy()[:, None] + np.arange(offset, offset + count))
         return self.lengths[:, None] + torch.arange(offset, offset + count, device=self.device)
 
     def write_scratch(self, tokens: Tensor, offset: int = 0) -> None:
         """Put guesses [B, K] behind the committed tokens without committing them."""
+        count = tokens.shape[1]
+        if count == 0:
+            return
+        if self.rows <= _FEW_ROWS and host_sync.free(self.device):
+            held, new = self.tokens.numpy(), tokens.numpy()
+            for row, length in enumerate(self.lengths.tolist()):
+                held[row, length + offset : length + offset + count] = new[row]
+            return
         self.tokens.scatter_(1, self.positions(tokens.shape[1], offset), tokens)
 
     def read(self, start: Tensor, count: int) -> Tensor:
@@ -73,8 +89,13 @@ class Context:
 
     def append(self, tokens: Tensor, count: Tensor) -> Tensor:
         """Commit the first count [B] of tokens [B, K]; idle rows take none. Returns what was really added."""
-        count = count * self.active
         self.write_scratch(tokens)  # the surplus beyond count is scratch, overwritten by the next guesses
+        if host_sync.free(self.device):
+            added = count.numpy() * self.active.numpy()
+            lengths = self.lengths.numpy()
+            lengths += added
+            return torch.from_numpy(added)
+        count = count * self.active
         self.lengths += count  # in place: a captured step finds its state where it left it
         return count
 

@@ -193,6 +193,8 @@ class Draft:
         """sum over x of min(p_i(x), q_i(x)), Theorem 3.5's beta, for each guess -> [B, G]."""
         guesses = self.tokens.shape[1]
         if isinstance(p, Choices):
+            if guesses == 0:
+                return p.weight[:, :0]
             tokens = p.tokens[:, :guesses]
             shared = self.tokens == tokens if self.probs is None else self._of(tokens)
             return (shared * p.weight[:, :guesses]).masked_fill_(~self.proposed, 0)

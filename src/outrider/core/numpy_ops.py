@@ -29,6 +29,14 @@ def largest(x: Tensor) -> Tensor:
     return whole(np.asarray(x.numpy().argmax(-1)))
 
 
+def largest_finite(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``largest`` of float32 or float64 numbers on a CPU, and one where that number is finite, else NaN, as ``x``."""
+    flat = x.numpy().reshape(-1, x.shape[-1])
+    best = flat.argmax(-1)
+    weight = np.where(np.isfinite(flat[np.arange(len(flat)), best]), flat.dtype.type(1), flat.dtype.type(np.nan))
+    return torch.from_numpy(best).view(x.shape[:-1]), torch.from_numpy(weight).view(x.shape[:-1])
+
+
 def highest(x: Tensor) -> Tensor:
     """The largest number (NaN, if there is one) along the last dimension: amax, and on a CPU without its threads."""
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):

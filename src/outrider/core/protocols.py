@@ -6,7 +6,7 @@ p is always the target's distribution, q the draft's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -109,15 +109,22 @@ class ReadsLate(Protocol):
         """From now on do so: for a draft that may never be asked."""
 
 
+Choose = Callable[[int, Tensor], Tensor]
+"""Takes a token for each row: the number of the guess from 0 on, logits [R, V] -> tokens [R]."""
+
+
 @runtime_checkable
 class Guessing(Protocol):
-    """A session that may find several guesses at temperature 0 in one run."""
+    """A session that may find several guesses without a call of ``extend`` for each."""
 
     def guess(self, count: int, choosable: int) -> Tensor | None:
         """The likeliest tokens [B, count] behind the committed ones, among the first ``choosable`` of the vocabulary.
 
         As ``score`` and ``extend`` of one after another; the last is not run. None where the model cannot.
         """
+
+    def guess_chosen(self, count: int, choose: Choose) -> Tensor | None:
+        """The same with tokens that ``choose`` takes, for all rows; None also where some row is not in use."""
 
 
 def admit_all(session: Session | DraftSession, admissions: Sequence[Admission]) -> None:

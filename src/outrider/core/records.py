@@ -34,6 +34,8 @@ class Admission:
     prediction: Sequence[int] = ()  # what the output is expected to be, where the caller has said so
     forced: ForcedTokens | None = None  # of the constraint that the output is under
     drafter: str | None = None  # name of the drafter, where there are several; None: the first
+    written: int = 0  # tokens at the end of the prompt that are output: a drafter that rested is told of them late
+    owner: str | None = None  # whose earlier outputs its guesses may come from; None: nobody's
 
 
 @dataclass(frozen=True)

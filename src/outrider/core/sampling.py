@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from outrider.core import host_sync
 from outrider.core.context import Context
 from outrider.core.draft import Choices
-from outrider.core.numpy_ops import largest
+from outrider.core.numpy_ops import largest, largest_finite
 from outrider.core.processors import ByRow, OfRows, Processor, process
 from outrider.core.top_p import nucleus
 from outrider.errors import BadOption, require
@@ -78,7 +79,7 @@ class Sampling:
             require(inside, f"{name} must be {rule}, got {value!r}")
 
         number("temperature", 0)
-        require(self.temperature < 1e6, f"temperature must be finite, got {self.temperature!r}")
+        require(self.temperature < 1e6, f"temperature must be below 1e6, got {self.temperature!r}")
         rule = f"temperature must be 0, which is greedy, or at least {COLDEST:g}, got {self.temperature!r}; use 0"
         require(self.temperature == 0 or self.temperature >= COLDEST, rule)
         if self.top_k is not None:
@@ -206,8 +207,9 @@ def standardise(logits: Tensor, sampling: Sampling, context: Context, tail: Tens
 def choices(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Choices:
     """``standardise`` at temperature 0, without its tables."""
     logits = _adjust(logits.to(torch.promote_types(logits.dtype, torch.float32)), sampling, context, tail)
+    if host_sync.free(logits.device):  # logits that leave no choice must not pass for one: NaN is found afterwards
+        return Choices(*largest_finite(logits))
     best = largest(logits)
-    # Logits that leave no choice must not pass for one: NaN is found where tokens are emitted.
     value = logits.gather(-1, best[..., None])[..., 0]
     return Choices(best, value - value + 1)  # infinity less itself is not a number
 

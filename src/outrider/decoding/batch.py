@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -81,24 +82,25 @@ class RunningBatch:
         self.own_rule = self.rule = Rule(decoder.verifier, decoder.sampling)
         self.watch = Stopwatch(trace.seconds)
         self.target, self.drafter, self.seeds = runner.target, runner.drafter, runner.seeds
-        slots = runner.seeds.shape[0]
-        self.rows: list[tuple[int, Row] | None] = [None] * slots
+        self.rows: list[tuple[int, Row] | None] = [None] * (slots := len(runner.seeds))
         self.requests: list[Request | None] = [None] * slots  # of the rows, in the same places
         policy = Fixed(decoder.gamma) if isinstance(decoder.gamma, int) else decoder.gamma
         # Runs of constant width cost the same, whatever is in them.
         self.narrow = not decoder.exact or facts_of(decoder.target).batch_invariant
-        widths = declared_widths(decoder.target, slots) if self.narrow else 1.0
+        widths_of = partial(declared_widths, decoder.target) if self.narrow else None
         self.splits = self.target.device.type == "cpu"  # on a GPU the clock sees work being launched, not done
         same_text = decoder.verifier.compares and decoder.verifier.exact  # guesses with the target's own tokens
         joint = same_text or (distinct and decoder.fresh_seeds)
-        setting = Setting(slots, decoder.width - 1, decoder.drafter, runner.shape, widths, self.splits, joint)
-        self.planner = policy.start(setting)
+        widths = 1.0 if widths_of is None else widths_of(slots), widths_of if self.splits else None
+        of_steps = *widths, self.splits, joint, not decoder.sampling.greedy
+        self.planner = policy.start(Setting(slots, decoder.width - 1, decoder.drafter, runner.shape, *of_steps))
         # A step is launched before the one before it was read: the device never waits for the host. Where the text
         # depends on gamma and no clock is asked, gamma may not depend on whether steps are replayed.
-        by_clock = isinstance(self.planner, ClockPlanner) and self.planner.timed_by_clock
-        free = same_text or by_clock or isinstance(policy, Fixed)
+        timed = isinstance(self.planner, ClockPlanner) and self.planner.timed_by_clock
+        free = same_text or timed or isinstance(policy, Fixed)
         self.ahead = runner.ahead and free
-        self.drafter.rest(self.lookahead)
+        # A drafter that is never asked costs nothing. On a CPU it rests once: waking, it reads all texts anew.
+        self.drafter.rest(self.lookahead or (free and not isinstance(policy, Fixed)), again=self.lookahead)
         self.pricing = self.planner if isinstance(self.planner, Pricing) else None
         self.joint = self.planner if isinstance(self.planner, JointPlanner) else None
         self.read_at = 0.0  # when the last step was read
@@ -218,7 +220,8 @@ class RunningBatch:
         wrong = [g for g in asked if not 0 <= g < self.decoder.width]
         require(not wrong, f"the policy asked for {wrong} guesses; gamma must be from 0 to {self.decoder.width - 1}")
         self.drafter.cap(asked)
-        self.drafter.price(None if self.pricing is None else self.pricing.prices)
+        if any(asked):
+            self.drafter.price(None if self.pricing is None else self.pricing.prices)
         self.trace.runs += 1
         step = self.runner.launch(self.rule, max(asked), self.watch)
         return _Launched(step, list(self.rows), asked, began, drafted, self.runner.captures != captures)
@@ -242,12 +245,12 @@ class RunningBatch:
     def _timing(self, launched: _Launched, guesses: int, seconds: float) -> Timing:
         if not self.splits:
             return Timing(guesses + 1, seconds)
-        width = guesses + 1 if self.narrow else 1
+        width, rows = guesses + 1 if self.narrow else 1, sum(map(bool, launched.rows))
         drafting = self.trace.seconds["draft"] - launched.drafted
         if max(launched.asked) == 0:
-            return Timing(width, seconds - drafting)
-        spent = self.drafter.spent
-        return Timing(width, seconds - drafting, drafting, guesses if spent is None else spent)
+            return Timing(width, seconds - drafting, rows=rows)
+        spent, own = self.drafter.spent, None if self.drafter.first_draft else drafting  # the first reads prompts, too
+        return Timing(width, seconds - drafting, own, guesses if spent is None else spent, rows)
 
     def _take(self, launched: _Launched) -> list[Event]:
         """What a step gave goes into rows, planner and trace; rows that ended leave their slots."""
@@ -272,7 +275,8 @@ class RunningBatch:
             # Guesses that met bad logits were not judged, be they discarded or behind the end of the text.
             emitted, drafted, overlap = emitted[: healthy + 1], drafted[:healthy], overlap[:healthy]
             accepted = len(emitted) - 1
-            self.planner.learn(slot, 0 if sure else asked, accepted, min(accepted + 1, len(drafted)))
+            told = (0, 0, 0) if sure else (asked, accepted, min(accepted + 1, len(drafted)))
+            self.planner.learn(slot, *told)
             record = None
             if taken:
                 record = Record(

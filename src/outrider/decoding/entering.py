@@ -57,7 +57,15 @@ class Entering:
     @staticmethod
     def of(requests: list[Numbered], slots: Sequence[int], target: Session, in_parts: bool) -> Entering:
         new = [
-            Admission(slot, request.prompt, request.source, request.prediction, request.forced, request.drafter)
+            Admission(
+                slot,
+                request.prompt,
+                request.source,
+                request.prediction,
+                request.forced,
+                request.drafter,
+                owner=request.owner,
+            )  # fmt: skip
             for slot, (_, request) in zip(slots, requests, strict=False)
         ]
         if in_parts and isinstance(target, PrefillsInParts):

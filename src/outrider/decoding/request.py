@@ -28,6 +28,7 @@ class Request:
     prediction: tuple[int, ...] = ()  # what the output is expected to be: guesses for a drafter that reads it
     forced: ForcedTokens | None = None  # of the constraint that its rule holds the output to: guesses that cost nothing
     drafter: str | None = None  # name of its drafter, where the batch has several; None: the first
+    owner: str | None = None  # whose earlier outputs its guesses may come from, and who may read it later; None: nobody
 
     def sure(self, row: Row) -> int:
         """Guesses that its constraint leaves no choice about, behind what the row holds."""

@@ -17,20 +17,17 @@ from outrider.core.prices import Prices
 from outrider.core.protocols import Admission, Draft, DraftSession, Session, Source, admit_all
 from outrider.core.sampling import Sampling
 from outrider.errors import BadOption, OutriderError, ProcessorError
+from outrider.planning.setting import RESTS_AFTER
 from outrider.trace import Level
 
 T = TypeVar("T")
 
 
-_RESTS_AFTER = 8
-"""Runs without guesses after which a drafter that may rest is told nothing more until it is asked again."""
-
-
 class SafeDrafter:
     """A draft session that answers with no guesses once the real one has raised; ``error`` says why.
 
-    While no guesses are asked for, committed tokens are collected and passed on up to ``most`` at once. Where it may
-    rest, it is told nothing at all in time, from its prompts on, and starts anew with the texts when it is asked.
+    While no guesses are asked for, committed tokens are collected and passed on up to ``most`` at once. While it
+    rests, it is told nothing at all, not even of prompts, and starts anew with the texts when it is asked.
     """
 
     def __init__(self, start: Callable[[], DraftSession], rows: int, target: Session, most: int = 1) -> None:
@@ -42,6 +39,7 @@ class SafeDrafter:
         self.caps: Tensor | None = None  # [B]: the most guesses of each row; None: what the drafter gives
         self._capped: list[int] = []  # what ``caps`` holds, or would
         self._asked = True
+        self.first_draft = self._unread = False  # the last draft was the first behind a prompt, which it had to read
         self._pending: list[Tensor] = []  # [B, 1] each: committed to every row, and not yet told
         self._nothing = Draft.empty(rows, target.device)
         self.may_rest = self.resting = False
@@ -57,19 +55,19 @@ class SafeDrafter:
     def _adopt(self, session: DraftSession | None) -> None:
         self.session, self.abilities = session, Abilities(session)
 
-    def rest(self, may_rest: bool) -> None:
-        """Before rows are admitted: whether it may rest. It does from the start."""
-        if self.resting and not may_rest:
+    def rest(self, at_first: bool, again: bool) -> None:
+        """Before rows are admitted: whether it rests until it is asked, and again whenever nobody asks for a while."""
+        if self.resting and not at_first:
             for row in range(self.rows):  # of a batch before, which it was not told that they have ended
                 self._call(lambda session: session.release(row))  # noqa: B023
-        self.may_rest = self.resting = may_rest and self.session is not None
+        self.resting, self.may_rest = at_first and self.session is not None, again
 
     def prepare(self, gamma: int) -> None:
         """Before a step with so many guesses."""
         self._idle_runs = 0 if gamma else self._idle_runs + 1
         if gamma > 0:
             self._wake()
-        elif self.may_rest and self._idle_runs > _RESTS_AFTER:
+        elif self.may_rest and self._idle_runs > RESTS_AFTER and self.session is not None:
             self._pending.clear()
             self.resting = True
 
@@ -83,17 +81,19 @@ class SafeDrafter:
         tokens = context.tokens[:, : max(lengths)].tolist()
         for row in (row for row in range(self.rows) if not active[row]):
             self._call(lambda session: session.release(row))  # noqa: B023
-        new = [
-            replace(self._admitted[row], prompt=tokens[row][: lengths[row]])
-            for row in range(self.rows)
-            if active[row] and row in self._admitted
-        ]
+        new = []
+        for row in range(self.rows):
+            if active[row] and (began := self._admitted.get(row)) is not None:
+                written = lengths[row] - len(began.prompt)
+                new.append(replace(began, prompt=tokens[row][: lengths[row]], written=written))
+        self._unread = True
         self._call(lambda session: admit_all(session, new))
 
     def admit_all(self, admissions: Sequence[Admission]) -> None:
         self._admitted |= {new.row: new for new in admissions}
         if not self.resting:
             self._tell()
+            self._unread = True
             self._call(lambda session: admit_all(session, admissions))
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
@@ -109,6 +109,7 @@ class SafeDrafter:
         if not self._asked:
             return self._nothing
         self._tell()
+        self.first_draft, self._unread = self._unread, False
         shape = (self.rows, gamma, self.target.vocab_size)
         draft = self._call(lambda session: _checked(session.propose(gamma, sampling, noise, at), shape))
         return Draft.empty(self.rows, self.target.device) if draft is None else draft.cut(self.caps)

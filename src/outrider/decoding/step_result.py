@@ -41,8 +41,8 @@ class HostStep:
     @staticmethod
     def of(step: Step) -> HostStep:
         """Of a step on a CPU: nothing has to travel, and what ``table`` would hold is read as it is."""
-        parts = (step.count, step.draft.proposed.sum(-1), step.finite)
-        heads = zip(*(part.tolist() for part in parts), strict=True)
+        drafted = map(sum, step.draft.proposed.tolist())
+        heads = zip(step.count.tolist(), drafted, step.finite.tolist(), strict=True)
         rest = zip(*(part.tolist() for part in (step.emitted, step.draft.tokens, step.overlap)), strict=True)
         return HostStep(
             [

@@ -10,7 +10,10 @@ from outrider.drafters.mixture import Mixture
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import Ngram, NgramTable
 from outrider.drafters.nothing import Nothing
+from outrider.drafters.output_memory import OutputMemory
 from outrider.drafters.standardised import Standardised
+from outrider.drafters.suffix import Suffix
+from outrider.drafters.suffix_index import SuffixIndex
 from outrider.drafters.uniform import Uniform
 
 __all__ = [
@@ -23,7 +26,10 @@ __all__ = [
     "Ngram",
     "NgramTable",
     "Nothing",
+    "OutputMemory",
     "Standardised",
+    "Suffix",
+    "SuffixIndex",
     "Uniform",
     "built_in",
 ]
@@ -32,6 +38,7 @@ __all__ = [
 BUILT_IN: dict[str, Callable[[], Drafter]] = {
     "copy": Copying,
     "ngram": Ngram,
+    "suffix": Suffix,
     "uniform": Uniform,
     "none": Nothing,
     "auto": lambda: Mixture(Copying(), Ngram()),

@@ -9,25 +9,42 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.core.protocols import Drafter
-from outrider.drafters import Cascade, Copying, Mixture, ModelDrafter, built_in
+from outrider.drafters import (
+    Cascade,
+    Copying,
+    Mixture,
+    ModelDrafter,
+    OutputMemory,
+    Suffix,
+    SuffixIndex,
+    built_in,
+    suffix_index,
+)
+from outrider.drafters.eagle3 import Eagle3Drafter, is_checkpoint
 from outrider.drafters.head import CONFIG, HeadDrafter
 from outrider.drafters.imported import imported, names_a_class
-from outrider.errors import BadOption, require
+from outrider.drafters.model_cost import kept_sampled_cost
+from outrider.drafters.other_tokenizer import OtherTokenizerDrafter
+from outrider.errors import BadOption, TokenizerMismatch, require
 from outrider.models.engine.choice import Kernels
-from outrider.models.hub import loading, pairs
+from outrider.models.hub import loading, names, pairs
+from outrider.models.hub.shared_tokens import shared_tokens
 from outrider.models.transformers import trimmed
 from outrider.models.transformers.fingerprint import fingerprint
 
 _CHAIN = re.compile(r"(?P<lower>.*[^>])(?P<link>>{1,2})(?P<middle>[^>]+)")
 
+_OWN_TEXTS = "suffix:"
+
 
 @dataclass(frozen=True)
 class Beside:
-    """What a draft is loaded for: the target, its dtype, and whether code that comes with a model may run."""
+    """What a draft is loaded for: the target, its dtype, whether code that comes with a model may run, and a memory."""
 
     target: loading.Loaded
     dtype: str
     trust: bool
+    memory: OutputMemory | None = None  # earlier outputs, for drafters that search them
 
 
 def check_draft(draft: object) -> None:
@@ -51,6 +68,8 @@ def drafter_named(draft: str | Drafter | None, beside: Beside) -> Drafter:
         draft = beside.target.name
     if draft == "auto" and (head := shipped_draft(beside.target)) is not None:
         return Mixture(Copying(), head)
+    if draft is not None and searches_suffixes(draft):
+        return _suffix(draft, beside)
     if draft is None or draft in known:
         return known[draft or "none"]
     if names_a_class(draft) and not Path(draft).exists():
@@ -61,7 +80,35 @@ def drafter_named(draft: str | Drafter | None, beside: Beside) -> Drafter:
     near = difflib.get_close_matches(draft, known, n=1)
     if near and "/" not in draft and not Path(draft).exists():
         raise BadOption(f"draft {draft!r} is not known; did you mean {near[0]!r}? Built in: {', '.join(known)}")
+    published = _published_head(draft, beside.trust)
+    if published is not None:
+        name = Path(draft).name
+        return Eagle3Drafter.load(published, name).beside(beside.target.model.facts)
     return _model(draft, beside)[0]
+
+
+def _published_head(draft: str, trust: bool) -> Path | None:
+    """The directory of a head that others have trained, fetched where a hub id names it; None: it is no such head."""
+    place = Path(draft)
+    if "/" in draft and not place.exists():
+        place = names.directory(draft, code=trust)
+    return place if is_checkpoint(place) else None
+
+
+def searches_suffixes(draft: object) -> bool:
+    """Whether a name means suffix memory: ``suffix``, ``suffix:DIR``, or the DIR of an index."""
+    if not isinstance(draft, str) or ">" in draft:
+        return False
+    return draft == "suffix" or draft.startswith(_OWN_TEXTS) or (Path(draft) / suffix_index.CONFIG).is_file()
+
+
+def _suffix(draft: str, beside: Beside) -> Suffix:
+    if draft == "suffix":
+        return Suffix(memory=beside.memory)
+    folder = Path(draft.removeprefix(_OWN_TEXTS))
+    require(draft != _OWN_TEXTS, f"draft {draft!r} names no index; write suffix:DIR, or 'suffix' to search rows alone")
+    index = SuffixIndex.load(folder, beside.target.tokenizer)
+    return Suffix(index, beside.memory, name=f"{_OWN_TEXTS}{folder.name}")
 
 
 def _chain(draft: str, beside: Beside) -> Drafter:
@@ -69,13 +116,19 @@ def _chain(draft: str, beside: Beside) -> Drafter:
     if parts is None:
         raise BadOption(f"draft {draft!r} is not a chain: write LOWER>MODEL, for instance 'copy>my-draft'")
     middle, name = parts["middle"].strip(), parts["lower"].strip()
-    own = middle in built_in() or names_a_class(middle)
+    own = middle in built_in() or names_a_class(middle) or searches_suffixes(middle)
     require(not own, f"draft {draft!r}: {middle!r} cannot check guesses; put a model after '>'")
     once = parts["link"] == ">>"
-    if not (Path(middle) / CONFIG).is_file():
+    published = _published_head(middle, beside.trust) is not None
+    if not published and not (Path(middle) / CONFIG).is_file():
         drafter, loaded = _model(middle, beside)
+        if not isinstance(drafter, ModelDrafter):
+            raise BadOption(
+                f"draft {draft!r}: {middle!r} has another tokenizer than target {beside.target.name!r}, so it cannot "
+                f"check guesses of the target's tokens; use it alone, draft={middle!r}"
+            )
         return Cascade(drafter_named(name, Beside(loaded, beside.dtype, beside.trust)), drafter, once=once)
-    trained = _trained(Path(middle), beside.target)
+    trained = None if published else _trained(Path(middle), beside.target)
     if not isinstance(trained, ModelDrafter):
         raise BadOption(
             f"draft {draft!r}: {middle!r} is a head, which reads the target's activations and cannot run by itself; "
@@ -84,13 +137,14 @@ def _chain(draft: str, beside: Beside) -> Drafter:
     # A model trained for the target has no head of its own, and what is drafted for it speaks the target's tokens.
     lower = built_in()["auto"] if name == "auto" else drafter_named(name, beside)
     require(
-        not isinstance(lower, HeadDrafter),
+        not isinstance(lower, (HeadDrafter, Eagle3Drafter)),
         f"draft {draft!r}: {name!r} is a head of the target and cannot draft for {middle!r}",
     )
     return Cascade(lower, trained, once=once)
 
 
-def _model(name: str, beside: Beside) -> tuple[ModelDrafter, loading.Loaded]:
+def _model(name: str, beside: Beside) -> tuple[ModelDrafter | OtherTokenizerDrafter, loading.Loaded]:
+    """A model as drafter; with another tokenizer than the target's it guesses what both can write."""
     partner = pairs.draft_of(name)  # as a draft, the name of a pair means the draft in it
     found, shown = (name, name) if partner is None else (str(partner), f"{Path(name).name} draft")
     # A guess is a run of one row; with an encoder, sources of many rows are run together.
@@ -98,8 +152,18 @@ def _model(name: str, beside: Beside) -> tuple[ModelDrafter, loading.Loaded]:
     engine = "torch" if beside.target.kernels.engine == "torch" else "auto"
     kernels = Kernels(engine, rows=2 if beside.target.model.encoder_decoder else 1, release=True)
     loaded = loading.load(found, str(beside.target.model.device), beside.dtype, beside.trust, kernels)
-    loading.check_same_tokens(beside.target, loaded)
-    return ModelDrafter(loaded.model, name=shown), loaded
+    loading.check_same_kind(beside.target, loaded)
+    if loading.same_tokens(beside.target, loaded):
+        return ModelDrafter(loaded.model, name=shown, sampled_cost=kept_sampled_cost(loaded, beside.target)), loaded
+    target = beside.target
+    require(
+        not target.model.encoder_decoder,
+        f"draft {shown!r} has another tokenizer than target {target.name!r}, and encoder-decoder models must share "
+        "one, since both read the source; choose a draft of the same family, or draft='copy'",
+        TokenizerMismatch,
+    )
+    shared = shared_tokens((target.name, target.tokenizer), (shown, loaded.tokenizer))
+    return OtherTokenizerDrafter(loaded.model, shared, name=shown), loaded
 
 
 def shipped_draft(target: loading.Loaded) -> Drafter | None:

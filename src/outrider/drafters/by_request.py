@@ -88,6 +88,5 @@ class _ByRequestSession(CompositeSession):
         for place in {place for place in self.drafted_by if place is not None}:
             self.sessions[place].commit(tokens, count)
 
-    def select(self, rows: Tensor) -> None:
-        super().select(rows)
+    def _select(self, rows: Tensor) -> None:
         self.caps, self.drafted_by = None, [self.drafted_by[row] for row in rows.tolist()]

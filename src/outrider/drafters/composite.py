@@ -56,8 +56,13 @@ class CompositeSession:
     def select(self, rows: Tensor) -> None:
         for session in self.sessions:
             session.select(rows)
+        self._select(rows)
 
     def fork(self, rows: Tensor) -> Self:
         other = copy(self)
         other._adopt(tuple(forkable(session).fork(rows) for session in self.sessions))
+        other._select(rows)
         return other
+
+    def _select(self, rows: Tensor) -> None:
+        """What it keeps by row itself goes with the rows. Nothing may be changed in place: a fork shares it."""

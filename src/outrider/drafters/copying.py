@@ -6,25 +6,21 @@ as well. All rows are matched at once with a handful of tensor operations, on th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core import host_sync
 from outrider.core.noise import Noise
 from outrider.core.numpy_ops import whole
-from outrider.core.protocols import Admission, Draft, DraftSession, Session, Shape, Source
+from outrider.core.protocols import Draft, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.traits import DrafterTraits
-from outrider.drafters.base import ContextSession
+from outrider.drafters.matching import SearchingSession, Tokens, longest_matches, searchable
 from outrider.errors import require
-
-Tokens = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -47,30 +43,12 @@ class Copying:
         return _CopyingSession(self, rows, shape, target)
 
 
-class _CopyingSession(ContextSession):
+class _CopyingSession(SearchingSession):
     capturable = True
 
     def __init__(self, drafter: Copying, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
         self.drafter = drafter
-        self.matched = torch.zeros(rows, dtype=torch.int64, device=self.context.device)  # [B]: behind the last draft
-        self.sources = torch.full(
-            (rows, shape.source_capacity), -1, dtype=torch.int64, device=self.context.device
-        )  # [B, S]; -1 matches no token
-
-    def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
-        self.admit_all([Admission(row, prompt, source)])
-
-    def admit_all(self, admissions: Sequence[Admission]) -> None:
-        self.context.admit_all([new.row for new in admissions], [new.prompt for new in admissions])
-        self.sources[torch.tensor([new.row for new in admissions]).to(self.sources.device)] = -1
-        for row, source in ((new.row, new.source) for new in admissions):
-            if source is not None and not isinstance(source, Tensor):  # an encoder's output has no tokens to copy
-                self.sources[row, : len(source)] = torch.tensor(source, device=self.sources.device)
-
-    def select(self, rows: Tensor) -> None:
-        super().select(rows)
-        self.sources, self.matched = self.sources.index_select(0, rows), self.matched.index_select(0, rows)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         if host_sync.free(self.context.device):
@@ -105,11 +83,11 @@ class _CopyingSession(ContextSession):
 
     def _copy(self, text: Tokens, source: Tokens, gamma: int) -> tuple[int, Tokens]:
         """Tokens of the best match, 0 if it is too short, and up to gamma tokens that followed it."""
-        searched = np.concatenate([source, [-1], text]) if len(source) else text
-        matched, place = _last_match(searched, text[: -self.drafter.longest - 1 : -1]) if len(text) else (0, 0)
+        searched = searchable(text, source)
+        matched, places = longest_matches(searched, text[: -self.drafter.longest - 1 : -1]) if len(text) else (0, text)
         if matched < self.drafter.shortest:
             return 0, searched[:0]
-        after = searched[place + 1 : place + 1 + gamma]
+        after = searched[places[-1] + 1 : places[-1] + 1 + gamma]
         return matched, after[: int((after >= 0).cumprod().sum())].clip(max=self.vocab_size - 1)
 
     def _searchable(self) -> Tensor:
@@ -136,18 +114,3 @@ class _CopyingSession(ContextSession):
             length = length + running
         followed = torch.nn.functional.pad(text[:, 1:], (0, 1), value=-1) >= 0
         return length * followed
-
-
-def _last_match(text: Tokens, suffix: Tokens) -> tuple[int, int]:
-    """The latest of the longest matches of suffix, which is given backwards -> its length, and where it ends.
-
-    Only where something follows: the end of the text itself would match trivially.
-    """
-    ends = np.flatnonzero((text[:-1] == suffix[0]) & (text[1:] >= 0))
-    length = 0
-    for back, token in enumerate(suffix.tolist()):
-        longer = ends[(ends >= back) & (text[ends - back] == token)]
-        if not len(longer):
-            break
-        ends, length = longer, back + 1
-    return length, int(ends[-1]) if len(ends) else -1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Self
 
 import numpy as np
 import torch
@@ -79,15 +78,6 @@ class _FallbackSession(CompositeSession):
         self.spent = (self.spent or 0) + (draft.tokens.shape[1] if spent is None else spent)
         return widened(draft.usable(self.vocab_size), gamma)
 
-    def select(self, rows: Tensor) -> None:
-        super().select(rows)
-        self._select(rows)
-
-    def fork(self, rows: Tensor) -> Self:
-        other = super().fork(rows)
-        other._select(rows)
-        return other
-
     def _select(self, rows: Tensor) -> None:
         self.caps, self.used_first = None, self.used_first.index_select(0, rows)
 
@@ -111,7 +101,7 @@ def widened(draft: Draft, gamma: int) -> Draft:
 
 
 def joined(first: Draft, second: Draft, use_first: Tensor, vocab_size: int) -> Draft:
-    """Two usable drafts of one width as one: the first's rows where use_first [B, 1] says so, else the second's."""
+    """Two usable drafts of one width as one: the first's where use_first [B, 1 or G] says so, else the second's."""
     some = second.support is not None and second.probs is not None and second.probs.dtype == torch.float32
     if first.probs is None and some and host_sync.free(use_first.device):
         return _joined_on_support(first, second, use_first)
@@ -137,15 +127,15 @@ def _joined_on_support(first: Draft, second: Draft, use_first: Tensor) -> Draft:
     A table of the whole vocabulary for every guess would take longer to write than the guesses took to make.
     """
     assert second.support is not None and second.probs is not None
-    known, copying, tokens = second.support.numpy(), use_first[:, 0].tolist(), first.tokens.tolist()
-    points = [(row, k) for row, own in enumerate(copying) if own for k in range(int(first.proposed[row].sum()))]
+    known, tokens = second.support.numpy(), first.tokens.tolist()
+    copied = use_first.expand_as(first.tokens)  # [B, G]
+    points = (copied & first.proposed).nonzero().tolist()
     new = np.setdiff1d(np.array([tokens[row][k] for row, k in points], np.int64), known)  # ascending
     support = np.insert(known, np.searchsorted(known, new), new) if len(new) else known
     columns = np.arange(len(known)) + np.searchsorted(new, known) if len(new) else slice(None)
     probs = np.zeros((*second.tokens.shape, len(support)), np.float32)
-    for row, own in enumerate(copying):
-        if not own:
-            probs[row][:, columns] = second.probs[row].numpy()
+    for row, k in (~copied & second.proposed).nonzero().tolist():
+        probs[row, k, columns] = second.probs[row, k].numpy()
     for row, k in points:
         probs[row, k, np.searchsorted(support, tokens[row][k])] = 1.0
     return Draft(

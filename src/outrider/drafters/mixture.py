@@ -1,17 +1,16 @@
 """Copying where a match is worth more than a model's guesses, the model elsewhere, nothing where neither pays.
 
-For every row and run the candidates are compared by the tokens they should gain, a + a^2 + ... for as many guesses
-as pay, less what their time is worth; a is a candidate's acceptance on this row so far. Copies are told apart by the
-length of the match they rest on. What is counted is how far the committed text followed the guesses: nothing that
-was discarded is looked at, nor any other row, since both may share the noise of draws still to come.
+For every row and run the candidates are compared by the tokens they should gain (``weighing.py``): a + a^2 + ... for
+as many guesses as pay, less what their time is worth; a is a candidate's acceptance on this row so far. Copies are told
+apart by the length of the match they rest on. What is counted is how far the committed text followed the guesses, and
+copies that were not used, which follow from the text: no draw that was discarded is looked at, nor any other row, since
+both may share the noise of draws still to come.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -24,14 +23,18 @@ from outrider.core.traits import DrafterTraits, declared_cost, traits_of
 from outrider.drafters.composite import CompositeSession
 from outrider.drafters.experience import FADE, PRIOR_WEIGHT
 from outrider.drafters.fallback import chosen_match, joined, widened
+from outrider.drafters.weighing import (
+    AGREED,
+    BUCKETS,
+    KINDS,
+    PRIORS,
+    SECOND,
+    RowChoice,
+    choose,
+    followed_and_tried,
+    kind_of,
+)
 from outrider.errors import require
-
-BUCKETS = (3, 5, 8)
-"""Matches of at least this many tokens are counted together up to the next bound; shorter ones are the first kind."""
-
-PRIORS = {0.0: (0.4, 0.55, 0.8, 0.9, 0.6), 1.0: (0.25, 0.4, 0.5, 0.7, 0.5)}
-"""Acceptance before a row has shown any, greedy and at temperature 1: of a copied token by kind of match, and last of
-a guess of the second drafter."""
 
 
 class Mixture:
@@ -49,20 +52,12 @@ class Mixture:
         second drafter's guesses do; a session goes by ``cost``: what a row drafts must not depend on how many rows
         there are."""
         second = traits_of(self.second)
-        batched = None if self.given else second.batched_cost
-        either = traits_of(self.first).either(second)
-        return replace(either, cost=self.cost, batched_cost=batched, stops_itself=True, cheap_to_ask=True)
+        batched, sampled = (None, None) if self.given else (second.batched_cost, second.sampled_cost)
+        weighs = replace(traits_of(self.first).either(second), stops_itself=True, cheap_to_ask=True)
+        return replace(weighs, cost=self.cost, batched_cost=batched, sampled_cost=sampled)
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         return _MixtureSession(self, rows, shape, target)
-
-
-class RowChoice(NamedTuple):
-    """What a row drafts with: a copy, the second drafter, or nothing."""
-
-    kind: int  # of match; the last: the second drafter
-    copied: int  # guesses taken from the copy
-    asked: int  # guesses asked of the second drafter
 
 
 class _MixtureSession(CompositeSession):
@@ -77,11 +72,12 @@ class _MixtureSession(CompositeSession):
         self.on_cpu = target.device.type == "cpu"
         self.cost = drafter.cost if self.on_cpu else 0.0
         self.stops = traits_of(drafter.second).stops_itself
-        kinds = len(BUCKETS) + 2  # of match, and the second drafter last
-        self.kept = torch.zeros((rows, kinds), device=target.device)  # guesses the text followed
-        self.tried = torch.zeros((rows, kinds), device=target.device)
-        self.kind = torch.zeros(rows, dtype=torch.int64, device=target.device)  # behind the last draft
-        self.last = self.nothing = Draft.empty(rows, target.device)
+        self.kept = torch.zeros((rows, KINDS), device=target.device)  # guesses the text followed, by kind
+        self.tried = torch.zeros((rows, KINDS), device=target.device)
+        self.kind = torch.zeros(rows, dtype=torch.int64, device=target.device)  # of the last draft's first guess
+        self.match = torch.zeros_like(self.kind)  # kind of match of the last copy, used or not
+        self.agreed = torch.zeros(rows, dtype=torch.bool, device=target.device)  # a copy stands behind its first guess
+        self.last = self.copied = self.nothing = Draft.empty(rows, target.device)
         self.asked: Tensor | None = None  # [B] bool: rows that the last draft was for; None: nobody asked for one
         # Sent to the device once: a step that sends something cannot be captured (decoding/capture/graphs.py).
         self.cold, self.warm = (torch.tensor(PRIORS[t], device=target.device) for t in (0.0, 1.0))
@@ -101,7 +97,7 @@ class _MixtureSession(CompositeSession):
 
     @property
     def matched(self) -> Tensor | None:
-        copied = self.kind < self.tried.shape[1] - 1  # [B]
+        copied = self.agreed | (self.kind < SECOND)  # [B]
         return chosen_match(copied, *(each.matched for each in self.abilities))
 
     @property
@@ -115,7 +111,7 @@ class _MixtureSession(CompositeSession):
         super().admit_all(admissions)
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
-        self.last, self.asked = self.nothing, None
+        self.last, self.copied, self.asked = self.nothing, self.nothing, None
         if gamma == 0:
             return self.last
         most = torch.full_like(self.kind, gamma) if self.caps is None else self.caps.clamp(max=gamma)  # [B]
@@ -126,38 +122,52 @@ class _MixtureSession(CompositeSession):
             self.last = self._propose_on_host(copied, most.tolist(), sampling, noise, at)
             return self.last
         copied = widened(copied, gamma)
-        worth, wanted, kind = self._weigh(copied, most, gamma, sampling)
-        use_first = worth >= wanted.amax(1)  # [B]
-        guesses = torch.where(use_first, 0, self._asked(wanted, most))  # of the second drafter
-        self.kind = torch.where(use_first, kind, self.tried.shape[1] - 1)
+        use_first, checked, guesses = self._weigh(copied, most, gamma, sampling)
         self.abilities[1].cap(guesses)
-        second = widened(self.second.propose(gamma, sampling, noise, at).usable(self.vocab_size), gamma)
-        self.last = joined(copied, second.cut(guesses), use_first[:, None], self.vocab_size)
+        second = self.second.propose(gamma, sampling, noise, at).usable(self.vocab_size).cut(guesses)
+        self.last = self._join(copied, second, use_first, torch.where(checked, copied.tokens[:, 0], -1), gamma)
+        self._keep(copied, use_first)
         return self.last
+
+    def _keep(self, copied: Draft, use_first: Tensor) -> None:
+        """To learn from: a copy that nobody drew is a function of the text and tells something unused; a draw that was
+        discarded would tell of noise that comes again."""
+        self.copied = copied if copied.probs is None else copied.cut(torch.where(use_first, copied.tokens.shape[1], 0))
 
     def _propose_on_host(self, copied: Draft, limits: list[int], sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         """The same choice where nothing has to wait for an answer, and small tensors cost more than they hold."""
         choices = self._choose(copied, limits, sampling)
-        self.kind = torch.tensor([choice.kind for choice in choices])
-        most = max(choice.asked for choice in choices)
-        self.spent = 0
-        if most == 0 and not any(choice.copied for choice in choices):
+        copies, guesses = [choice.copied for choice in choices], [choice.asked for choice in choices]
+        self.kind, asked, most = torch.tensor([choice.kind for choice in choices]), torch.tensor(guesses), max(guesses)
+        self.agreed, self.spent = torch.zeros_like(self.agreed), 0
+        self._keep(copied, asked == 0)
+        if most == 0 and not any(copies):
             return self.nothing
-        draft = copied.cut(torch.tensor([choice.copied for choice in choices]))
+        draft = copied.cut(torch.tensor(copies)) if any(copies) else self.nothing
         if most > 0:
-            self.abilities[1].cap(torch.tensor([choice.asked for choice in choices]))
+            first = zip(copied.tokens[:, 0].tolist() if any(copies) else copies, copies, guesses, strict=True)
+            checked = [token if copies_of_row and asked_of_row else -1 for token, copies_of_row, asked_of_row in first]
+            ends_behind = torch.tensor(checked) if max(checked) >= 0 else None
+            self.abilities[1].cap(asked)
+            self.abilities[1].end_behind(ends_behind)
             second = self.second.propose(most, sampling, noise, at[:, : most + 1]).usable(self.vocab_size)
             spent = self.abilities[1].spent
             self.spent = second.tokens.shape[1] if spent is None else spent
-            alike = min(choice.asked for choice in choices) == most
-            draft = second if alike else self._mixed(draft, second, [choice.asked for choice in choices])
+            second = second if min(guesses) == most else second.cut(asked)
+            width = max(draft.tokens.shape[1], second.tokens.shape[1])
+            draft = self._join(draft, second, asked == 0, ends_behind, width) if any(copies) else second
         # Columns nobody uses would be standardised and verified.
         return draft.narrow(int(draft.proposed.sum(1).max())) if draft.tokens.shape[1] else draft
 
-    def _mixed(self, copied: Draft, second: Draft, guesses: Sequence[int]) -> Draft:
-        width = max(copied.tokens.shape[1], second.tokens.shape[1])
-        most = torch.tensor(guesses)
-        return joined(widened(copied, width), widened(second, width).cut(most), (most == 0)[:, None], self.vocab_size)
+    def _join(self, copied: Draft, second: Draft, use_first: Tensor, checked: Tensor | None, width: int) -> Draft:
+        """Rows of the copy where use_first [B] says so. In others the rest of it stands behind a first guess that is
+        ``checked`` [B], its first token, -1: none. That depends on a guess and those before it, so the law holds."""
+        copied, second = widened(copied, width), widened(second, width)
+        if checked is None:
+            return joined(copied, second, use_first[:, None], self.vocab_size)
+        self.agreed = second.proposed[:, 0] & (second.tokens[:, 0] == checked)
+        behind = torch.arange(width, device=checked.device) > 0
+        return joined(copied, second, use_first[:, None] | (self.agreed[:, None] & behind), self.vocab_size)
 
     def _choose(self, copied: Draft, limits: list[int], sampling: Sampling) -> list[RowChoice]:
         """For every row; the second drafter is told what its guesses are worth on the way."""
@@ -166,20 +176,17 @@ class _MixtureSession(CompositeSession):
         lengths = copied.proposed.sum(1).tolist() if copied.tokens.shape[1] else [0] * len(limits)
         matched = [0] * len(lengths) if (known := self.abilities[0].matched) is None else known.tolist()
         prices = self.prices or self._own_prices(len(lengths), max(limits))
+        self.match = torch.tensor([kind_of(match) for match in matched])
         choices, chances, alphas = [], [], []
         all_kept, all_tried = self.kept.tolist(), self.tried.tolist()
         for row, (length, match, most) in enumerate(zip(lengths, matched, limits, strict=True)):
             seen = zip(all_kept[row], all_tried[row], priors, strict=True)
             rates = [(kept + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT) for kept, tried, prior in seen]
             if prices.weights is not None:  # what other rows have shown counts, too
-                rates[-1] = min(rates[-1], prices.alphas[row])
-            kind = bisect_right(BUCKETS, match)
-            copies, worth = prices.best(row, rates[kind], length, free=True)
-            asked, wanted = prices.best(row, rates[-1], most)
-            copy = copies > 0 and worth >= wanted
-            choices.append(RowChoice(kind, copies, 0) if copy else RowChoice(len(rates) - 1, 0, asked))
+                rates[SECOND] = min(rates[SECOND], prices.alphas[row])
+            choices.append(choose(prices, row, rates, kind_of(match), length, most))
             chances.append(rates[choices[-1].kind])
-            alphas.append(rates[-1])
+            alphas.append(rates[SECOND])
         if prices.weights is not None:
             copied_most, asked_most = zip(*((choice.copied, choice.asked) for choice in choices), strict=True)
             top = prices.together(chances, copied_most, asked_most)
@@ -197,16 +204,10 @@ class _MixtureSession(CompositeSession):
         costs = tuple(self.cost * k for k in range(gamma + 1))
         return Prices(Ladder((1.0,) * (gamma + 1), costs), [1.0] * rows, [])
 
-    def _asked(self, wanted: Tensor, most: Tensor) -> Tensor:
-        """Of the second drafter, by what 0..gamma guesses gain [B, G+1]: all the row may have if it stops itself."""
-        best = wanted.argmax(1)
-        return torch.where(best > 0, most, 0) if self.stops else best
-
     def _weigh(self, copied: Draft, most: Tensor, gamma: int, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens gained by the copy [B] and by 0..gamma guesses of the second [B, G+1]; the kind of match [B].
+        """Which rows take the copy at once [B], which have it checked [B], and guesses of the second drafter [B].
 
-        No row may have more than most [B] of them: more gain it nothing at all.
-        ``_choose`` with its own prices, for all rows at once.
+        ``weighing.choose`` with its own prices, for all rows at once. No row may have more than most [B] of them.
         """
         prior = self.cold + min(sampling.temperature, 1.0) * (self.warm - self.cold)
         rate = (self.kept + PRIOR_WEIGHT * prior) / (self.tried + PRIOR_WEIGHT)  # [B, kinds]
@@ -214,16 +215,25 @@ class _MixtureSession(CompositeSession):
         matched = torch.zeros_like(self.kind) if known is None else known
         kind = torch.bucketize(matched, self.bounds, right=True)  # [B]
         place = torch.arange(gamma + 1, device=rate.device)  # guesses 0..G
-        tokens = (rate[..., None] ** place).cumsum(-1) - 1  # [B, kinds, G+1]: a + a^2 + ...
+        right = rate.gather(1, kind[:, None])[:, 0]  # [B]: of the copy
+        sure = torch.maximum(right, (right + rate[:, AGREED]) / 2)
         length = copied.proposed.sum(1)  # [B]
-        worth = tokens.gather(1, kind[:, None, None].expand(-1, 1, gamma + 1))[:, 0].gather(1, length[:, None])[:, 0]
-        worth = torch.where(length > 0, worth, -1.0)  # nothing to copy: the second drafter decides, be it for none
-        gains = tokens[:, -1] - self.cost * place
-        return worth, gains.masked_fill(place > most[:, None], -torch.inf), kind
+        worth, gain = (_tokens(one, place).gather(1, length[:, None])[:, 0] for one in (right, sure))
+        gains = (_tokens(rate[:, SECOND], place) - self.cost * place).masked_fill(place > most[:, None], -torch.inf)
+        wanted = gains.amax(1)
+        checked = (length > 1) & (gain - self.cost > wanted)
+        expected = wanted + right * torch.where(checked, gain - self.cost - wanted, 0.0)
+        use_first = (length > 0) & (worth >= expected)
+        checked = checked & ~use_first
+        guesses = gains.argmax(1)
+        guesses = torch.where(checked, guesses.clamp(min=1), guesses)
+        guesses = torch.where(guesses > 0, most, 0) if self.stops else guesses
+        self.kind, self.match = torch.where(use_first, kind, SECOND), kind
+        return use_first, checked, torch.where(use_first, 0, guesses)
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self._learn(tokens, count)
-        self.last, self.asked = self.nothing, None  # learnt from, once: it may not be asked before the next
+        self.last, self.copied, self.asked = self.nothing, self.nothing, None  # learnt from, once
         super().commit(tokens, count)
 
     def _learn(self, tokens: Tensor, count: Tensor) -> None:
@@ -237,47 +247,54 @@ class _MixtureSession(CompositeSession):
         if self.on_cpu:
             self._learn_on_host(tokens.tolist(), count.tolist())
             return
-        width = min(self.last.tokens.shape[1], tokens.shape[1])
-        place = torch.arange(width, device=tokens.device)
-        seen = self.last.proposed[:, :width] & (place < count[:, None])  # [B, G]
-        followed = (seen & (tokens[:, :width] == self.last.tokens[:, :width])).to(torch.int64).cumprod(1).sum(1)
-        tried = torch.minimum(followed + 1, seen.sum(1))
-        place_of = torch.arange(self.tried.shape[1], device=tokens.device) == self.kind[:, None]  # [B, kinds]
         fade = torch.where(self.asked[:, None], FADE, 1.0)
-        self.kept.copy_(self.kept * fade + place_of * followed[:, None])
-        self.tried.copy_(self.tried * fade + place_of * tried[:, None])
+        copies, guesses = (_followed(draft, tokens, count) for draft in (self.copied, self.last))
+        kinds, second = torch.arange(KINDS, device=count.device), self.kind == SECOND  # [kinds], [B]
+        for seen, copy, all_guesses in zip(self.learned, copies, guesses, strict=True):
+            own = torch.where(self.agreed, all_guesses.clamp(max=1), all_guesses) * second  # [B]
+            behind = (all_guesses - 1).clamp(min=0) * self.agreed
+            news = (kinds == self.match[:, None]) * copy[:, None]
+            news = news + (kinds == SECOND) * own[:, None] + (kinds == AGREED) * behind[:, None]
+            seen.copy_(seen * fade + news)
 
     def _learn_on_host(self, tokens: list[list[int]], count: list[int]) -> None:
         # Used or not, a kind fades: a candidate that failed gets another chance.
         assert self.asked is not None
-        kept, tried = (seen.mul_(torch.where(self.asked[:, None], FADE, 1.0)).numpy() for seen in self.learned)
-        if self.last is self.nothing:
-            return
-        drafted = zip(self.last.tokens.tolist(), self.last.proposed.sum(1).tolist(), self.kind.tolist(), strict=True)
-        for row, (guesses, proposed, kind) in enumerate(drafted):
-            seen = min(proposed, count[row])
-            followed = next((k for k in range(seen) if guesses[k] != tokens[row][k]), seen)
-            kept[row, kind] += followed
-            tried[row, kind] += min(followed + 1, seen)
+        kept_and_tried = [seen.numpy() for seen in self.learned]
+        for counts in kept_and_tried:
+            counts[self.asked.numpy()] *= FADE
+        drafts = [(draft.tokens.tolist(), draft.proposed.sum(1).tolist()) for draft in (self.copied, self.last)]
+        seconds, matches, agreements = (each.tolist() for each in (self.kind == SECOND, self.match, self.agreed))
+        for row, text in enumerate(tokens):
+            copies, guesses = (followed_and_tried(made[row][: most[row]], text[: count[row]]) for made, most in drafts)
+            for counts, copy, guess in zip(kept_and_tried, copies, guesses, strict=True):
+                counts[row, matches[row]] += copy
+                counts[row, SECOND] += seconds[row] * (min(guess, 1) if agreements[row] else guess)
+                counts[row, AGREED] += agreements[row] * max(guess - 1, 0)
 
     def rewind(self, lengths: Tensor) -> None:
         # What was learnt rests on tokens that were only believed: a choice that remembered them could bias the law.
         self.kept.zero_()
         self.tried.zero_()
-        self.last, self.asked = self.nothing, None
+        self.last, self.copied, self.asked = self.nothing, self.nothing, None
         super().rewind(lengths)
 
-    def select(self, rows: Tensor) -> None:
-        self._select(rows)
-        super().select(rows)
-
-    def fork(self, rows: Tensor) -> Self:
-        other = super().fork(rows)
-        other._select(rows)
-        return other
-
     def _select(self, rows: Tensor) -> None:
-        for name in ("kept", "tried", "kind"):
+        for name in ("kept", "tried", "kind", "match", "agreed"):
             setattr(self, name, getattr(self, name).index_select(0, rows))
-        self.last = self.nothing = Draft.empty(len(rows), rows.device)
+        self.last = self.copied = self.nothing = Draft.empty(len(rows), rows.device)
         self.asked = self.caps = None
+
+
+def _tokens(chance: Tensor, place: Tensor) -> Tensor:
+    """a + a^2 + ... for 0, 1, 2, ... guesses [G+1], each kept with chance a [B] -> [B, G+1]."""
+    return (chance[:, None] ** place).cumsum(1) - 1
+
+
+def _followed(draft: Draft, tokens: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """``followed_and_tried`` for all rows at once, [B] each."""
+    width = min(draft.tokens.shape[1], tokens.shape[1])
+    place = torch.arange(width, device=tokens.device)
+    seen = draft.proposed[:, :width] & (place < count[:, None])  # [B, G]
+    followed = (seen & (tokens[:, :width] == draft.tokens[:, :width])).to(torch.int64).cumprod(1).sum(1)
+    return followed, torch.minimum(followed + 1, seen.sum(1))

@@ -13,6 +13,7 @@ from outrider.core.noise import Noise
 from outrider.core.prices import Prices
 from outrider.core.protocols import (
     Admission,
+    Choose,
     Draft,
     DraftSession,
     Guessing,
@@ -48,11 +49,15 @@ class ModelDrafter:
         sampling: Sampling | None = None,
         gamma: int | None = None,
         floor: float = 0.0,
+        sampled_cost: float | None = None,
     ) -> None:
+        """``sampled_cost``: of a guess above temperature 0, in runs of the target; None: as the traits say."""
         require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
         self.model, self.name, self.sampling, self.floor = model, name, sampling, floor
         gamma = type(self).traits.gamma if gamma is None else gamma
-        self.traits = replace(type(self).traits, gamma=gamma, stops_itself=floor > 0, sampling=sampling)
+        self.traits = replace(
+            type(self).traits, gamma=gamma, stops_itself=floor > 0, sampling=sampling, sampled_cost=sampled_cost
+        )
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         # After full acceptance two tokens are pending: width 2, always, so that q does not depend on neighbours.
@@ -64,6 +69,7 @@ class FittedSession:
 
     def __init__(self, session: Session, vocab_size: int) -> None:
         self.session, self.vocab_size = session, vocab_size
+        self._guessing = session if isinstance(session, Guessing) else None
         self.context = session.context
         self.embedding, self.unembedding = session.embedding, session.unembedding
 
@@ -99,7 +105,13 @@ class FittedSession:
 
     def guess(self, count: int) -> Tensor | None:
         """The likeliest tokens of both vocabularies [B, count]; None where the model does not write by itself."""
-        return self.session.guess(count, self.vocab_size) if isinstance(self.session, Guessing) else None
+        return None if self._guessing is None else self._guessing.guess(count, self.vocab_size)
+
+    def guess_chosen(self, count: int, choose: Choose) -> Tensor | None:
+        """Tokens [B, count] that ``choose`` takes by logits over the target's vocabulary; None as above."""
+        if self._guessing is None:
+            return None
+        return self._guessing.guess_chosen(count, lambda guess, logits: choose(guess, self._fit(logits)))
 
     def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None:
         self.session.commit(tokens, count, follows)
@@ -154,10 +166,10 @@ class _ModelSession:
         tokens = at.new_zeros((context.rows, 0))
         if gamma == 0:
             return Draft.empty(context.rows, context.device)
-        if sampling.greedy and not sampling.adjusts and self.floor == 0:
-            guesses = self.session.guess(gamma)
-            if guesses is not None:
-                return Draft(guesses, None, context.active[:, None].expand(-1, gamma))
+        if not sampling.adjusts and self.floor == 0:
+            draft = self._written(gamma, sampling, noise, at)
+            if draft is not None:
+                return draft
         logits = self.session.score(tokens)[:, -1:]  # [B, 1, V]
         probs, proposed, reach = [], [], Reach(self.floor, context.active, self.prices, gamma)
         for k in range(gamma):
@@ -172,6 +184,20 @@ class _ModelSession:
                 break
             logits = self.session.extend(x)[:, -1:]
         return Draft(tokens, torch.stack(probs, 1), torch.stack(proposed, 1))
+
+    def _written(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft | None:
+        """The draft of a model that writes by itself: nothing but its own logits decides; None where it does not."""
+        context, laws = self.session.context, list[Tensor]()
+
+        def drawn(guess: int, logits: Tensor) -> Tensor:
+            laws.append(standardise(logits[:, None], sampling, context, at[:, :0]))
+            return noise.winner("token", at[:, guess : guess + 1], laws[-1])[:, 0]
+
+        tokens = self.session.guess(gamma) if sampling.greedy else self.session.guess_chosen(gamma, drawn)
+        if tokens is None:
+            return None
+        probs = None if sampling.greedy else torch.cat(laws, 1)
+        return Draft(tokens, probs, context.active[:, None].expand(-1, gamma))
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self.session.commit(tokens, count, follows=self.only_drafter)

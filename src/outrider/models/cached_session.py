@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import ModelFacts
-from outrider.core.protocols import Admission, Shape, Source
+from outrider.core.protocols import Admission, Choose, Shape, Source
 from outrider.errors import BadOption, require
 from outrider.models.engine_protocol import Engine, GreedyEngine, Pending, Wanted
 from outrider.models.prefill import PrefillRun, neighbours, side_by_side
@@ -161,24 +164,47 @@ class CachedSession(BufferedSession):
 
     def release(self, row: int) -> None:
         super().release(row)
+        if not self.shape.fixed and self.device.type == "cpu":
+            # It does not run any more (``_wanted``): what is pending never will, and must not pass for cached.
+            self._written = max(self._written, int(self.context.lengths[row]) + 2 * self.shape.width)
+            self.context.lengths[row] = self.cached[row] + 1
         self._unread = {other: source for other, source in self._unread.items() if other != row}
 
     def _copy_memory(self, rows: Tensor) -> None:
         self._read_sources()
         self.cache = self.cache.select(rows)
 
-    def _move_memory(self, rows: Tensor) -> None:
+    def _move_memory(self, rows: Tensor) -> bool:
         self._read_sources()
         if rows.device.type != "cpu" or len(rows) != self.context.rows:  # on a GPU, finding which rows move would sync
             self._copy_memory(rows)
-        else:
-            self.cache.reorder(rows, int(self.context.lengths.max()) + self.guessed)
+            return False
+        moved = (rows != torch.arange(len(rows))).nonzero()[:, 0]
+        length, start = int(self.context.lengths.max()) + self.guessed, self._held(moved, rows[moved])
+        self.cache.reorder(rows, length, start)
+        if self.states is not None and not self.model.facts.encoder_decoder:  # there another source may be behind them
+            self.states[moved, start:length] = self.states[rows[moved], start:length]
+            return True
+        return False
+
+    def _held(self, to: Tensor, source: Tensor) -> int:
+        """How many leading tokens rows ``to`` have in common with rows ``source``, with their keys and values cached.
+
+        Hypotheses of a beam search differ in their last tokens: what they share need not be copied. Only where the
+        bits of a token do not depend on the run it was in.
+        """
+        if not self.model.facts.batch_invariant or not len(to):
+            return 0
+        most = int(torch.minimum(self.cached[to], self.cached[source]).min())
+        same = (self.context.tokens[to, :most] == self.context.tokens[source, :most]).all(0)
+        return int(same.to(torch.int64).cumprod(0).sum())
 
     @torch.no_grad()
     def _feed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         self._read_sources()
         found = self.engine.run(tokens, positions, self.cache, self._wanted(tokens.shape[1]))
-        self._keep(torch.arange(len(tokens), device=tokens.device), positions, found.states)
+        if self.states is not None:
+            self._keep(torch.arange(len(tokens), device=tokens.device), positions, found.states)
         assert found.logits is not None
         return found.logits, found.hidden
 
@@ -209,29 +235,52 @@ class CachedSession(BufferedSession):
         """What a run of all rows is for: rows that have ended need not go through the model."""
         if self.shape.fixed or self.device.type != "cpu":  # constant shapes; and elsewhere asking would sync
             return Wanted(states=self._kept)
-        rows = self.context.active.nonzero()[:, 0]
-        return Wanted(states=self._kept, rows=rows if 0 < len(rows) < self.context.rows else None)
+        rows = np.flatnonzero(self.context.active.numpy())
+        some = 0 < len(rows) < self.context.rows
+        return Wanted(states=self._kept, rows=torch.from_numpy(rows) if some else None)
 
     @torch.no_grad()
     def guess(self, count: int, choosable: int) -> Tensor | None:
         """The likeliest tokens behind what is committed, one after another [B, count], as ``score`` and ``extend`` find
         them; None where the engine does not write by itself. ``choosable``: tokens that may be guessed, the first ones.
         """
-        if self.shape.fixed or not isinstance(self.engine, GreedyEngine):
+        if self.shape.fixed or self._greedy is None:
             return None
         self._read_sources()
-        rows = self.context.active.nonzero()[:, 0]
-        starts, counts = self.cached[rows], (self.context.lengths - self.cached)[rows]
-        found = self.cached.new_zeros((self.context.rows, count))
+        rows, guesses = np.flatnonzero(self.context.active.numpy()), np.zeros((self.context.rows, count), np.int64)
         if len(rows):
-            behind = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-            positions = starts.repeat_interleave(counts) + behind
-            tokens = self.context.tokens[rows.repeat_interleave(counts), positions]
-            pending = Pending(rows, counts, tokens, positions)
-            found[rows] = self.engine.run_greedily(pending, self.cache, count, min(choosable, self.vocab_size))
+            most = min(choosable, self.vocab_size)
+            guesses[rows] = self._greedy.run_greedily(self._pending(rows), self.cache, count, most)
+        return self._guessed(guesses)
+
+    @torch.no_grad()
+    def guess_chosen(self, count: int, choose: Choose) -> Tensor | None:
+        """The same with tokens that ``choose`` takes; None also where some row is not in use."""
+        if self.shape.fixed or self._greedy is None or not self.context.active.numpy().all():
+            return None
+        self._read_sources()
+        pending = self._pending(np.arange(self.context.rows))
+        return self._guessed(self._greedy.run_chosen(pending, self.cache, count, choose))
+
+    def _pending(self, rows: NDArray[Any]) -> Pending:
+        cached = self.cached.numpy()
+        starts, counts = cached[rows], (self.context.lengths.numpy() - cached)[rows]
+        firsts = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(counts, out=firsts[1:])
+        positions = np.repeat(starts - firsts[:-1], counts) + np.arange(firsts[-1])
+        return Pending(rows, firsts, self.context.tokens.numpy()[np.repeat(rows, counts), positions], positions)
+
+    def _guessed(self, guesses: NDArray[Any]) -> Tensor:
+        """All but the last of these [B, G] were run."""
+        found = torch.from_numpy(guesses)
         self.context.write_scratch(found[:, :-1])
-        self.guessed, self._scored, self._window = count - 1, True, None
+        self.guessed, self._scored, self._window = guesses.shape[1] - 1, True, None
         return found
+
+    @cached_property
+    def _greedy(self) -> GreedyEngine | None:
+        """The engine, where it writes by itself on this device."""
+        return self.engine if isinstance(self.engine, GreedyEngine) else None
 
     def _keep(self, rows: Tensor, positions: Tensor, given: Tensor | None) -> None:
         """Write what the layers gave where it belongs; like keys and values, stale places are written over."""

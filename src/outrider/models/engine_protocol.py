@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core.model_facts import ModelFacts
-from outrider.core.protocols import Shape, Source
+from outrider.core.protocols import Choose, Shape, Source
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,24 @@ class Engine(Protocol):
 
 @runtime_checkable
 class GreedyEngine(Engine, Protocol):
-    """An engine that writes a few tokens by itself: what a draft model at temperature 0 needs."""
+    """An engine that writes a few tokens by itself, as a draft model does."""
 
-    def run_greedily(self, pending: Pending, cache: Any, guesses: int, choosable: int) -> Tensor:
+    def run_greedily(self, pending: Pending, cache: Any, guesses: int, choosable: int) -> NDArray[Any]:
         """Run the pending tokens of some rows, then the likeliest token behind them, and so on -> guesses [R, G].
 
         The last guess is not run. ``choosable``: tokens that may be guessed, the first ones.
         """
 
+    def run_chosen(self, pending: Pending, cache: Any, guesses: int, choose: Choose) -> NDArray[Any]:
+        """Run the pending tokens of some rows, then the token that ``choose`` takes behind them, and so on -> guesses
+        [R, G]. The last guess is not run."""
+
 
 @dataclass(frozen=True)
 class Pending:
-    """Tokens of R rows that are to be run, any number of each."""
+    """Tokens of R rows that are to be run, any number of each, on a CPU."""
 
-    rows: Tensor  # [R], ascending
-    counts: Tensor  # [R]: at least one each
-    tokens: Tensor  # [N]: row after row
-    positions: Tensor  # [N]
+    rows: NDArray[Any]  # [R], ascending
+    firsts: NDArray[Any]  # [R + 1]: where the tokens of each row begin among all, and the end; at least one each
+    tokens: NDArray[Any]  # [N]: row after row
+    positions: NDArray[Any]  # [N]

@@ -62,16 +62,20 @@ class Buffers:
         """[C]: the positions there is room for."""
         return torch.arange(self.capacity, device=self.buffers()[0][0].device)
 
-    def reorder(self, rows: Tensor, length: int) -> None:
-        """Make row i the old row rows[i], in place and as far as they are filled: most rows stay where they are."""
-        moved = (rows != torch.arange(len(rows))).nonzero()[:, 0]
-        self.move(moved, rows[moved], length)
+    def reorder(self, rows: Tensor, length: int, start: int = 0) -> None:
+        """Make row i the old row rows[i], in place and as far as they are filled: most rows stay where they are.
 
-    def move(self, to: Tensor, source: Tensor, length: int) -> None:
-        """Overwrite rows ``to`` with the old rows ``source``, as far as they are filled."""
-        if len(to):
+        ``start``: before this position the rows that move hold what they are to hold already.
+        """
+        moved = (rows != torch.arange(len(rows))).nonzero()[:, 0]
+        self.move(moved, rows[moved], length, start)
+
+    def move(self, to: Tensor, source: Tensor, length: int, start: int = 0) -> None:
+        """Overwrite rows ``to`` with the old rows ``source``, from a position on and as far as they are filled."""
+        if len(to) and start < length:
             for buffer in (b for pair in self.buffers() for b in pair):
-                buffer[to, :, :length] = buffer[source, :, :length]  # the right side is a copy: rows may change places
+                # The right side is a copy: rows may change places.
+                buffer[to, :, start:length] = buffer[source, :, start:length]
 
     def clear_rows(self, rows: range, positions: range) -> None:
         """Zero positions of rows that lie side by side."""

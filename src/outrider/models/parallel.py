@@ -134,11 +134,11 @@ class ShardedCache:
     def select(self, rows: Tensor) -> ShardedCache:
         return _known(self.ranks, self.local.select(rows), "select", self.number, rows.cpu())
 
-    def reorder(self, rows: Tensor, length: int) -> None:
-        self._change("reorder", rows, length)
+    def reorder(self, rows: Tensor, length: int, start: int = 0) -> None:
+        self._change("reorder", rows, length, start)
 
-    def move(self, to: Tensor, source: Tensor, length: int) -> None:
-        self._change("move", to, source, length)
+    def move(self, to: Tensor, source: Tensor, length: int, start: int = 0) -> None:
+        self._change("move", to, source, length, start)
 
     def clear_rows(self, rows: range, positions: range) -> None:
         self._change("clear_rows", rows, positions)

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core import host_sync
 from outrider.core.context import Context
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.protocols import Admission, Shape, Source
@@ -151,7 +153,10 @@ class BufferedSession(ABC):
         ran = self.guessed if self._scored else -1  # -1: nothing was run, all pending tokens still are
         self.context.append(tokens, count)
         if ran >= 0:
-            self.cached.copy_(torch.minimum(known, self.context.lengths - 1))
+            if host_sync.free(self.device):
+                np.minimum(known.numpy(), self.context.lengths.numpy() - 1, out=self.cached.numpy())
+            else:
+                self.cached.copy_(torch.minimum(known, self.context.lengths - 1))
             self._keep_hidden()
         if not follows:
             self.behind = int((self.context.lengths - self.cached).max())
@@ -166,11 +171,23 @@ class BufferedSession(ABC):
         lengths = self.context.lengths
         if self.guessed == 0:
             return lengths.clone()
+        if host_sync.free(self.device):
+            return self._agreed_on_host(tokens.tolist(), count.tolist())
         # A guess that stands where a committed token goes, and equals it.
         same = self.context.read(lengths, tokens.shape[1]) == tokens
         place = torch.arange(tokens.shape[1], device=tokens.device)
         same &= (place < count[:, None]) & (place < self.guessed)
         return lengths + same.to(torch.int64).cumprod(-1).sum(-1)
+
+    def _agreed_on_host(self, tokens: list[list[int]], count: list[int]) -> Tensor:
+        agreed = self.context.lengths.tolist()
+        held = self.context.tokens.numpy()
+        for row, committed in enumerate(tokens):
+            length, most = agreed[row], min(count[row], self.guessed)
+            guesses = held[row, length : length + most].tolist()
+            while agreed[row] - length < most and guesses[agreed[row] - length] == committed[agreed[row] - length]:
+                agreed[row] += 1
+        return torch.from_numpy(np.array(agreed))
 
     def fork(self, rows: Tensor) -> Self:
         """A session of its own whose row i is a copy of row rows[i] here; what it runs and commits stays there."""
@@ -192,29 +209,41 @@ class BufferedSession(ABC):
         self.guessed, self._scored = 0, False
 
     def select(self, rows: Tensor) -> None:
-        self._move_memory(rows)
-        self._select(rows)
+        if rows.device.type == "cpu" and rows.tolist() == list(range(self.context.rows)):
+            return  # every row stays where it is
+        self._select(rows, states=not self._move_memory(rows))
 
-    def _move_memory(self, rows: Tensor) -> None:
-        """Make row i of the model's memory the old row rows[i]; ``context`` is still as it was."""
+    def _move_memory(self, rows: Tensor) -> bool:
+        """Make row i of the model's memory the old row rows[i]; ``context`` is still as it was.
+
+        -> Whether ``states`` were moved with it.
+        """
         self._copy_memory(rows)
+        return False
 
     @abstractmethod
     def _copy_memory(self, rows: Tensor) -> None:
         """Give this session, fresh from a fork, a memory of its own, with the rows of the shared one."""
 
-    def _select(self, rows: Tensor) -> None:
+    def _select(self, rows: Tensor, states: bool = True) -> None:
         self.context.select(rows)
         self.cached = self.cached.index_select(0, rows)
         self.hidden = None if self.hidden is None else self.hidden.index_select(0, rows)
-        self.states = None if self.states is None else self.states.index_select(0, rows)
+        if states and self.states is not None:
+            self.states = self.states.index_select(0, rows)
         if self._window is not None:
             self._window = self._window[0].index_select(0, rows), self._window[1].index_select(0, rows)
 
     def _run(self, start: Tensor, width: int) -> Tensor:
-        positions = start[:, None] + torch.arange(width, device=start.device)  # [B, w]
         self._scored = True
-        logits, hidden = self._feed(self.context.tokens.gather(1, positions), positions)
+        if host_sync.free(self.device):
+            places = start.numpy()[:, None] + np.arange(width)
+            tokens = torch.from_numpy(self.context.tokens.numpy()[np.arange(len(places))[:, None], places])
+            positions = torch.from_numpy(places)
+        else:
+            positions = start[:, None] + torch.arange(width, device=start.device)  # [B, w]
+            tokens = self.context.tokens.gather(1, positions)
+        logits, hidden = self._feed(tokens, positions)
         self._window = None if hidden is None else (positions[:, 0], hidden)
         return logits
 
@@ -222,12 +251,24 @@ class BufferedSession(ABC):
         """The state behind a row's last token is that of the token before it."""
         if self._window is not None:
             start, hidden = self._window
+            if self.hidden is not None and host_sync.free(self.device):
+                self._keep_hidden_on_host(self.hidden, start.tolist(), hidden)
+                return
             index = self.context.lengths - 2 - start
             place = index.clamp(min=0, max=hidden.shape[1] - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
             last = hidden.gather(1, place)[:, 0]
             # Before the last run there is nothing to take: a state of a later token would tell what was taken back.
             last = torch.where((index >= 0)[:, None], last, 0)
             self.hidden = last if self.hidden is None else self.hidden.copy_(last)
+
+    def _keep_hidden_on_host(self, kept: Tensor, start: list[int], hidden: Tensor) -> None:
+        last = hidden.shape[1] - 1
+        for row, length in enumerate(self.context.lengths.tolist()):
+            index = length - 2 - start[row]
+            if index < 0:
+                kept[row].zero_()
+            else:
+                kept[row].copy_(hidden[row, min(index, last)])
 
     def _catch_up(self, guesses: int) -> None:
         """Run pending tokens, a width at a time, until the rest and the guesses fit into one run."""

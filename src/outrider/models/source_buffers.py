@@ -50,9 +50,9 @@ class SourceBuffers(Buffers):
         lengths, names = self.lengths.index_select(0, rows), self.names.index_select(0, rows)
         return type(self)(self.own.select(rows), self.cross.select(rows), lengths, names)
 
-    def reorder(self, rows: Tensor, length: int) -> None:
-        self.own.reorder(rows, length)
+    def reorder(self, rows: Tensor, length: int, start: int = 0) -> None:
         moved = (self.names != self.names[rows]).nonzero()[:, 0]  # one source, many rows: stays
+        self.own.reorder(rows, length, 0 if len(moved) else start)  # behind another source, keys are others
         self.cross.move(moved, rows[moved], len(self.cross.slots))
         self.lengths = self.lengths.index_select(0, rows)
         self.names = self.names.index_select(0, rows)

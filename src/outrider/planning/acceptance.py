@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import log, sqrt
 
 from outrider.drafters.experience import FADE
 
@@ -27,6 +28,12 @@ PATIENCE = 4
 
 _A_TRY = 0.01
 """The share of the time that trying may take where guesses have not paid."""
+
+_VARIANCE, _LEAST_VARIANCE = 0.02, 0.0005
+"""How far rows are apart in their acceptance, before anything is known, and at the least."""
+
+_A_ROW = 0.05
+"""What one row that ended counts for in that."""
 
 _EXPERIENCE_FADE = 0.995
 """What was seen in all rows fades slowly: about two hundred runs of a row are remembered."""
@@ -141,7 +148,28 @@ class Experience:
 
     def __init__(self, limit: int, prior: float) -> None:
         self.seen = Acceptance(limit, prior, fade=_EXPERIENCE_FADE)
+        self.variance = _VARIANCE  # of acceptance from row to row
         self.asking = Asking()
 
     def new_row(self) -> Acceptance:
         return Acceptance(self.seen.limit, self.seen.alpha, self.seen.shares())
+
+    def done(self, row: Acceptance) -> None:
+        """A row has ended: how far it was from all others, less what chance alone makes of as many guesses."""
+        made = sum(row.made)
+        if made:
+            alpha, counts = self.seen.alpha, _A_ROW * min(1.0, made / 16)
+            apart = (sum(row.kept) / made - alpha) ** 2 - alpha * (1 - alpha) / made
+            self.variance = max(self.variance + counts * (apart - self.variance), _LEAST_VARIANCE)
+
+    def slowest(self, row: Acceptance, rows: int) -> tuple[list[float], list[float]]:
+        """How often guesses are kept and made in a row that the others of a batch wait for.
+
+        What it has shown counts as rows differ, and while it has shown little, it may be any: the least of so many.
+        """
+        alpha = self.seen.alpha
+        weight = alpha * (1 - alpha) / self.variance
+        made, kept = sum(row.made), sum(row.kept)
+        mean, unknown = (kept + weight * alpha) / (made + weight), sqrt(self.variance * weight / (made + weight))
+        least = max(0.0, mean - 0.75 * sqrt(2 * log(rows)) * unknown)  # of so many numbers that are normal
+        return [min(1.0, chance * least / alpha) for chance in self.seen.chances()], self.seen.shares()

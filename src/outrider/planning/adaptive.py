@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.core.prices import Ladder, Prices
 from outrider.planning.acceptance import PATIENCE, Acceptance, Asking, Experience, Pause
-from outrider.planning.setting import Setting
+from outrider.planning.setting import RESTS_AFTER, Setting
 from outrider.planning.step_clock import Clock, Timing
 from outrider.theory import Costs
 
@@ -21,7 +21,10 @@ be that sure, and of several rows the least lucky counts."""
 
 
 _FEW = 8
-"""Rows up to which each counts with what it has shown; of more, what all have shown so far does, as quickly."""
+"""Rows that are looked at. Of more, those count that will be last; or while others wait, what all rows have shown."""
+
+_LOOKS = 8
+"""Runs after which it is looked again what guesses would bring to many rows."""
 
 _WAKING = 8.0
 """What it costs, in plain runs, to ask a drafter again that was told nothing for a while, on a GPU."""
@@ -42,14 +45,18 @@ class _Run:
 class Adaptive:
     """Plans by acceptance and cost: with ``experience`` for all rows of the batch together, else row by row."""
 
-    def __init__(self, setting: Setting, costs: Costs | Clock, experience: Experience | None = None) -> None:
-        self.setting, self.clock = setting, costs if isinstance(costs, Clock) else None
+    def __init__(
+        self, setting: Setting, costs: Costs | Callable[[int], Clock], experience: Experience | None = None
+    ) -> None:
+        """costs: given, or the clock of runs with so many rows; 0: with all slots."""
+        self.setting, self.clock_of = setting, None if isinstance(costs, Costs) else costs
+        self.clock = None if self.clock_of is None else self.clock_of(0)
         self.experience = experience
         self.plans, self.declines = setting.plans, setting.declines
         # What is asked for and not drafted takes its time all the same where steps are replayed.
         few = sorted({0, setting.limit, *(number for number in GRAPH_GAMMAS if number < setting.limit)})
         self.choices: Sequence[int] = range(setting.limit + 1) if setting.splits else few
-        self.ladder = costs.ladder() if isinstance(costs, Clock) else Ladder.of(costs, setting.limit)
+        self.ladder = Ladder.of(costs, setting.limit) if isinstance(costs, Costs) else costs(0).ladder()
         self.rows = [self._new_row() for _ in range(setting.rows)]
         self.asking = [Asking() if experience is None else experience.asking for _ in range(setting.rows)]
         self.rates = [1.0] * setting.rows
@@ -57,6 +64,12 @@ class Adaptive:
         self.run = _Run([1] * setting.rows, waiting=False)  # the one that begins
         self.begun: deque[_Run] = deque()  # runs that were not learnt from yet, that one included
         self.kept = dict[int, int]()  # guesses kept in the oldest of them, by row
+        self.ended_rows: set[int] = set()  # rows that have ended
+        self.idle = RESTS_AFTER  # runs since guesses were asked for
+        self.single_rates = dict[int, list[float]]()  # of a row by itself, until something new is known
+        self.payable: tuple[Ladder, bool] | None = None  # whether guesses could pay at these costs
+        self.cached_rates: list[float] | None = None  # what was expected of guesses at the last look
+        self.cached_for = 0  # runs since then
 
     def _new_row(self) -> Acceptance:
         if self.experience is not None:
@@ -64,7 +77,9 @@ class Adaptive:
         return Acceptance(self.setting.limit, self.setting.prior)
 
     def admit(self, row: int) -> None:
-        self.rows[row] = self._new_row()
+        self.rows[row], self.cached_rates = self._new_row(), None
+        self.single_rates.pop(row, None)
+        self.ended_rows.discard(row)
         if self.experience is None:
             self.asking[row] = Asking()
         else:
@@ -76,13 +91,21 @@ class Adaptive:
         return self.clock is not None
 
     def begin(self, left: Sequence[int], waiting: bool) -> None:
+        self.idle = 0 if self.run.together else self.idle + 1
         self.run = _Run(list(left), waiting)
         self.begun.append(self.run)
+        if self.clock_of is not None and (clock := self.clock_of(sum(map(bool, left)))) is not self.clock:
+            self.clock, self.cached_rates = clock, None
+            self._set_ladder(clock.ladder())
 
     def ended(self, left: Sequence[int]) -> None:
         run = self.begun.popleft()
         if self.experience is not None and run.together is not None:
             self.experience.asking.learn(run.together > 0, self._gained(run, left))
+            for row, before in enumerate(run.left):
+                if before and not left[row] and row not in self.ended_rows:
+                    self.ended_rows.add(row)  # a run that was launched ahead ends without it once more
+                    self.experience.done(self.rows[row])
         self.kept = {}
 
     def _gained(self, run: _Run, left: Sequence[int]) -> bool:
@@ -106,15 +129,43 @@ class Adaptive:
 
     def _decide(self, rows: Sequence[int]) -> int:
         """For rows that decide together, or for one."""
-        asking = self.asking[rows[0]]
+        guesses = self._best_gamma(rows)
+        self.weights = self._weigh(rows) if guesses and self.setting.splits else None
+        return guesses
+
+    def _rates(self, rows: Sequence[int]) -> list[float]:
+        """How fast these rows would be with 0, 1, 2 ... guesses."""
         left = None if self.run.waiting or self.experience is None else [self.run.left[row] for row in rows]
-        seen = [self.rows[row] for row in rows]
-        if self.experience is not None and len(rows) > _FEW:
-            seen, left = [self.experience.seen], None if left is None else [max(left)]
-        rates = self.ladder.joint_rates([self._outlook(each) for each in seen], left)
+        if self.experience is None or len(rows) <= _FEW:
+            outlooks = [(self.rows[row].chances(), self.rows[row].shares()) for row in rows]
+        elif left is None:
+            outlooks = [(self.experience.seen.chances(), self.experience.seen.shares())]
+        else:
+            last = sorted(rows, key=lambda row: -self.run.left[row])[:_FEW]
+            outlooks = [self.experience.slowest(self.rows[row], len(rows)) for row in last]
+            left = [self.run.left[row] for row in last]
+        rates = self.ladder.joint_rates([self._in_time(*outlook) for outlook in outlooks], left)
+        if left is None or self.setting.splits or self.idle < RESTS_AFTER:
+            return rates
+        woken = _WAKING / max(left)
+        return [rates[0], *(rate / (1 + rate * woken) for rate in rates[1:])]
+
+    def _recent_rates(self, rows: Sequence[int]) -> list[float]:
+        """The same; of many rows that nobody guesses for, as it was a few runs ago: looking takes its time, too."""
+        if len(rows) == 1 and self.setting.splits:  # how much is left of it does not count, then
+            if rows[0] not in self.single_rates:
+                self.single_rates[rows[0]] = self._rates(rows)
+            return self.single_rates[rows[0]]
+        if len(rows) <= _FEW or self.cached_rates is None or self.idle == 0 or self.cached_for >= _LOOKS:
+            self.cached_rates, self.cached_for = self._rates(rows), 0
+        self.cached_for += 1
+        return self.cached_rates
+
+    def _best_gamma(self, rows: Sequence[int]) -> int:
+        """How many guesses, by what they are expected to gain or to teach."""
+        asking, rates = self.asking[rows[0]], self._recent_rates(rows)
         best = max(self.choices, key=rates.__getitem__)
         best = best if rates[best] >= (1.0 if self.clock is None else _WORTHWHILE) * rates[0] else 0
-        self.weights = self._weigh(rows) if self.setting.splits else None
         self._price(rows, rates[best])
         if best:
             asking.pause = self._pause(best)
@@ -133,9 +184,15 @@ class Adaptive:
     def _could_pay(self) -> bool:
         """Whether guesses that are all kept would gain something: else a try can teach nothing, as in a batch that
         fills the machine."""
-        sure = [1.0] * self.setting.limit
-        rates = self.ladder.rates(sure, sure)
-        return max(rates[guesses] for guesses in self.choices) > rates[0]
+        if self.payable is None or self.payable[0] is not self.ladder:
+            sure = [1.0] * self.setting.limit
+            rates = self.ladder.rates(sure, sure)
+            self.payable = self.ladder, max(rates[guesses] for guesses in self.choices) > rates[0]
+        return self.payable[1]
+
+    def _set_ladder(self, ladder: Ladder) -> None:
+        self.ladder = ladder
+        self.single_rates.clear()
 
     def _price(self, rows: Sequence[int], rate: float) -> None:
         """What time is worth to these rows."""
@@ -160,9 +217,8 @@ class Adaptive:
         """What a run with so many takes beyond a plain one."""
         return self.ladder.steps[guesses] - self.ladder.runs[0]
 
-    def _outlook(self, seen: Acceptance) -> tuple[list[float], list[float]]:
-        """By depth: how often a guess that was made is kept, and how often one is made that was asked for."""
-        chances, shares = seen.chances(), seen.shares()
+    def _in_time(self, chances: list[float], shares: list[float]) -> tuple[list[float], list[float]]:
+        """By depth: how often a guess is kept, and how often it takes time."""
         if self.setting.splits:
             return chances, shares
         # A guess that is not made takes its time all the same: as if it were made and not kept.
@@ -175,6 +231,8 @@ class Adaptive:
         return Prices(self.ladder, self.rates, [row.alpha for row in self.rows], weights=self.weights)
 
     def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
+        if asked:
+            self.single_rates.pop(row, None)
         self.rows[row].add(asked, accepted, examined)
         if self.experience is None:
             self.asking[row].learn(asked > 0, accepted > 0)
@@ -183,7 +241,9 @@ class Adaptive:
             self.kept[row] = accepted
 
     def timed(self, step: Timing) -> None:
-        if self.clock is not None:
-            self.clock.add(step)
-            if self.clock.tells_more:
-                self.ladder = self.clock.ladder()
+        if self.clock_of is None:
+            return
+        clock = self.clock_of(step.rows)  # the run that begins next may have other rows
+        clock.add(step)
+        if clock is self.clock and clock.tells_more:
+            self._set_ladder(clock.ladder())

@@ -5,13 +5,14 @@ it decides by committed text alone, and clocks. Nothing else, for two reasons.
 Noise is addressed by position: a guess that was discarded is drawn from the same noise when its position comes up
 again, so whoever looks at it decides with knowledge of the draw, and the text is biased. And rows may share a seed:
 the row beside may already have used the noise this one will use, so each row learns from itself alone.
-Where the text does not depend on gamma at all, and steps are timed, rows decide together: they share a run.
+Where the text does not depend on gamma at all, or no two rows share a seed, and steps are timed, rows decide together:
+they share a run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -32,16 +33,18 @@ from outrider.theory import ByNumber, Costs, interpolated
 def declared_widths(target: LanguageModel, rows: int = 1) -> ByNumber:
     """What a run of so many rows costs by its width, in runs of one token each, as the target's ``width_costs`` say
     for one row and some widths: tokens cost the same whichever row they are in. Else all widths cost the same."""
+    tokens = declared_runs(target)
+    return 1.0 if tokens is None else lambda width: tokens(rows * width) / tokens(rows)
+
+
+def declared_runs(target: LanguageModel) -> Callable[[int], float] | None:
+    """What a run costs by its tokens, in whichever rows they are, in runs of one; None: all runs cost the same."""
     declared = facts_of(target).width_costs
     if declared is None:
-        return 1.0
+        return None
     widest, between = max(declared), interpolated(declared)
     slope = between(widest) - between(widest - 1)
-
-    def tokens(count: int) -> float:
-        return between(min(count, widest)) + slope * max(0, count - widest)
-
-    return lambda width: tokens(rows * width) / tokens(rows)
+    return lambda count: between(min(count, widest)) + slope * max(0, count - widest)
 
 
 class Planner(Protocol):
@@ -179,12 +182,22 @@ class Auto:
     def start(self, setting: Setting) -> Planner:
         if self.given is not None or not self.clock:
             return Adaptive(setting, self.given or setting.declared)
-        key = (setting.rows, setting.shape, setting.drafter.name)
-        clock = self._clocks.setdefault(key, Clock(setting.declared, setting.limit))
+
+        known: dict[int, Clock] = {}  # asked for twice a step: working out the setting takes longer than finding it
+
+        def clock_of(rows: int) -> Clock:
+            if rows not in known:
+                there = setting.running(rows)
+                key = (there.rows, setting.shape, setting.drafter.name, setting.sampled)
+                if key not in self._clocks:
+                    self._clocks.setdefault(key, Clock(there.declared, setting.limit))
+                known[rows] = self._clocks[key]
+            return known[rows]
+
         if not setting.joint:
-            return Adaptive(setting, clock)
-        kind = (setting.drafter.name, setting.limit, setting.splits)
-        return Adaptive(setting, clock, self._experiences.setdefault(kind, Experience(setting.limit, setting.prior)))
+            return Adaptive(setting, clock_of)
+        kind = (setting.drafter.name, setting.limit, setting.splits, setting.sampled, setting.beams)
+        return Adaptive(setting, clock_of, self._experiences.setdefault(kind, Experience(setting.limit, setting.prior)))
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median_low
 
 from outrider.core.prices import Ladder
 from outrider.theory import Costs
 
 _MEMORY = 16
 """Of each number of guesses so many steps count, the latest."""
+
+_OFTEN = 3
+"""Steps from which on they say what a number of guesses takes."""
+
+_FAR = 1.5
+"""How much longer than expected fewer steps may take and be believed."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,7 @@ class Timing:
     seconds: float  # all but the draft
     drafting: float | None = None  # None: nobody was asked, or it cannot be told apart and is in ``seconds``
     guesses: int = 0  # that drafting gave, and took time for
+    rows: int = 0  # that were in the run; 0: all slots
 
 
 @dataclass
@@ -30,7 +36,7 @@ class Clock:
     """Measured costs of steps. It starts from the declared ones, and measurements replace them.
 
     Runs are kept apart by width and drafts by the guesses made, because a drafter may stop early. A step that was slow
-    because the machine was busy is an outlier to the median; with too few steps for one it counts for at most three
+    because the machine was busy counts for little beside others; with too few steps it counts for at most three
     times the expected cost, and is dropped after a while: the width would otherwise be avoided and never timed again.
     """
 
@@ -77,20 +83,20 @@ class Clock:
         """In units of a plain run."""
         with self._lock:
             runs = self.runs.table(range(1, self.limit + 2), 1.0)
-            drafts = self.drafts.table(range(self.limit + 1), runs[0])
+            drafts = self.drafts.table(range(self.limit + 1), runs[0], doubting=True)
         return Ladder(tuple(t / runs[0] for t in runs), tuple(t / runs[0] for t in drafts))
 
 
 @dataclass
 class CostCurve:
-    """Seconds by number: medians where it was seen, in between and beyond in the declared shape, never falling."""
+    """Seconds by number: lower thirds where it was seen, in between and beyond in the declared shape, never falling."""
 
     declared: Sequence[float]  # in plain runs, by number
     seen: dict[int, deque[float]] = field(default_factory=dict)
 
     def add(self, number: int, seconds: float) -> None:
         if self.seen and len(self.seen.get(number, ())) < 3:
-            expected = self._at(number, self.rising(), seconds)
+            expected = self._at(number, _pooled(self.seen), seconds)
             seconds = min(seconds, 3 * expected) if expected > 0 else seconds
         self.seen.setdefault(number, deque(maxlen=_MEMORY)).append(seconds)
 
@@ -101,9 +107,15 @@ class CostCurve:
             knots = CostCurve(self.declared, known).rising()
             self.seen = {n: s for n, s in self.seen.items() if n in known or min(s) <= 2 * self._at(n, knots, 0.0)}
 
-    def table(self, numbers: range, unit: float) -> list[float]:
-        """For these numbers; ``unit``: seconds of a plain run, where nothing else tells."""
+    def table(self, numbers: range, unit: float, doubting: bool = False) -> list[float]:
+        """For these numbers; ``unit``: seconds of a plain run, where nothing else tells.
+
+        ``doubting``: not much more than declared is believed of what was seen once or twice: one slow step, and it
+        would hardly be tried again.
+        """
         knots = self.rising()
+        if doubting and max(map(len, self.seen.values()), default=0) < _OFTEN:
+            knots = [(number, min(value, _FAR * self.declared[number] * unit)) for number, value in knots]
         return [self._at(number, knots, unit) for number in numbers]
 
     def _at(self, number: int, knots: list[tuple[int, float]], unit: float) -> float:
@@ -113,22 +125,45 @@ class CostCurve:
         right = next((k for k, (x, _) in enumerate(knots) if x >= number), len(knots))
         if right in (0, len(knots)):  # beyond: in proportion, or from nothing in declared steps
             known, value = knots[min(right, len(knots) - 1)]
+            further = value + (shape[number] - shape[known]) * unit
             if known == 0:  # what asking takes says nothing of what guesses do
-                return value + (shape[number] - shape[0]) * unit
-            return value * shape[number] / shape[known] if shape[known] > 0 else value + shape[number] * unit
+                return further
+            if shape[known] <= 0:
+                return value + shape[number] * unit
+            scaled = value * shape[number] / shape[known]
+            # Where the first guess is what is dear, one more than was timed takes less: it is tried, and timed.
+            return min(scaled, further) if number == known + 1 and unit > 0 else scaled
         (a, low), (b, high) = knots[right - 1], knots[right]
         rise = shape[b] - shape[a]
         share = (shape[number] - shape[a]) / rise if rise > 0 else (number - a) / (b - a)
         return low + share * (high - low)
 
     def rising(self) -> list[tuple[int, float]]:
-        """The medians by number; where one is below its forerunner, both are the mean of the two (and so on)."""
-        pools: list[tuple[float, float, list[int]]] = []  # weight, mean, numbers
-        for number in sorted(self.seen):
-            weight, mean, numbers = float(len(self.seen[number])), median_low(self.seen[number]), [number]
-            while pools and pools[-1][1] > mean:
-                before, other, others = pools.pop()
-                mean = (before * other + weight * mean) / (before + weight)
-                weight, numbers = before + weight, [*others, *numbers]
-            pools.append((weight, mean, numbers))
-        return [(number, mean) for _, mean, numbers in pools for number in numbers]
+        """Lower thirds by number; where one is below its forerunner, both are the mean of the two (and so on).
+
+        Beside numbers that were seen often, one that was seen once or twice and took much longer counts for nothing
+        yet: it would be avoided for what else the machine did then, and never timed again.
+        """
+        often = {number: seconds for number, seconds in self.seen.items() if len(seconds) >= _OFTEN}
+        if not any(often):
+            return _pooled(self.seen)
+        knots = _pooled(often)
+        return _pooled({n: s for n, s in self.seen.items() if n in often or min(s) <= _FAR * self._at(n, knots, 0.0)})
+
+
+def _quick(seconds: Sequence[float]) -> float:
+    """The lower third: what else a machine does makes steps longer, never shorter, and half of them may be."""
+    return sorted(seconds)[len(seconds) // 3]
+
+
+def _pooled(seen: Mapping[int, Sequence[float]]) -> list[tuple[int, float]]:
+    """Lower thirds by number, ascending, and never falling."""
+    pools: list[tuple[float, float, list[int]]] = []  # weight, mean, numbers
+    for number in sorted(seen):
+        weight, mean, numbers = float(len(seen[number])), _quick(seen[number]), [number]
+        while pools and pools[-1][1] > mean:
+            before, other, others = pools.pop()
+            mean = (before * other + weight * mean) / (before + weight)
+            weight, numbers = before + weight, [*others, *numbers]
+        pools.append((weight, mean, numbers))
+    return [(number, mean) for _, mean, numbers in pools for number in numbers]

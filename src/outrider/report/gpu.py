@@ -6,7 +6,7 @@ from typing import Any
 
 from outrider.report.panels import Curve, Figure, Panel
 
-_PANELS = (
+PANELS = (
     ("gamma", "Guesses", "guesses γ", {"by_gamma": "with a draft model"}),
     ("context", "Context", "tokens in use", {"by_context": "plain", "by_context_speculative": "speculative"}),
     ("rows", "Rows", "rows in a batch", {"by_rows": "plain", "by_rows_speculative": "speculative"}),
@@ -15,7 +15,7 @@ _PANELS = (
 
 def figures(results: dict[str, Any]) -> list[Figure]:
     """What was measured of the curves as one figure; none where no curve has two points."""
-    panels = [panel for what in _PANELS if (panel := _panel(results, *what)) is not None]
+    panels = [panel for what in PANELS if (panel := _panel(results, *what)) is not None]
     device = results.get("machine", {}).get("device", "unknown device")
     caption = f"Milliseconds of a step on {device}, {results.get('size', '?')} shapes"
     steps = [Figure("gpu-curves", caption, tuple(panels))] if panels else []

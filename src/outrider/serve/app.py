@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from outrider import __version__
 from outrider.runtime import timer
 from outrider.serve import refusal, server_state
 from outrider.serve.engine import Engine
-from outrider.serve.guard import Guard
+from outrider.serve.guard import Guard, key_owner
 from outrider.serve.in_flight import EventStream, InFlight
 from outrider.serve.job import Job
 from outrider.serve.metrics import CountedAnswers, Metrics
@@ -49,7 +50,9 @@ def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
     """The app around an engine, which starts and drains with it."""
     metrics = Metrics(engine)
     engine.observe = metrics.add
-    parser = RequestParser(engine.llm, settings.model, engine.limits.context, settings.most_tokens, engine.drafts)
+    parser = RequestParser(
+        engine.llm, settings.model, engine.limits.context, settings.most_tokens, engine.drafts, settings.gamma
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
@@ -68,7 +71,8 @@ def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
     ) -> Response:  # fmt: skip
         began = timer.now()
         jobs = await run_in_threadpool(parse)
-        requests = await run_in_threadpool(lambda: [engine.request(job) for job in jobs])
+        owner = key_owner(request.headers.get("authorization", "")) if settings.keys else None
+        requests = await run_in_threadpool(lambda: [engine.request(replace(job, owner=owner)) for job in jobs])
         in_flight = InFlight(engine, requests)
         prompts = sum(len(job.prompt) for job in jobs) // (body.n or 1)
         metrics.prompt_tokens.inc(prompts)

@@ -13,6 +13,7 @@ from outrider.core.protocols import Drafter
 from outrider.core.verification.choose import choose
 from outrider.decoding.loop import Decoder, Event, Request
 from outrider.decoding.step_runner import Rule
+from outrider.decoding.stopping import Row
 from outrider.drafters import BUILT_IN
 from outrider.drafters.by_request import ByRequest
 from outrider.drafters.forced import Forced
@@ -20,6 +21,7 @@ from outrider.drafters.predicted import Predicted
 from outrider.errors import require
 from outrider.llm import LLM
 from outrider.options import Options
+from outrider.planning.policies import Auto
 from outrider.runtime import timer
 from outrider.serve.job import Deliver, Job, QueueFull, ServerStopping, StepProgress
 from outrider.serve.observed import Observed
@@ -37,6 +39,7 @@ TRIES = 3
 class _Submitted:
     """A request that was submitted and has not ended."""
 
+    request: Request
     deliver: Deliver  # called with every step
     delivered: int = 0  # characters of its text so far
 
@@ -76,7 +79,9 @@ class Engine:
         self.drafts = tuple(named)  # names that requests may give, the first for those that give none
         # With CUDA graphs all guesses that are verified must be those of one drafter.
         drafter = base.drafter if self.llm.graphs else Forced(Predicted(ByRequest(named)))
-        self.decoder: Decoder = replace(base, drafter=drafter, slots=self.limits.slots)
+        # A model without a drafter of its own has nothing to find out; its requests may name others.
+        policy = Auto() if base.gamma == 0 and not self.llm.graphs else base.gamma
+        self.decoder: Decoder = replace(base, drafter=drafter, gamma=policy, slots=self.limits.slots)
         self.queue = self.decoder.queue(self.limits.context)
         self.observed = Observed()
         self.failure: str | None = None  # why the engine has given up
@@ -96,7 +101,8 @@ class Engine:
         sampling = replace(own.sampling, ends=stopping.eos) if own.sampling.processors else own.sampling
         verifier = choose(job.options.coupling, sampling.greedy)
         rule = Rule(verifier, sampling, job.logprobs)
-        request = Request(tuple(job.prompt), stopping, job.seed, rule=rule, gamma=job.gamma)
+        owner = job.owner if self.llm.memory is not None else None
+        request = Request(tuple(job.prompt), stopping, job.seed, rule=rule, gamma=job.gamma, owner=owner)
         if self.llm.graphs:
             return request
         gamma = self.decoder.width - 1 if job.prediction and job.gamma is None else job.gamma
@@ -108,7 +114,8 @@ class Engine:
             if self.failure is not None or self.queue.closed:
                 raise ServerStopping(self.failure or "the server is about to stop; send the request to another one")
             self._check_count(len(requests))
-            return self.queue.submit_all(requests, [partial(self._register, told) for told in deliver])
+            new = [_Submitted(request, told) for request, told in zip(requests, deliver, strict=True)]
+            return self.queue.submit_all(requests, [partial(self._register, one) for one in new])
 
     def _check_count(self, count: int) -> None:
         limits, waiting = self.limits, len(self.queue)
@@ -117,8 +124,8 @@ class Engine:
         if len(self._submitted) + count > most:
             raise QueueFull(f"{waiting} requests wait and {self.running} run already; try again in a moment")
 
-    def _register(self, deliver: Deliver, number: int) -> None:
-        self._submitted[number] = _Submitted(deliver)
+    def _register(self, submitted: _Submitted, number: int) -> None:
+        self._submitted[number] = submitted
 
     def cancel(self, numbers: Sequence[int]) -> None:
         """Nobody waits for these any more: they leave their slots before the next step."""
@@ -190,7 +197,13 @@ class Engine:
         submitted.delivered += len(text)
         if event.row.finish_reason is not None:
             self._submitted.pop(event.index, None)
+            self._remember(submitted.request, event.row)
         submitted.deliver(StepProgress.of(event, text))
+
+    def _remember(self, request: Request, row: Row) -> None:
+        """Keep an answer for later ones to the same owner, where there is a memory for it."""
+        if self.llm.memory is not None and request.owner is not None and row.error is None:
+            self.llm.memory.add(request.owner, row.prompt, row.tokens)
 
     def _fail(self, reason: str, for_good: bool) -> None:
         """Requests that ran are told; those that wait go into the next batch, unless there will be none."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+from asyncio import timeout
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from fastapi import HTTPException
@@ -28,6 +31,22 @@ HEADERS = {
 
 
 TOO_LARGE = "the body is larger than the {} bytes that this server takes; send less, or raise --max-bytes"
+
+
+_DISCARDED, _DISCARDED_SECONDS = 2**24, 5.0
+"""Bytes that are read and forgotten behind a refusal, at most, and for how long: who sends more is cut off."""
+
+
+async def _discard(receive: Receive) -> None:
+    """Read what a client is still sending: a connection closed on unread bytes is reset, and the answer is lost."""
+    left = _DISCARDED
+    with suppress(TimeoutError):
+        async with timeout(_DISCARDED_SECONDS):
+            while left > 0:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    return
+                left -= len(message.get("body", b""))
 
 
 class BodyTooLarge(HTTPException):
@@ -64,6 +83,7 @@ class Guard:
 
         headers = Headers(scope=scope)
         if (refused := self._refuse(scope["path"], headers)) is not None:
+            await _discard(receive)
             await refused(scope, receive, sending)
             return
         await self.app(scope, self._counting(receive), sending)
@@ -85,9 +105,9 @@ class Guard:
         """Whether a request may pass: the API and the metrics need a key where there are any."""
         if not self.keys or path in WITHOUT_KEY or not path.startswith(("/v1/", "/metrics", "/openapi")):
             return True
-        kind, _, key = given.partition(" ")
-        matches = [hmac.compare_digest(key.strip().encode(), known) for known in self.keys]  # all of them, always
-        return kind.lower() == "bearer" and any(matches)
+        kind, key = _bearer(given)
+        matches = [hmac.compare_digest(key.encode(), known) for known in self.keys]  # all of them, always
+        return kind == "bearer" and any(matches)
 
     def _counting(self, receive: Receive) -> Receive:
         seen = 0
@@ -98,6 +118,8 @@ class Guard:
             if message["type"] == "http.request":
                 seen += len(message.get("body", b""))
                 if seen > self.most_bytes:
+                    if message.get("more_body"):
+                        await _discard(receive)
                     raise BodyTooLarge(self.most_bytes)
             return message
 
@@ -108,3 +130,14 @@ def _name(host: str) -> str:
     """The name in a Host header, without the port: localhost:8000, [::1]:8000."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return name.lower()
+
+
+def _bearer(authorization: str) -> tuple[str, str]:
+    """The kind of an Authorization header, and the key in it."""
+    kind, _, key = authorization.partition(" ")
+    return kind.lower(), key.strip()
+
+
+def key_owner(authorization: str) -> str:
+    """Who sent a request that was admitted: a name for the holder of its key, from which the key cannot be told."""
+    return hashlib.sha256(_bearer(authorization)[1].encode()).hexdigest()

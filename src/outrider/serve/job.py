@@ -32,6 +32,7 @@ class Job:
     prediction: tuple[int, ...] = ()  # what the output is expected to be
     forced: ForcedTokens | None = None  # tokens that its grammar leaves no choice about
     drafter: str | None = None  # one of the engine's ``drafts``; None: the first
+    owner: str | None = None  # whose earlier outputs may be guessed from, and whose this one is; None: nobody's
 
 
 @dataclass(frozen=True)

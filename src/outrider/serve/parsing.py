@@ -32,6 +32,7 @@ class RequestParser:
     context: int  # tokens of a prompt and its answer
     most_tokens: int  # of an answer
     drafts: Sequence[str]  # names that ``speculation.draft`` may have beside "auto" and "none"
+    gamma: int | None = None  # of requests that do not say it and use the server's own drafter; None: "auto"
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
@@ -133,6 +134,8 @@ class RequestParser:
     def _gamma(self, asked: SpeculationOptions) -> int | None:
         if not asked.enabled or asked.draft == "none":
             return 0
+        if asked.gamma is None:  # a gamma that was chosen for one drafter says nothing of another
+            return self.gamma if asked.draft in (None, "auto") else None
         return asked.gamma if isinstance(asked.gamma, int) else None
 
     def _predicted(self, prediction: Prediction | None) -> tuple[int, ...]:

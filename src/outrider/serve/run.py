@@ -105,6 +105,13 @@ class ListenAt:
 def run(engine: Engine, settings: ServerSettings, place: ListenAt, say: Callable[[str], object]) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     server = make_server(make_app(engine, settings), place.host, place.port, place.drain, place.access_log)
+
+    def stopping() -> None:
+        if engine.running:
+            count = f"{engine.running} answer{'s' if engine.running > 1 else ''}"
+            say(f"stopping: {count} under way may end first, for up to {place.drain:g} seconds")
+
+    server.stopping = stopping
     threading.Thread(target=_announce, args=(server, place.host, say), daemon=True).start()
     # uvicorn raises the signal again once all is drained: the process has done what it asked for, and ends well.
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}

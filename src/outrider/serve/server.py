@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import FrameType
+
 import uvicorn
 from fastapi import FastAPI
 
@@ -9,9 +12,19 @@ CONNECTIONS = 1024
 """Connections open at once, idle ones included; more are answered with 503."""
 
 
-def make_server(app: FastAPI, host: str, port: int, drain: float = 60.0, access_log: bool = False) -> uvicorn.Server:
-    """A server that, told to stop by SIGTERM or Ctrl-C, takes no more connections and lets answers end."""
-    return uvicorn.Server(
+class DrainingServer(uvicorn.Server):
+    """Told to stop by SIGTERM or Ctrl-C, it takes no more connections and lets answers end."""
+
+    stopping: Callable[[], object] = staticmethod(lambda: None)  # called when it is told so for the first time
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            self.stopping()
+        super().handle_exit(sig, frame)
+
+
+def make_server(app: FastAPI, host: str, port: int, drain: float = 60.0, access_log: bool = False) -> DrainingServer:
+    return DrainingServer(
         uvicorn.Config(
             app, host=host, port=port, log_level="warning", access_log=access_log, limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=int(drain), timeout_keep_alive=10, server_header=False,

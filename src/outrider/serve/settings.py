@@ -25,6 +25,7 @@ class ServerSettings:
     patience: float = 60.0  # for a client that does not read
     origins: tuple[str, ...] = ()  # web pages of other origins that may use the API
     hosts: tuple[str, ...] = ()  # names the server may be addressed by; none: any
+    gamma: int | None = None  # guesses of requests that do not say how many; None: adapted while they run
 
 
 def read_keys(file: Path | None) -> tuple[str, ...]:

@@ -15,6 +15,9 @@ from outrider.core.sampling import Sampling
 from outrider.core.traits import declared_cost
 from outrider.drafters import Copying, Mixture
 from outrider.drafters.head import Head, HeadConfig, HeadDrafter, choice
+from outrider.drafters.head.backends.torch_backend import LazyTorchBackend
+from outrider.drafters.head.session import HeadSession
+from outrider.errors import BadOption
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.planning.policies import Setting
 from outrider.runtime import cpu
@@ -75,3 +78,40 @@ def test_a_guess_for_several_rows_costs_what_torch_takes(monkeypatch: pytest.Mon
     with cpu.using(cpus.A72):
         head.beside(100_000)
     assert declared_cost(head, 1) == declared_cost(head, 4), "numpy for one row, torch for several"
+
+
+@pytest.mark.parametrize("tokens", [[], [-3, 1, 2], [1, 2, 500]])
+def test_tokens_that_the_target_does_not_have_are_refused(tokens: list[int]) -> None:
+    """Compiled code looks them up in the target's embeddings, and checks no bounds."""
+    target = HuggingFaceModel(tiny.build("llama"))
+    assert target.hidden_size is not None
+    drafter = HeadDrafter(Head(HeadConfig("feature", target.hidden_size, 16, 1)), torch.tensor(tokens).long())
+    shape = Shape(96, 5, chunk=4)
+    with pytest.raises(BadOption, match="knows tokens .* use the draft with the target it was trained for"):
+        drafter.start(1, shape, target.start(1, shape))
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(BadOption, match="3 heads of queries and 2 of keys do not divide a size of 48"):
+        HeadConfig("feature", 48, 64, 1, heads=(3, 2))
+
+
+def test_several_rows_on_a_cpu_read_each_prompt_by_itself() -> None:
+    """Pieces as wide as the batch, which a GPU does not feel, would make a CPU read every prompt once for every row."""
+    torch.manual_seed(0)
+    rows = choice.FEW_ROWS + 1
+    target = HuggingFaceModel(tiny.build("llama"))
+    assert target.hidden_size is not None
+    head = Head(HeadConfig("feature", target.hidden_size, 16, 1, heads=(2, 1)))
+    session = target.start(rows, shape := Shape(96, 5, chunk=4))
+    drafting = HeadDrafter(head, torch.arange(10), floor=0.0).start(rows, shape, session)
+    assert isinstance(drafting, HeadSession) and isinstance(drafting.backend, LazyTorchBackend)
+    read, shapes = drafting.backend._read, []
+    drafting.backend._read = lambda *given: (shapes.append(tuple(given[2].shape)), read(*given))[1]  # type: ignore[method-assign]
+    for row in range(rows):
+        for part in (session, drafting):
+            part.admit(row, [3, 9, 4, 5, 7])
+    session.score(torch.zeros((rows, 0), dtype=torch.int64))
+    noise, at = Noise(torch.zeros(rows, dtype=torch.int64)), session.context.positions(4)
+    drafting.propose(3, Sampling(), noise, at)
+    assert shapes[:rows] == [(1, 4)] * rows

@@ -130,6 +130,9 @@ def test_a_draft_in_one_call_is_guess_after_guess(name: str) -> None:
         again = begun(weights)
         floors = [0.0] * most + [chances[most - 1] * 1.01] + [0.0] * (4 - most)
         assert again.guesses(table_of(embedding), floors)[0].tolist() == expected[:most]
+    for ends_behind, made_then in ((expected[0], expected[:1]), (89, expected)):
+        found, _ = begun(weights).guesses(table_of(embedding), [0.0] * 5, ends_behind=ends_behind)
+        assert found.tolist() == made_then
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
@@ -154,6 +157,19 @@ def test_tokens_are_drawn_as_noise_says(temperature: float) -> None:
             differing += int(winner) != int(q[k].argmax())
             token = embedding[found[k]][None]
     assert differing > 5, "or the likeliest would always do"
+
+
+def test_a_head_that_gives_no_numbers_draws_one_of_its_tokens() -> None:
+    """Fifty logits in four items are thirteen each and none in the last: nobody there won against what is no number,
+    and a token behind the last was looked up."""
+    head, output = made(SHAPES["all"])
+    head.join.weight.data.fill_(3e38)
+    embedding, draws = torch.randn(90, head.config.hidden_size), Noise(torch.tensor([0]))
+    for tokens in (TOKENS, TOKENS[:49], TOKENS[:33]):
+        row = begun(NumbaWeights(head, OutputRows(torch.randn(90, head.config.hidden_size), tokens)))
+        draw = Draw(1.0, draws.keys("token", torch.arange(4)[None])[0])
+        found, _ = row.guesses(table_of(embedding), [0.0] * 4, draw)
+        assert set(found.tolist()) <= set(tokens.tolist())
 
 
 @pytest.mark.parametrize("flat", [0.0, 1.0, 8.0])

@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("numba")
 
 from helpers import wrapped
-from outrider.core.noise import Noise
+from outrider.core.noise import Noise, Silence
 from outrider.core.protocols import Draft, Shape
 from outrider.core.sampling import Sampling, SamplingByRow
 from outrider.drafters.head import Head, HeadConfig, HeadDrafter
@@ -135,16 +135,34 @@ def test_a_row_that_may_have_no_guess_costs_nothing(drafter: HeadDrafter, monkey
     assert few.draft(DRAWN, caps=[0, 0, 0]).tokens.shape[1] == 0 and ran == [1, 2]
 
 
-def test_rows_that_are_copied_or_forked_go_on_in_torch(drafter: HeadDrafter) -> None:
-    """Beam search copies rows and looks ahead of the target, which the compiled backend cannot."""
+def test_rows_that_are_copied_or_forked_stay_compiled(drafter: HeadDrafter) -> None:
+    """Beam search copied rows and looked ahead of the target in torch, for longer than a run of the target took."""
     few = Rows(drafter, PROMPTS[:2])
-    few.draft(GREEDY)
-    fork = few.head.fork(torch.tensor([1, 0, 1]))
-    assert fork.backend.name == "torch" and few.head.backend.name == "numba"
     few.select(1, 1)
-    assert few.head.backend.name == "torch"
-    tokens = few.draft(DRAWN).tokens
-    assert tokens.shape == (2, 4) and torch.equal(tokens[0], tokens[1])
+    expected = few.draft(DRAWN, 3)
+    assert few.head.backend.name == "numba" and torch.equal(expected.tokens[0], expected.tokens[1])
+    alone = Rows(drafter, PROMPTS[1:2])
+    assert torch.equal(alone.draft(GREEDY).tokens[0], few.draft(GREEDY).tokens[1])
+
+
+@pytest.mark.parametrize("asked_before", [0, 1, 3], ids=["unread", "one guess", "three guesses"])
+def test_a_fork_goes_on_behind_its_own_guesses(drafter: HeadDrafter, asked_before: int) -> None:
+    """Catches a fork that forgets what was committed to it, shares a KV cache, or stands at another guess."""
+    few = Rows(drafter, PROMPTS[:2])
+    expected = Rows(drafter, PROMPTS[:2]).draft(GREEDY).tokens  # [2, 4]: each guess behind those before it
+    if asked_before:
+        few.draft(GREEDY, asked_before)
+    at = torch.zeros((3, 2), dtype=torch.int64)
+    fork = few.head.fork(torch.tensor([1, 0, 1]))
+    for k in range(3):
+        found = fork.propose(1, GREEDY, Silence(at[:, 0]), at).tokens[:, 0]
+        assert found[:2].tolist() == expected[[1, 0], k].tolist()
+        taken = torch.stack([expected[1, k], expected[0, k], torch.tensor(0)])  # the third goes another way
+        fork.commit(taken[:, None], torch.ones(3, dtype=torch.int64))
+    fork.select(torch.tensor([1, 1, 0]))
+    found = fork.propose(1, GREEDY, Silence(at[:, 0]), at).tokens[:, 0]
+    assert found.tolist() == expected[[0, 0, 1], 3].tolist()
+    assert torch.equal(few.draft(GREEDY).tokens, expected), "what a fork reads must not show in the rows it came from"
 
 
 def test_rows_may_have_a_temperature_each(drafter: HeadDrafter) -> None:

@@ -20,7 +20,6 @@ from outrider.errors import (
     ModelError,
     ModelNotFound,
     OutriderError,
-    TokenizerMismatch,
 )
 from outrider.models.hub.safetensors_files import INDEX
 
@@ -29,7 +28,6 @@ from outrider.models.hub.safetensors_files import INDEX
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     library.save_llama(root / "target")
-    library.save_llama(root / "stranger", turned=True)
     library.save_t5(root / "t5")
     return root
 
@@ -142,12 +140,6 @@ def test_nearly_known() -> None:
     """Catches a typo that ends in a download."""
     with pytest.raises(ModelNotFound, match="did you mean smollm2-135m"):
         outrider.load("smolm2-135m")
-
-
-def test_tokenizer_mismatch(folders: Path) -> None:
-    """Catches a draft that means other text by the same numbers: it would be exact and useless."""
-    with pytest.raises(TokenizerMismatch, match="does not share the tokenizer"):
-        outrider.load(str(folders / "target"), draft=str(folders / "stranger"))
 
 
 def test_kinds_must_match(folders: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -49,7 +50,11 @@ def reached(place: ServerPlace, say: Callable[[str], object]) -> Iterator[tuple[
 
 @contextmanager
 def started(target: str, options: Sequence[str], say: Callable[[str], object]) -> Iterator[tuple[str, int]]:
-    """Run ``outrider serve`` -> its URL and process id. A session of its own: Ctrl-C is for the measurement."""
+    """Run ``outrider serve`` -> its URL and process id. A session of its own: Ctrl-C is for the measurement.
+
+    SIGTERM to this process counts as Ctrl-C until the server has ended: it would go on alone.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     command = [sys.executable, "-m", "outrider", "serve", target, "--port", "0", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None
@@ -72,6 +77,7 @@ def started(target: str, options: Sequence[str], say: Callable[[str], object]) -
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        signal.signal(signal.SIGTERM, before)
 
 
 def resident_bytes(pid: int) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -40,27 +40,15 @@ class Texts:
         return (self.context.lengths - 2).clamp(min=0)
 
 
-class OutputRows:
-    """The rows of the target's output layer for the N tokens that a head can draft.
+class DraftTokens:
+    """The N tokens that a head can draft, in the vocabulary's order: of equal logits the first one wins."""
 
-    Indexed by slices, as a matrix [N, size]: a copy of all of them takes more memory than the rest of the head.
-    """
-
-    def __init__(self, table: Any, tokens: Tensor) -> None:
-        self._table = table
+    def __init__(self, tokens: Tensor) -> None:
         self.tokens = tokens  # [N]
         self.counter = counter_of(tokens)  # [N]: by which noise knows the tokens
-        self.shape = torch.Size((len(tokens), table.shape[1]))
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    def __getitem__(self, some: slice) -> Tensor:
-        return cast(Tensor, self._table[self.tokens[some]])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return cast(torch.dtype, self._table.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -69,6 +57,25 @@ class OutputRows:
     def likeliest(self, logits: Tensor) -> Tensor:
         """The token with the highest of logits [B, N] -> [B]."""
         return self.tokens[largest(logits)]
+
+
+class OutputRows(DraftTokens):
+    """The rows of the target's output layer for the N tokens that a head can draft.
+
+    Indexed by slices, as a matrix [N, size]: a copy of all of them takes more memory than the rest of the head.
+    """
+
+    def __init__(self, table: Any, tokens: Tensor) -> None:
+        super().__init__(tokens)
+        self._table = table
+        self.shape = torch.Size((len(tokens), table.shape[1]))
+
+    def __getitem__(self, some: slice) -> Tensor:
+        return cast(Tensor, self._table[self.tokens[some]])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return cast(torch.dtype, self._table.dtype)
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ class DraftRequest:
     floor: float  # the least chance that all guesses so far are right at which another is made
     prices: Prices | None  # give every guess a floor of its own
     caps: Tensor | None = None  # [B]: guesses each row may have; None: as many as are asked for
+    ends_behind: Tensor | None = None  # [B]: no guess follows a first one that is this token; None: of no row
 
     def floors(self, row: int) -> list[float]:
         """Of each guess that a row may have."""
@@ -110,8 +118,8 @@ class HeadBackend(Protocol):
     def capturable(self) -> bool:
         """Whether its steps may be captured as a CUDA graph: no host-device sync, constant shapes."""
 
-    def admit(self, texts: Texts, row: int, length: int) -> None:
-        """A new text of so many tokens has begun in a row."""
+    def admit_all(self, texts: Texts, lengths: Mapping[int, int]) -> None:
+        """New texts of so many tokens have begun, by row."""
 
     def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
         """Append the first count [B] of tokens [B, K] to the texts, and read what the target's states tell of them.
@@ -158,3 +166,17 @@ class WeightsFor(Protocol):
     """How a head's weights are prepared for a backend."""
 
     def __call__(self, head: Head, output: OutputRows) -> HeadWeights: ...
+
+
+class ReadyHead(Protocol):
+    """A head with weights made for one target: what sessions beside that target are started with."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Of the target, whose states it reads at every position; none: the last hidden state alone."""
+
+    @property
+    def output(self) -> DraftTokens: ...
+
+    def start(self, rows: int, shape: Shape) -> HeadBackend:
+        """The backend for a session with so many rows."""

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from outrider.errors import require
+
 Shape2D = tuple[int, int]
 """(outputs, inputs) of a projection, as its weight is stored."""
 
@@ -31,6 +33,13 @@ class HeadConfig:
     window: int = 512  # feature: tokens back that attention sees
     fingerprint: str = ""  # of the target, see training/teacher.py
     gamma: int = 4  # guesses it is best asked for
+
+    def __post_init__(self) -> None:
+        queries, keys = self.heads
+        require(
+            queries == 0 or (keys > 0 and queries % keys == 0 and self.hidden_size % queries == 0),
+            f"{queries} heads of queries and {keys} of keys do not divide a size of {self.hidden_size}",
+        )
 
     norm_eps: ClassVar[float] = 1e-5
     rotary_base: ClassVar[float] = 10_000.0

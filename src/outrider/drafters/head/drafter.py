@@ -85,7 +85,7 @@ class HeadDrafter:
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(self.cost, self._batched_cost, self.gamma, stops_itself=self.plans)
+        return DrafterTraits(self.cost, self._batched_cost, gamma=self.gamma, stops_itself=self.plans)
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         size = None if target.hidden is None else target.hidden.shape[-1]
@@ -94,6 +94,12 @@ class HeadDrafter:
                 f"draft {self.name!r} reads hidden states of size {self.saved.config.hidden_size}, "
                 f"the target shows {size or 'none'}; use the draft with the target it was trained for"
             )
+        least, most = (int(self.tokens.min()), int(self.tokens.max())) if len(self.tokens) else (0, -1)
+        require(
+            0 <= least <= most < min(target.vocab_size, target.unembedding.shape[0]),
+            f"draft {self.name!r} knows tokens {least} to {most}, the target has {target.vocab_size}; "
+            "use the draft with the target it was trained for",
+        )
         return HeadSession(self.prepared(target), self.floor if self.plans else 0.0, rows, shape, target)
 
     def prepared(self, target: Session) -> PreparedHead:

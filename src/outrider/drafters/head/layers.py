@@ -68,21 +68,19 @@ class Memory:
         return found.reshape(rows, places, heads * size)  # type: ignore[no-any-return]
 
 
-class Attention(nn.Module):
-    """Attention with rotary positions. Keys come from the layer's input alone, so they are made once per token."""
+class CachedAttention(nn.Module):
+    """Attention whose keys come from the layer's input alone, so that they are made once per token.
 
-    def __init__(self, config: HeadConfig) -> None:
+    Subclasses write ``remember``.
+    """
+
+    def __init__(self, window: int) -> None:
         super().__init__()
-        self.config = config
-        self.norm = _norm(config)
-        shapes = config.attention
-        self.query, self.key, self.value, self.out = (_linear(shapes[n]) for n in ("query", "key", "value", "out"))
-        nn.init.zeros_(self.out.weight)
+        self.window = window  # tokens back that it sees
 
     def remember(self, x: Tensor, positions: Tensor) -> KeysValues:
         """Inputs [B, T, size] at positions [B or 1, T] -> keys and values [B, Hk, T, D]."""
-        y, shared = self.norm(x), self.config.heads[1]
-        return self._rotate(self._split(self.key(y), shared), positions), self._split(self.value(y), shared)
+        raise NotImplementedError
 
     def store(self, x: Tensor, positions: Tensor, cache: KeysValues, rows: Tensor | None = None) -> None:
         """Keep keys and values of inputs [R, T, size] at positions [R or 1, T] in ``rows`` [R] of the cache, or all."""
@@ -92,12 +90,28 @@ class Attention(nn.Module):
 
     def memory(self, cache: KeysValues, newest: Tensor, slots: Tensor) -> Memory:
         """What guesses behind positions ``newest`` [B, 1] attend to; ``slots`` [C] are all positions of the cache."""
-        visible = (slots <= newest) & (slots > newest - self.config.window)
+        visible = (slots <= newest) & (slots > newest - self.window)
         return Memory(*cache, visible[:, None, None, None])
 
     def note(self, x: Tensor, positions: Tensor, memory: Memory) -> None:
         """Further guesses attend to a guess that was read as x."""
         memory.own.append(self.remember(x, positions))
+
+
+class Attention(CachedAttention):
+    """Attention with rotary positions."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config.window)
+        self.config = config
+        self.norm = _norm(config)
+        shapes = config.attention
+        self.query, self.key, self.value, self.out = (_linear(shapes[n]) for n in ("query", "key", "value", "out"))
+        nn.init.zeros_(self.out.weight)
+
+    def remember(self, x: Tensor, positions: Tensor) -> KeysValues:
+        y, shared = self.norm(x), self.config.heads[1]
+        return self._rotate(self._split(self.key(y), shared), positions), self._split(self.value(y), shared)
 
     def forward(self, x: Tensor, positions: Tensor, memory: Memory) -> Tensor:
         query = self._rotate(self._split(self.query(self.norm(x)), self.config.heads[0]), positions)
@@ -107,11 +121,15 @@ class Attention(nn.Module):
         return x.reshape(*x.shape[:2], heads, self.config.head_size).transpose(1, 2)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotary positions: x [B, H, T, D] turned by its positions [B or 1, T]."""
-        angle = positions[:, None, :, None].float() * rotary_speeds(self.config, x.device)  # [B, 1, T, D/2]
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        a, b = x.chunk(2, -1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return turned(x, positions, rotary_speeds(self.config, x.device))
+
+
+def turned(x: Tensor, positions: Tensor, speeds: Tensor) -> Tensor:
+    """Rotary positions: x [B, H, T, D] turned by its positions [B or 1, T], with ``speeds`` [D / 2]."""
+    angle = positions[:, None, :, None].float() * speeds  # [B, 1, T, D/2]
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 def rotary_speeds(config: HeadConfig, device: torch.device | None = None) -> Tensor:

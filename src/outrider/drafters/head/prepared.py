@@ -24,6 +24,10 @@ class PreparedHead:
         self.output = OutputRows(target.unembedding.detach(), tokens)
         self.weights: dict[str, HeadWeights] = {}
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return () if self.config.blockwise else self.config.layers
+
     def fits(self, target: Session) -> bool:
         return self._target is target.unembedding
 

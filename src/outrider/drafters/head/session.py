@@ -14,8 +14,7 @@ from outrider.core.prices import Prices
 from outrider.core.protocols import Admission, Draft, Session, Shape, Source
 from outrider.core.sampling import Sampling, standardise
 from outrider.drafters.base import ContextSession, Reach
-from outrider.drafters.head.backend import DraftRequest, Texts
-from outrider.drafters.head.prepared import PreparedHead
+from outrider.drafters.head.backend import DraftRequest, ReadyHead, Texts
 
 
 class HeadSession(ContextSession):
@@ -23,12 +22,13 @@ class HeadSession(ContextSession):
 
     prices: Prices | None = None  # what guesses take here and time is worth, where a policy tells
     caps: Tensor | None = None  # [B]: guesses a row may have; None: as many as are asked for
+    ends_behind: Tensor | None = None  # [B]: no guess follows a first one that is this token; None: of no row
 
-    def __init__(self, prepared: PreparedHead, floor: float, rows: int, shape: Shape, target: Session) -> None:
+    def __init__(self, prepared: ReadyHead, floor: float, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
         assert target.embedding is not None
-        if not prepared.config.blockwise:
-            target.keep_states(prepared.config.layers)
+        if prepared.layers:
+            target.keep_states(prepared.layers)
         self.output, self.floor, self.target = prepared.output, floor, target
         self.embedding = target.embedding.detach()
         self.backend = prepared.start(rows, shape)
@@ -51,8 +51,7 @@ class HeadSession(ContextSession):
     @torch.no_grad()
     def admit_all(self, admissions: Sequence[Admission]) -> None:
         self.context.admit_all([new.row for new in admissions], [new.prompt for new in admissions])
-        for new in admissions:
-            self.backend.admit(self.texts, new.row, len(new.prompt))
+        self.backend.admit_all(self.texts, {new.row: len(new.prompt) for new in admissions})
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         self.backend.commit(self.texts, tokens, count)
@@ -65,14 +64,14 @@ class HeadSession(ContextSession):
     def select(self, rows: Tensor) -> None:
         self.backend = self.backend.select(self.texts, rows)
         super().select(rows)
-        self.caps = None  # they were of other rows
+        self.caps = self.ends_behind = None  # they were of other rows
 
     @torch.no_grad()
     def fork(self, rows: Tensor) -> Self:
         other = copy(self)
         other.context = copy(self.context)
         other.context.select(rows)  # gives the copy tensors of its own
-        other.backend, other.caps = self.backend.fork(self.texts, rows), None
+        other.backend, other.caps, other.ends_behind = self.backend.fork(self.texts, rows), None, None
         return other
 
     @torch.no_grad()
@@ -81,7 +80,7 @@ class HeadSession(ContextSession):
         gamma = self.backend.begin(texts, gamma, self.caps) if gamma else 0
         if gamma == 0:  # the target has run nothing yet, or a fork has used up what one look at the target gave
             return Draft.empty(self.context.rows, self.device)
-        request = DraftRequest(gamma, sampling, noise, at, self.floor, self.prices, self.caps)
+        request = DraftRequest(gamma, sampling, noise, at, self.floor, self.prices, self.caps, self.ends_behind)
         whole = self.backend.draft(texts, request)
         if whole is not None:
             return self._drafted(*whole)
@@ -92,7 +91,8 @@ class HeadSession(ContextSession):
         last = self.context.read(self.context.lengths - 1, 1)[:, 0]
         tokens: list[Tensor] = []
         probs, proposed = [], []
-        reach = Reach(self.floor, self.context.active, self.prices, request.gamma)
+        begun = self.context.active & (self.context.lengths > 1)  # behind one token the target has run nothing yet
+        reach = Reach(self.floor, begun, self.prices, request.gamma)
         for k in range(request.gamma):
             logits = self.backend.logits(texts, k, last)
             last, q = self._draw(logits, sampling, request.noise, tokens, at[:, k : k + 1])
@@ -100,6 +100,8 @@ class HeadSession(ContextSession):
             probs.append(q)
             proposed.append(reach.going)
             reach.took(q, logits, sampling)
+            if k == 0 and self.ends_behind is not None:
+                reach.going = reach.going & (last != self.ends_behind)
             sampling = sampling if q is None else sampling.behind(q)
             if reach.over:
                 break

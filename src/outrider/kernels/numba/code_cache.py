@@ -19,6 +19,7 @@ from typing import Any
 import numba
 from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
 from numba import njit
+from numba.core.caching import FunctionCache
 
 from outrider.runtime import cpu
 from outrider.runtime.cache_dir import cache_dir
@@ -111,6 +112,18 @@ def compiling(function: str, what: str, seconds: int) -> Iterator[None]:
         flush_all(code_folder())
 
 
+class _SharedCache(FunctionCache):  # type: ignore[misc]  # numba has no types
+    """numba's cache of one function, which several processes may add to at once.
+
+    numba looks for a free file name and takes it later: of two processes that compiled for different types, one found
+    the other's code under its name.
+    """
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with locked(Path(self.cache_path) / ".saving.lock", "Waiting for another process that is saving compiled code"):
+            super().save_overload(sig, data)
+
+
 def on_disk(function: Any, name: str | None = None) -> Any:
     """Compiled, and kept in the cache for the next process, until any of these files changes.
 
@@ -121,7 +134,9 @@ def on_disk(function: Any, name: str | None = None) -> Any:
         function.__qualname__ = name
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(code_folder())
     try:
-        return njit(cache=True, **OPTIONS)(function)
+        compiled = njit(**OPTIONS)(function)
+        compiled._cache = _SharedCache(function)  # where cache=True puts numba's own
+        return compiled
     finally:
         numba.config.CACHE_DIR = before
 

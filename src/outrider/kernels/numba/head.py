@@ -221,6 +221,8 @@ def _draw(
         shares(logits[0, first:end], most, drawing.rate, total, q[first:end])
         best[item, 3], place = race(q[first:end], drawing.counters[first:end], key, temp)
         best[item, 4] = first + place
+        if first == end:  # nobody runs in it, and its place is no token's: it must not win where others are no numbers
+            best[item, 3] = -np.inf
         done, item = done + 1, take(counters, piece)
     finish(counters, piece, done, items)
 
@@ -238,13 +240,13 @@ def _first_largest(best: Any, value: int, place: int) -> Any:
 @on_disk
 def draft(
     head: HeadMatrices, cache: KVCache, reading: Reading, drawing: Drawing, scratch: Scratch,
-    embedding: Table, tokens: Any, floors: Any, place: int, oldest: int, found: Any, threads: int,
+    embedding: Table, tokens: Any, floors: Any, ends_behind: int, place: int, oldest: int, found: Any, threads: int,
 ) -> int:  # fmt: skip
     """Read, then guess after guess, the likeliest token each time or a drawn one -> how many there are; found [G].
 
     The first guess stands behind position ``place``. ``tokens`` [N] are those that logits [1, N] are of. Guess k is
-    made only if all before it are right with a chance of floors[k], by the head's own confidence. Every thread calls
-    this with the same arguments, and comes to the same end by itself.
+    made only if all before it are right with a chance of floors[k], by the head's own confidence, and the first is not
+    the token ``ends_behind``. Every thread calls this with the same arguments, and comes to the same end by itself.
     """
     pieces, chance, first = GUESSING + 2 * len(head.blocks), 1.0, scratch.counters.ctypes.data
     if len(reading.states):
@@ -253,7 +255,7 @@ def draft(
     token = np.empty((1, head.size), np.float32)
     token[: len(reading.guess)] = reading.guess
     for k in range(len(floors)):
-        if k and chance < floors[k]:
+        if k and (chance < floors[k] or found[0] == ends_behind):
             return k
         counters, best = first + STRIDE * (READING + pieces * k), scratch.best[k]
         if k:
@@ -271,5 +273,6 @@ def draft(
             _, chosen = _first_largest(best, 3, 4)
         chance /= total
         found[k] = tokens[chosen]
-        look_up(embedding, tokens[chosen], token[0])
+        if k + 1 < len(floors):  # else there may be no such row: one guess at a time comes with its embedding
+            look_up(embedding, tokens[chosen], token[0])
     return len(floors)

@@ -151,13 +151,13 @@ def _tile(rows: int, panels: int) -> Any:
             for vector in vectors:
                 panel, part = divmod(vector, _PARTS)
                 place = number(4 * PANEL * step + 4 * _LANES * part)
-                given = builder.load(pointer(builder, heres[panel], place, read), align=16)
+                given = builder.load(pointer(builder, heres[panel], place, read), align=4)
                 for row in range(rows):
                     sums[row][vector] = builder.call(dot, [sums[row][vector], given, inputs[row][step]])
         for vector in vectors:
             panel, part = divmod(vector, _PARTS)
             place = number(PANEL * BLOCK + 4 * _LANES * part)
-            scales = builder.load(pointer(builder, heres[panel], place, _FLOATS), align=16)
+            scales = builder.load(pointer(builder, heres[panel], place, _FLOATS), align=4)
             for row, line in enumerate(lines):
                 one = builder.load(pointer(builder, line, number(BLOCK), FLOAT))
                 scale = builder.fmul(scales, _everywhere(builder, one, _FLOATS))

@@ -62,6 +62,8 @@ def _product(size: int) -> Any:
 
     @compiled
     def product(weights: int, x: int, rows: int, inputs: int, out: int, stride: int, panels: int) -> None:
+        if rows == 0:
+            return
         parts = (rows + MOST_ROWS - 1) // MOST_ROWS
         most = (rows + parts - 1) // parts
         panel = 0

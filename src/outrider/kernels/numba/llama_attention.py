@@ -25,7 +25,8 @@ def _turn(model: LlamaWeights, batch: LlamaRows, layer: int, head: int, row: int
     width = len(batch.x) // len(batch.starts)
     place = batch.starts[row // width] + row % width
     rotate(found, batch.cos[kind, row], batch.sin[kind, row], line)
-    first = (row // width * model.shared + head - model.heads) * batch.capacity + place // PANEL * PANEL
+    slot = batch.slots[row // width]
+    first = (slot * model.shared + head - model.heads) * batch.capacity + place // PANEL * PANEL
     to = batch.keys[layer] + batch.stored.itemsize * (first * batch.lines + place % PANEL)
     write_key(batch.stored, to, batch.lines, line, model.depth)
 
@@ -46,8 +47,8 @@ def project(
             for j in range(depth):
                 found[j] += bias[j]
         if head >= model.heads + model.shared:
-            place = batch.starts[row // width] + row % width
-            first = (row // width * model.shared + head - model.heads - model.shared) * batch.capacity + place
+            slot, place = batch.slots[row // width], batch.starts[row // width] + row % width
+            first = (slot * model.shared + head - model.heads - model.shared) * batch.capacity + place
             to = batch.values[layer] + batch.stored.itemsize * first * model.padded
             write_value(batch.stored, to, found, depth)
         elif model.by_width:
@@ -85,7 +86,8 @@ def mix(model: LlamaWeights, batch: LlamaRows, layer: int, item: int, room: Room
         room.first[query] = max(0, room.end[query] - model.windows[layer])
         for j in range(model.depth):
             room.queries[query, j] = batch.queries[token, head, j] * np.float32(model.scale)
-    before = batch.stored.itemsize * pair * batch.capacity  # bytes of a number of each position
+    # bytes of a number of each position
+    before = batch.stored.itemsize * (batch.slots[row] * model.shared + shared) * batch.capacity
     parts = batch.parts[block] if cut.by_tile else room.parts
     finished = batch.finished.ctypes.data + 8 * (layer * batch.finished.shape[1] + block)
     if not attend_block(

@@ -15,7 +15,7 @@ PIECES = 8
 ROWS = 36
 """Rows of a run that are multiplied with an item's weights at a time: their inputs stay in a core's own cache.
 
-Of 128 rows of 1,536 inputs a Neoverse-N1 multiplied 1.7 times as many a second in blocks of 36 as all together.
+A Neoverse-N1 multiplied 128 rows of 1,536 inputs clearly faster in blocks of 36 than all together.
 """
 
 
@@ -58,13 +58,14 @@ class LlamaRows(NamedTuple):
     found: np.ndarray[Any, Any]  # [N, hidden]: the result
     logits: np.ndarray[Any, Any]  # [N, V]: the other result; no rows where it is not wanted
     starts: np.ndarray[Any, Any]  # [B]
+    slots: np.ndarray[Any, Any]  # [B]: the row of the buffers that each row's keys and values are in
     cos: np.ndarray[Any, Any]  # [K, N, rotary / 2]: of all kinds of rotary positions
     sin: np.ndarray[Any, Any]
     capacity: int  # a multiple of PANEL
     stored: np.ndarray[Any, Any]  # [0]: its type stands for the format of keys and values (``kv_panels.py``)
     lines: int  # of a block of keys
-    keys: np.ndarray[Any, Any]  # [L]: addresses of buffers [B, shared, capacity / PANEL, lines, PANEL]
-    values: np.ndarray[Any, Any]  # [L]: addresses of buffers [B, shared, capacity, padded]
+    keys: np.ndarray[Any, Any]  # [L]: addresses of buffers [slots, shared, capacity / PANEL, lines, PANEL]
+    values: np.ndarray[Any, Any]  # [L]: addresses of buffers [slots, shared, capacity, padded]
     kept: np.ndarray[Any, Any]  # [L]: which of the states a layer's input is, or -1
     states: np.ndarray[Any, Any]  # [S, N, hidden]
     queries: np.ndarray[Any, Any]  # [N, heads, depth]: between two pieces of work; with norms by width, keys behind

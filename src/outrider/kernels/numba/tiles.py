@@ -94,7 +94,7 @@ def _inputs(builder: Any, row: Any, place: Any, lanes: int) -> list[Any]:
 def _loaded(builder: Any, addresses: Sequence[Any], place: Any, kind: Any) -> Any:
     """Eight numbers of a panel, or of two side by side."""
     loaded = [
-        builder.load(pointer(builder, address, place, ir.VectorType(kind, _HALF)), align=32) for address in addresses
+        builder.load(pointer(builder, address, place, ir.VectorType(kind, _HALF)), align=2) for address in addresses
     ]
     return loaded[0] if len(loaded) == 1 else _lanes(builder, loaded[0], range(PANEL), loaded[1])
 

@@ -1,6 +1,6 @@
 """Exponentials on vectors, compiled by numba: the weights of attention, and the gates of a layer.
 
-Written out in vectors, since LLVM makes none of the scalar ``layer_math.exp``: ten nanoseconds a number against one.
+Written out in vectors, since LLVM makes none of the scalar ``layer_math.exp``, which takes several times as long.
 Sums are over lanes in a fixed order.
 """
 

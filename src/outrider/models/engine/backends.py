@@ -145,6 +145,8 @@ def _numba_obstacle(asked: Asked) -> str | None:
 def _llama_obstacle(sizes: Sizes) -> str | None:
     if sizes.hidden % 16 or sizes.inner % 16 or sizes.heads * sizes.depth % 4 or sizes.depth % 2:
         return f"it runs layers of a multiple of 16, not of {sizes.hidden} and {sizes.inner}; leave it out"
+    if sizes.heads % sizes.shared:
+        return f"{sizes.heads} heads cannot share {sizes.shared} keys and values evenly; leave it out"
     if sizes.rotary % 2 or not 0 < sizes.rotary <= sizes.depth:
         return f"rotary positions of {sizes.rotary} numbers of {sizes.depth} have no layers here; leave it out"
     return None

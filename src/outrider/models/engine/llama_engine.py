@@ -30,7 +30,8 @@ class Run:
     """What a run of the layers reads, for B rows of W tokens; N = B * W."""
 
     x: Tensor  # [N, size]: embedded tokens
-    start: Tensor  # [B]: where keys and values of each row go
+    start: Tensor  # [B]: the position of each row's first token
+    slots: Tensor  # [B]: the row of the KV cache that is its own; for engines that read masks always 0, 1, 2 ...
     cos: Tensor  # [N, depth / 2]
     sin: Tensor
     masks: Mapping[str, Tensor] | None  # [B, 1, heads that share keys * W, C] each, where the engine reads them
@@ -99,7 +100,11 @@ class LlamaEngine(ABC):
         raise no_source()
 
     def run(self, tokens: Tensor, positions: Tensor, cache: Buffers, wanted: Wanted) -> Result:
-        width = tokens.shape[1]
+        every, width = tokens.shape
+        some = None if self.reads_masks else wanted.rows  # masks are of all rows of the cache
+        slots = torch.arange(every) if some is None else some
+        if some is not None:
+            tokens, positions = tokens[some], positions[some]
         if width * self.sizes.groups == 1 and self.reads_masks:
             # One row of attention weights would run another kernel than several rows: add a second one and drop it.
             tokens, positions = tokens.expand(-1, 2), torch.cat([positions, positions + 1], 1)
@@ -107,12 +112,14 @@ class LlamaEngine(ABC):
         if self.scales.embedding != 1:
             x = x * self.scales.embedding
         cos, sin = (table.index_select(1, positions.flatten()) for table in self._turns)
-        run = Run(x, positions[:, 0].contiguous(), cos[0], sin[0], self._masks(positions, cache), (cos, sin))
+        starts, seen = positions[:, 0].contiguous(), self._masks(positions, cache)
         inner = [layer for layer in wanted.states if layer != 0 and layer not in self._last]
+        run = Run(x, starts, slots, cos[0], sin[0], seen, (cos, sin))
         hidden, states, logits = self.run_layers(cache, run, inner, wanted.logits)
 
         def shaped(flat: Tensor) -> Tensor:
-            return flat.view((*tokens.shape, -1))[:, :width]
+            found = flat.view((*tokens.shape, -1))[:, :width]
+            return found if some is None else found.new_zeros((every, *found.shape[1:])).index_copy_(0, slots, found)
 
         states |= dict.fromkeys(self._last, hidden) | {0: x}
         kept = torch.stack([shaped(states[layer]) for layer in wanted.states], 2) if wanted.states else None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from outrider.core.embedding_table import EmbeddingTable
+from outrider.core.model_facts import facts_of
+from outrider.core.protocols import LanguageModel
 from outrider.errors import ModelError, require
 from outrider.models import width_costs
 from outrider.models.batch_invariance import (
@@ -37,6 +40,7 @@ class EngineModel(CheckpointModel):
         self.facts = engine.facts
         known = engine.prepared.known
         conditions = f"{engine.name} {engine.kernels}, {engine.threads} threads, CPU {cpu.facts().identity}"
+        self._conditions = conditions
         if self.facts.encoder_decoder:
             any_width = alike = known("any_width", conditions, lambda: holds_beside_sources(self, rows=16))
         else:
@@ -45,7 +49,7 @@ class EngineModel(CheckpointModel):
             alike = any_width and known("any_capacity", conditions, lambda: bits_do_not_depend_on_capacity(self))
         if any_width:
             self.facts = replace(self.facts, batch_invariant=True, capacity_invariant=alike)
-            costs = known("run_costs", conditions, lambda: width_costs.measured(self), width_costs.NOMINAL)
+            costs = known("width_costs", conditions, lambda: width_costs.measured(self), width_costs.NOMINAL)
             self.facts = replace(self.facts, width_costs={int(width): cost for width, cost in costs.items()})
 
     def _any_prefill(self, conditions: str) -> bool:
@@ -58,6 +62,14 @@ class EngineModel(CheckpointModel):
         finally:
             self.facts = facts
         return found
+
+    def kept_guess_cost(self, target: LanguageModel, find_out: Callable[[], float], otherwise: float) -> float:
+        """What a guess costs where this model drafts for a target, found out once for both and kept: with a seed the
+        text depends on how many guesses are made, and so on their cost."""
+        theirs = facts_of(target)
+        beside = f"{self._conditions}, beside {theirs.engine} reading {theirs.weights_read} weights"
+        cost: float = self.prepared.known("sampled_guess_cost", beside, find_out, otherwise)
+        return cost
 
     @property
     def prepared(self) -> Prepared:

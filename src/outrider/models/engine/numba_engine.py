@@ -31,8 +31,8 @@ from outrider.models.kv_buffers import Buffers
 from outrider.models.llama_layer import LLAMA, PRODUCTS, LayerNorms, layer_name
 from outrider.models.transformers.families import layer_design
 
-Addresses = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]
-"""Addresses of every layer's keys, of its values, and the positions that both have room for."""
+Addresses = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int, int]
+"""Addresses of every layer's keys, of its values, and the positions and rows that both have room for."""
 
 KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Formats of the KV cache."""
@@ -48,9 +48,9 @@ def _norm_rows(norms: LayerNorms, layers: int) -> np.ndarray[Any, Any]:
 class NumbaEngine(LlamaEngine):
     """Runs a model by code that numba compiles, on memory-mapped weights. Threads may share it."""
 
-    reads_masks = False
     name = f"numba {numba.__version__}"
     kernels = DIGEST
+    reads_masks = False
 
     def __init__(self, prepared: Prepared, config: Any, kv_cache_dtype: str = "auto") -> None:
         super().__init__(prepared, config)
@@ -78,7 +78,7 @@ class NumbaEngine(LlamaEngine):
         elif prepared.weights == "float32":
             self._half, self._layers = FLOAT32, llama.float32_layers
         elif self._half:
-            assert float16_products.AVAILABLE, "engines.computes_in_half and float16_products.py disagree"
+            assert float16_products.AVAILABLE, "backends.numba_computes_in_half and float16_products.py disagree"
             self.name += " in float16"
         self.kernels += f", {kv_cache_dtype} KV cache"
         if kv_cache_dtype != default:
@@ -95,7 +95,8 @@ class NumbaEngine(LlamaEngine):
         """Run one token on buffers of its own: what is compiled is kept on disk, where the next process finds it."""
         cache = self._room(1, 1)
         turns = torch.zeros((len(set(self.kinds)), 1, sizes.rotary // 2))
-        given = Run(torch.zeros((1, sizes.hidden)), torch.tensor([0]), turns[0], turns[0], None, (turns, turns))
+        first = torch.tensor([0])
+        given = Run(torch.zeros((1, sizes.hidden)), first, first, turns[0], turns[0], None, (turns, turns))
         with compiling(self._layers.py_func.__name__, "models", seconds=20):
             self.run_layers(cache, given, (), True)
 
@@ -166,12 +167,15 @@ class NumbaEngine(LlamaEngine):
         if layers:
             kept = kept.copy()
             kept[layers] = range(len(layers))
-        keys, values, room = self._buffers(cache)
+        keys, values, room, slots = self._buffers(cache)
         rows = len(given.start)
         first, end = int(given.start.min()), int(given.start.max()) + tokens // rows
-        if first < 0 or end > cache.capacity:  # compiled code does not check where it writes
+        lowest, highest = int(given.slots.min()), int(given.slots.max())
+        inside = lowest >= 0 and highest < slots and len(given.slots) == rows
+        if first < 0 or end > cache.capacity or not inside:  # compiled code does not check where it writes
             raise IndexError(
-                f"positions from {first} up to {end} do not fit into a KV cache of {cache.capacity} tokens"
+                f"rows {lowest} to {highest} with positions from {first} up to {end} do not fit into a KV cache of "
+                f"{slots} rows and {cache.capacity} tokens"
             )
         cut = tiled_attention.cut(rows, tokens // rows, model.shared, self.sizes.groups, end, self.threads)
         blocks = rows * model.shared * cut.blocks if cut.by_tile else 0
@@ -179,6 +183,7 @@ class NumbaEngine(LlamaEngine):
         output = torch.empty((tokens if logits else 0, self.vocabulary))
         batch = llama_records.LlamaRows(
             x=given.x.numpy().copy(), found=found.numpy(), logits=output.numpy(), starts=given.start.numpy(),
+            slots=given.slots.numpy(),
             cos=given.turns[0].numpy(), sin=given.turns[1].numpy(), capacity=room,
             stored=self._stored, lines=self._lines, keys=keys, values=values,
             kept=kept, states=states.numpy(),
@@ -201,5 +206,6 @@ class NumbaEngine(LlamaEngine):
             buffers = cache.buffers()
             assert all(buffer.is_contiguous() for pair in buffers for buffer in pair)
             keys, values = (np.array([buffer.data_ptr() for buffer in kind]) for kind in zip(*buffers, strict=True))
-            known = self._known[cache] = keys, values, int(buffers[0][0].shape[2])
+            first = buffers[0][0]
+            known = self._known[cache] = keys, values, int(first.shape[2]), len(first)
         return known

@@ -19,7 +19,7 @@ from outrider.errors import ModelCorrupt, ModelError, require
 from outrider.kernels.numba.float16_products import CHAIN
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine.sizes import PartNames, Sizes
-from outrider.models.engine.weight_files import FLOATS, REMEDY, WEIGHTS, Tensors, WeightFile
+from outrider.models.engine.weight_files import FLOATS, REMEDY, WEIGHTS, Tensors, WeightFile, check_shape
 from outrider.models.llama_layer import EMBEDDING, HEAD_NORMS, LAST_NORM, LLAMA, OUTPUT, PRODUCTS, layer_name
 from outrider.models.settings import saved_dtype
 from outrider.models.transformers.families import layer_design
@@ -28,7 +28,7 @@ FORMAT = 5
 """Raised whenever the layout changes: what was prepared before is then prepared again."""
 
 SAMPLE = 256
-"""Rows of the embedding by which a model is known: see ``teacher.fingerprint``."""
+"""Rows of the embedding by which a model is known: see ``models/transformers/fingerprint.py``."""
 
 _MOST = 4
 """Weights in float16 are below 2 ** 4: those above 2 ** -20 of the largest have the bits they were saved with."""
@@ -49,10 +49,7 @@ class Products:
     def matrix(self, name: str, shape: tuple[int, int]) -> Tensor:
         """A matrix of the checkpoint, with the numbers it was saved with."""
         given = self.tensors.tensor(name)
-        found = tuple(given.shape)
-        require(
-            found == shape, f"{name} is {found}, and the config says {shape}; the checkpoint is damaged", ModelCorrupt
-        )
+        check_shape(name, tuple(given.shape), shape)
         kept = given.to(self._exact_in)
         require(
             given.dtype == kept.dtype or torch.equal(kept.to(given.dtype), given),
@@ -86,8 +83,9 @@ def write(folder: Path, source: Path, config: Any, weights: str) -> dict[str, tu
         for layer in range(sizes.layers):
             for name, parts in PRODUCTS.items():
                 _write_product(products, layer_name(layer), name, parts, sizes)
-        for kind, norms in norm_names(config, sizes).items():
-            file.write(kind, torch.stack([tensors.joined([name]) for name in norms]).numpy() + norm_offset(config))
+        for kind, (norms, size) in norm_names(config, sizes).items():
+            scales = [tensors.sized(name, (size,)) for name in norms]
+            file.write(kind, torch.stack(scales).numpy() + norm_offset(config))
         tied = config.tie_word_embeddings or OUTPUT not in tensors
         output = EMBEDDING if tied else OUTPUT
         products.write("output", products.matrix(output, (config.vocab_size, sizes.hidden)))
@@ -103,15 +101,17 @@ def write(folder: Path, source: Path, config: Any, weights: str) -> dict[str, tu
     return {"embedding": file.places["output"]} | file.places  # tied: tokens are looked up in the output layer
 
 
-def norm_names(config: Any, sizes: Sizes) -> dict[str, list[str]]:
-    """Weights of RMS norms by the name of the array they are written to: those of all layers and the last; of queries
-    and keys."""
+def norm_names(config: Any, sizes: Sizes) -> dict[str, tuple[list[str], int]]:
+    """Weights of RMS norms, and how many each has, by the name of the array they are written to: those of all layers
+    and the last; of queries and keys."""
     design, prefixes = layer_design(config) or LLAMA, [layer_name(layer) for layer in range(sizes.layers)]
-    found = {"norms": [f"{prefix}.{name}.weight" for prefix in prefixes for name in design.norms.names]}
-    found["norms"].append(f"{LAST_NORM}.weight")
+    around = [f"{prefix}.{name}.weight" for prefix in prefixes for name in design.norms.names]
+    found = {"norms": ([*around, f"{LAST_NORM}.weight"], sizes.hidden)}
     if design.head_norms is not None:
-        for kind, name in zip(("query_norms", "key_norms"), HEAD_NORMS, strict=True):
-            found[kind] = [f"{prefix}.{name}.weight" for prefix in prefixes]
+        counts = (1, 1) if design.head_norms == "head" else (sizes.heads, sizes.shared)
+        for kind, name, heads in zip(("query_norms", "key_norms"), HEAD_NORMS, counts, strict=True):
+            size = heads * sizes.depth
+            found[kind] = ([f"{prefix}.{name}.weight" for prefix in prefixes], size)
     return found
 
 
@@ -125,7 +125,7 @@ def _write_product(products: Products, prefix: str, name: str, parts: tuple[str,
     weights = [products.matrix(f"{prefix}.{part}.weight", shapes[part.rpartition(".")[2]]) for part in parts]
     biased = [part for part in parts if f"{prefix}.{part}.bias" in tensors]
     require(len(biased) in (0, len(parts)), f"only {biased} of {prefix} have biases; {REMEDY}", ModelError)
-    biases = [tensors.joined([f"{prefix}.{part}.bias"])[:, None] for part in biased]
+    biases = [tensors.sized(f"{prefix}.{part}.bias", shapes[part.rpartition(".")[2]][:1])[:, None] for part in biased]
     for kind, given in (("", weights), (".bias", biases)):
         if not given:
             continue

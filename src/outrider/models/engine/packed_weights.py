@@ -9,14 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from outrider.errors import ModelCorrupt, ModelError, require
+from outrider.errors import ModelError, require
 from outrider.kernels.numba.packed_formats import BFLOAT16, BLOCK, CODES, FORMATS, UNIT, panels
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine import numba_weights, quantised
 from outrider.models.engine import weight_files as safetensors
 from outrider.models.engine.gguf_rows import rows_of
 from outrider.models.engine.sizes import PartNames, Sizes, TensorRows
-from outrider.models.engine.weight_files import REMEDY, WEIGHTS, WeightFile
+from outrider.models.engine.weight_files import REMEDY, WEIGHTS, WeightFile, check_shape
 from outrider.models.hub import manifest
 from outrider.models.hub.gguf_tensors import FULL, GgufTensors
 from outrider.models.llama_layer import EMBEDDING, OUTPUT, PRODUCTS, layer_name
@@ -155,11 +155,12 @@ def write(folder: Path, tensors: PackedTensors, config: Any) -> dict[str, tuple[
                 _check_shapes(tensors, names, sizes)
                 spans.append(_write_matrix(file, tensors, f"{layer_name(layer)}.{product}", names, sizes))
                 _write_bias(file, tensors, f"{layer_name(layer)}.{product}", names, sizes)
-        for kind, norms in numba_weights.norm_names(config, sizes).items():
-            file.write(kind, np.stack([tensors.full(name) for name in norms]) + numba_weights.norm_offset(config))
+        for kind, (norms, size) in numba_weights.norm_names(config, sizes).items():
+            scales = [_vector(tensors, name, size) for name in norms]
+            file.write(kind, np.stack(scales) + numba_weights.norm_offset(config))
         tied = config.tie_word_embeddings or OUTPUT not in tensors
         for name, tensor in (("output", EMBEDDING if tied else OUTPUT), ("embedding", EMBEDDING))[: 1 if tied else 2]:
-            _check_shape(tensors, tensor, (config.vocab_size, sizes.hidden))
+            check_shape(tensor, tensors.shape(tensor), (config.vocab_size, sizes.hidden))
             span = _write_matrix(file, tensors, name, [tensor.removesuffix(".weight")], sizes)
             spans += [span] if name == "output" else []
         file.write("powers", np.array(spans))
@@ -170,12 +171,14 @@ def write(folder: Path, tensors: PackedTensors, config: Any) -> dict[str, tuple[
 
 def _check_shapes(tensors: PackedTensors, names: Sequence[str], sizes: Sizes) -> None:
     for name in names:
-        _check_shape(tensors, f"{name}.weight", sizes.shapes()[name.rpartition(".")[2]])
+        weight = f"{name}.weight"
+        check_shape(weight, tensors.shape(weight), sizes.shapes()[name.rpartition(".")[2]])
 
 
-def _check_shape(tensors: PackedTensors, name: str, shape: tuple[int, int]) -> None:
-    found = tensors.shape(name)
-    require(found == shape, f"{name} is {found}, and the config says {shape}; the file is damaged", ModelCorrupt)
+def _vector(tensors: PackedTensors, name: str, size: int) -> Array:
+    found = tensors.full(name)
+    check_shape(name, found.shape, (size,))
+    return found
 
 
 def _write_matrix(
@@ -218,7 +221,7 @@ def _write_bias(file: WeightFile, tensors: PackedTensors, name: str, parts: Sequ
     require(len(biased) in (0, len(parts)), f"only {biased} have biases; {REMEDY}", ModelError)
     if not biased:
         return
-    biases = [tensors.full(f"{part}.bias") for part in parts]
+    biases = [_vector(tensors, f"{part}.bias", tensors.shape(f"{part}.weight")[0]) for part in parts]
     if name.endswith(".qkv"):
         split = np.concatenate(biases).reshape(-1, sizes.depth)
         whole = np.pad(split, ((0, 0), (0, -sizes.depth % PANEL))).ravel()

@@ -30,8 +30,8 @@ class PanelBuffers(Buffers):
         """As it was asked for: at most what there is room for."""
         return super().capacity if self._capacity is None else self._capacity
 
-    def move(self, to: Tensor, source: Tensor, length: int) -> None:
-        super().move(to, source, -(-length // self.BLOCK) * self.BLOCK)
+    def move(self, to: Tensor, source: Tensor, length: int, start: int = 0) -> None:
+        super().move(to, source, -(-length // self.BLOCK) * self.BLOCK, start // self.BLOCK * self.BLOCK)
 
     def clear(self, rows: Tensor, positions: Tensor) -> None:
         """Nothing: scores of masked keys are replaced, and values are always finite."""

@@ -31,7 +31,8 @@ _DOING = {
     "any_width": "Checking batch invariance",
     "any_prefill": "Checking that prefilling prompts together changes no bits",
     "any_capacity": "Checking that the KV cache's capacity changes no bits",
-    "run_costs": "Measuring what runs cost by their tokens",
+    "width_costs": "Measuring what runs cost by their tokens",
+    "sampled_guess_cost": "Measuring what a guess costs beside this target",
 }
 """What a process does that finds out a fact of this name, for messages."""
 

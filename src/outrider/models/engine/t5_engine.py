@@ -16,9 +16,9 @@ from torch import Tensor
 
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import CPU, ModelFacts
-from outrider.core.protocols import Shape, Source
-from outrider.errors import require
-from outrider.kernels.numba import float16_products, t5, t5_records
+from outrider.core.protocols import Choose, Shape, Source
+from outrider.errors import PromptError, require
+from outrider.kernels.numba import float16_products, race, t5, t5_records
 from outrider.kernels.numba.code_cache import DIGEST, compiling
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
 from outrider.models.engine.prepared import Prepared
@@ -60,10 +60,10 @@ class _Given:
 
     def check(self) -> None:
         """Compiled code reads and writes by address: nothing beyond the end of a buffer may reach it."""
-        furthest = max(self.at.max() + max(0, self.guesses - 1), self.seen.max() - 1)
-        inside(self.at.min(), furthest, self.own.capacity, "positions")
-        inside(self.rows.min(), self.rows.max(), min(self.own.rows, self.cross.rows, len(self.sources)), "rows")
-        inside(self.sources.min(), self.sources.max(), self.cross.capacity + 1, "tokens of a source")
+        at, seen, rows, sources = (array.tolist() for array in (self.at, self.seen, self.rows, self.sources))
+        inside(min(at), max(max(at) + max(0, self.guesses - 1), max(seen) - 1), self.own.capacity, "positions")
+        inside(min(rows), max(rows), min(self.own.rows, self.cross.rows, len(sources)), "rows")
+        inside(min(sources), max(sources), self.cross.capacity + 1, "tokens of a source")
 
 
 def inside(low: int, high: int, end: int, what: str) -> None:
@@ -105,6 +105,8 @@ class T5Engine:
             self.run(one, one, cache, Wanted())
         with compiling("t5_cross", "encoder-decoder models", seconds=10):
             self.encode({0: [0]}, cache)
+        with compiling("first", "sampling", seconds=5):  # which ``noise.winner`` finds where it is loaded
+            race.first(np.ones(2, np.float32), np.zeros(2, np.int32), 1)
 
     @property
     def facts(self) -> ModelFacts:
@@ -157,12 +159,22 @@ class T5Engine:
         part = slice(None) if wanted.tokens is None else slice(wanted.tokens.start, wanted.tokens.stop)
         return Result(shaped(run.logits)[:, part] if wanted.logits else None, hidden[:, part], kept)
 
-    def run_greedily(self, pending: Pending, cache: SourceBuffers, guesses: int, choosable: int) -> Tensor:
-        firsts = np.concatenate([[0], pending.counts.numpy().cumsum()])
+    def run_greedily(self, pending: Pending, cache: SourceBuffers, guesses: int, choosable: int) -> Array:
         given = self._of_decoder(
-            pending.tokens.numpy(), firsts, pending.rows.numpy(), pending.positions.numpy(), cache, guesses, choosable
+            pending.tokens, pending.firsts, pending.rows, pending.positions, cache, guesses, choosable
         )  # fmt: skip
-        return torch.from_numpy(self._run(self.decoder, given, (), logits=True).guesses.T.copy())
+        return self._run(self.decoder, given, (), logits=True).guesses.T
+
+    def run_chosen(self, pending: Pending, cache: SourceBuffers, guesses: int, choose: Choose) -> Array:
+        tokens, firsts, at, rows = pending.tokens, pending.firsts, pending.positions, pending.rows
+        found, each = np.empty((len(rows), guesses), np.int64), np.arange(len(rows) + 1)
+        for guess in range(guesses):
+            run = self._run(self.decoder, self._of_decoder(tokens, firsts, rows, at, cache), (), logits=True)
+            last = firsts[1:] - 1
+            tokens = choose(guess, torch.from_numpy(run.logits[last])).numpy()
+            found[:, guess] = tokens
+            at, firsts = at[last] + 1, each
+        return found
 
     def _of_decoder(
         self, tokens: Array, firsts: Array, rows: Array, at: Array, cache: SourceBuffers, guesses: int = 0,
@@ -178,6 +190,7 @@ class T5Engine:
         room, rows = self._memory(cache.cross).capacity, len(cache.lengths)
         for row, source in sources.items():
             inside(row, row, rows, "rows")
+            require(len(source) > 0, "a source is empty; give at least one token", PromptError)
             inside(1, len(source), room + 1, "tokens of a source")
         group: dict[int, Sequence[int]] = {}
         for row, source in sources.items():
@@ -227,9 +240,11 @@ class T5Engine:
         given.check()
         count, hidden = len(given.tokens), model.hidden
         kept = np.full(model.layers, -1)
-        kept[list(keep)] = range(len(keep))
+        if keep:
+            kept[list(keep)] = range(len(keep))
         run = t5_records.T5Run(
-            tokens=np.clip(given.tokens, 0, self.sizes.vocabulary - 1), firsts=given.firsts, rows=given.rows,
+            tokens=np.minimum(np.maximum(given.tokens, 0), self.sizes.vocabulary - 1), firsts=given.firsts,
+            rows=given.rows,
             at=given.at, seen=given.seen, bias=self._bias(model.crosses, given.own.capacity), own=given.own,
             cross=given.cross, sources=given.sources,
             x=np.empty((count, hidden), np.float32), found=np.empty((count, hidden), np.float32),

@@ -53,12 +53,12 @@ def _write_stack(products: Products, sizes: T5Sizes, stack: str) -> None:
             given = [products.matrix(f"{stack}.block.{layer}.{part}.weight", shape) for part in parts]
             products.write(f"{stack}.{layer}.{name}", _joined(name, given, sizes.depth))
     names = [f"{stack}.block.{layer}.{n}.weight" for layer in range(sizes.layers(stack)) for n in sizes.norms(stack)]
-    last = tensors.joined([f"{stack}.final_layer_norm.weight"])
+    last = tensors.sized(f"{stack}.final_layer_norm.weight", (sizes.hidden,))
     if stack == "decoder" and sizes.scaled:
         last = last * sizes.hidden**-0.5  # what the output layer reads
-    norms = [tensors.joined([name]) for name in names]
+    norms = [tensors.sized(name, (sizes.hidden,)) for name in names]
     products.file.write(f"{stack}.norms", torch.stack([*norms, last]).numpy())
-    products.file.write(f"{stack}.bias", tensors.joined([f"{stack}.{BIAS}"]).numpy())
+    products.file.write(f"{stack}.bias", tensors.sized(f"{stack}.{BIAS}", (sizes.buckets, sizes.heads)).numpy())
 
 
 def _joined(name: str, given: list[Tensor], depth: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from outrider.errors import ModelError, require
+from outrider.errors import ModelCorrupt, ModelError, require
 from outrider.models.engine.sizes import TensorRows
 from outrider.models.hub.safetensors_files import weight_files
 
@@ -20,6 +20,10 @@ PAGE = 4096
 
 FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """Formats of weights that are not packed."""
+
+
+def check_shape(name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    require(found == shape, f"{name} is {found}, and the config says {shape}; the checkpoint is damaged", ModelCorrupt)
 
 
 class Tensors:
@@ -44,6 +48,12 @@ class Tensors:
         self.used.add(rows.name)
         found: Tensor = self.home[rows.name].get_tensor(rows.name)
         return found if rows.count is None else found[rows.first : rows.first + rows.count]
+
+    def sized(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """In float32, and of this shape: compiled code reads as many numbers as the config says."""
+        found = self.tensor(name).to(torch.float32)
+        check_shape(name, tuple(found.shape), shape)
+        return found
 
     def joined(self, names: Sequence[str]) -> Tensor:
         """Tensors one below the other, in float32."""

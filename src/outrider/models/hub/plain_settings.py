@@ -71,6 +71,11 @@ class PlainTokenizer:
     def get_vocab(self) -> dict[str, int]:
         return dict(self._tokenizer.get_vocab(with_added_tokens=True))
 
+    @property
+    def backend_tokenizer(self) -> Tokenizer:
+        """As transformers' tokenizers call it."""
+        return self._tokenizer
+
     @cached_property
     def transformers_tokenizer(self) -> Any:
         """The same tokenizer as transformers has it, for libraries that take no other."""

@@ -24,9 +24,14 @@ from outrider.models.transformers import experts
 def adapt(model: Any) -> Callable[[], None]:
     """Make a model's own position arithmetic accept a column of per-row offsets, and its experts take tokens alone.
 
+    Where attention scores are capped they are: not by torch's own attention, which transformers took before 5.22.
     Idempotent -> what undoes it.
     """
     before: list[tuple[nn.Module, str, Any]] = []
+    attention = model.config._attn_implementation
+    capped = setting(model.config.get_text_config(decoder=True), "attn_logit_softcapping")
+    if capped and attention == "sdpa":
+        model.set_attn_implementation("eager")
 
     def put(module: Any, name: str, function: Callable[..., Any]) -> None:
         before.append((module, name, module.__dict__.get(name)))
@@ -47,6 +52,8 @@ def adapt(model: Any) -> Callable[[], None]:
             delattr(module, name)
             if old is not None:
                 setattr(module, name, old)
+        if capped and attention == "sdpa":
+            model.config._attn_implementation = attention  # not by its setter, which newer versions refuse
 
     return undo
 
@@ -153,7 +160,9 @@ def llama_layers(model: Any) -> list[Any]:
 def sliding_windows(config: Any) -> Windows:
     """How far back attention looks: None (all), one window for all layers, or one per named layer type."""
     window: int | None = setting(config, "sliding_window")
-    types = setting(config, "layer_types")
+    types, design = setting(config, "layer_types"), layer_design(config)
+    if design is not None and not design.options >= WINDOWS:  # its layers do not ask, whatever the config holds
+        return None
     if types:
         known = {"full_attention": None, "sliding_attention": window}
         return {name: known[name] for name in known if name in types} if set(types) <= set(known) else None

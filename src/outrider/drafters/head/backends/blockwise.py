@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from outrider.drafters.head.backend import DraftRequest, Texts
-from outrider.drafters.head.backends.torch_backend import BatchedLayers
+from outrider.drafters.head.layers import Head
+
+
+class BatchedLayers(Protocol):
+    """A head's modules and its output layer for any number of rows: all that torch and Triton differ in."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def head(self) -> Head: ...
+
+    def logits(self, state: Tensor) -> Tensor:
+        """The output layer: states [B, size] -> [B, N]."""
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """The token with the highest of logits [B, N] -> [B]."""
 
 
 class BlockwiseBackend:
@@ -19,8 +36,8 @@ class BlockwiseBackend:
     def __init__(self, layers: BatchedLayers) -> None:
         self.layers, self.name = layers, layers.name
 
-    def admit(self, texts: Texts, row: int, length: int) -> None:
-        """The target has its last state."""
+    def admit_all(self, texts: Texts, lengths: Mapping[int, int]) -> None:
+        """The target has their last states."""
 
     def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
         texts.context.append(tokens, count)

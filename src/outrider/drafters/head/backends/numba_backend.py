@@ -136,11 +136,12 @@ class NumbaBackend(OneRowBackend):
     name = "numba"
 
     def __init__(self, weights: NumbaWeights, capacity: int, several: Callable[[], HeadBackend]) -> None:
+        from outrider.kernels.numba.rows import Table
+
         super().__init__(weights.config, weights.output, capacity, several)
         self.weights = weights
         matrices = weights.matrices
-        self._zeros = torch.zeros((1, matrices.size))
-        self._no_table = table_of(self._zeros)  # where a guess is not read again
+        self._no_table = Table(0, matrices.size)  # where a guess is not read again: nothing can be looked up in it
         self._between = np.empty((1, 2 * matrices.heads * matrices.depth + matrices.inner), np.float32)
         self._items = max(1, min(64 * weights.team.threads, -(-matrices.tokens // 16)))  # of the output layer
 
@@ -165,22 +166,29 @@ class NumbaBackend(OneRowBackend):
         own = sampling.of_row(self.row)
         if not own.greedy:
             draw = Draw(own.temperature, request.noise.keys("token", request.at[:, : request.gamma])[self.row])
-        tokens, q = self.guesses(table, request.floors(self.row), draw, holding=texts.embedding)
+        ends_behind = -1 if request.ends_behind is None else int(request.ends_behind[self.row])
+        tokens, q = self.guesses(table, request.floors(self.row), draw, ends_behind, holding=texts.embedding)
         return WholeDraft(tokens[None], None if q is None else q[None], torch.ones_like(tokens[None], dtype=torch.bool))
 
     def guesses(
-        self, table: Any, floors: Sequence[float], draw: Draw | None = None, holding: object = None
+        self,
+        table: Any,
+        floors: Sequence[float],
+        draw: Draw | None = None,
+        ends_behind: int = -1,
+        holding: object = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Tokens [G], each read behind the last; q [G, N], if drawn.
 
         ``table`` is what ``table_of`` gives; ``holding`` keeps its memory alive: a thread that comes late may still
-        read it. No guess is made if those before it are all right with less than the chance in ``floors``.
+        read it. No guess is made if those before it are all right with less than the chance in ``floors``, and none
+        behind a first one that is the token ``ends_behind``.
         """
-        return self._run(None, floors, None, table, draw, holding)
+        return self._run(None, floors, None, table, draw, ends_behind, holding)
 
     def _run(
         self, token: Tensor | None, floors: Sequence[float], logits: Tensor | None,
-        table: Any = None, draw: Draw | None = None, holding: object = None,
+        table: Any = None, draw: Draw | None = None, ends_behind: int = -1, holding: object = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         from outrider.kernels.numba import head, thread_team
         from outrider.kernels.numba.head_records import Drawing, KVCache, Scratch
@@ -201,11 +209,11 @@ class NumbaBackend(OneRowBackend):
         self._check_room(reading, most)
         made: int = self.weights.team.run(
             head.draft, matrices, cache, reading, how, scratch, table or self._no_table,
-            self.output.tokens.numpy(), np.array(floors), self.position, self.oldest, found.numpy(), threads,
-            holding=(self, holding),
+            self.output.tokens.numpy(), np.array(floors), ends_behind, self.position, self.oldest, found.numpy(),
+            threads, holding=(self, holding),
         )  # fmt: skip
         self.made = self.position + 1 if token is None else self.made
-        self.position += made - 1
+        self.position, self.newest_logits = self.position + made - 1, logits
         self.x = reading.x[-1:] if made == 1 else scratch.states[(made - 1) % 2][None]
         return found[:made], None if draw is None else probs[:made]
 

@@ -6,7 +6,7 @@ Subclasses run the layers: see ``numpy_backend.py`` and ``numba_backend.py``; ``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Self
 
@@ -39,6 +39,7 @@ class OneRowBackend:
         self.cos, self.sin = angle.cos().numpy(), angle.sin().numpy()  # [C, D/2]
         self.made = 0  # the text before this position has been read
         self.position = self.oldest = 0  # the newest one read or guessed; the oldest one that attention sees
+        self.newest_logits = torch.empty((1, 0))  # [1, N]: of the last guess
 
     def read(self, states: Tensor, tokens: Tensor, start: int) -> None:
         """Read the text from position start on: the target's states there [T, L, size], and the embeddings of the
@@ -49,13 +50,18 @@ class OneRowBackend:
         """Logits of the next token [1, N]; after the first guess, behind one whose embedding is token [1, size]."""
         raise NotImplementedError
 
+    def stands_behind(self, texts: Texts) -> bool:
+        """Whether the last guess was the first behind this text: ``newest_logits`` are then its."""
+        length = int(texts.context.lengths[self.row])
+        return self.position == length - 2 and self.made == length - 1 and self.newest_logits.shape[1] > 0
+
     def twin(self) -> Self:
         """Another with a KV cache of its own, and what this one has read in it."""
         other = copy(self)
         other.keys, other.values = self.keys.copy(), self.values.copy()
         return other
 
-    def admit(self, texts: Texts, row: int, length: int) -> None:
+    def admit_all(self, texts: Texts, lengths: Mapping[int, int]) -> None:
         self.keys[:], self.values[:] = 0, 0
         self.made = 0
 
@@ -92,7 +98,7 @@ class OneRowBackend:
     def _as_several(self, texts: Texts) -> HeadBackend:
         """A backend for several rows that has read this text, in its own arithmetic."""
         other = self._several()
-        other.admit(texts, 0, int(texts.context.lengths))
+        other.admit_all(texts, {0: int(texts.context.lengths)})
         return other
 
     def _stands_at(self, position: int) -> None:

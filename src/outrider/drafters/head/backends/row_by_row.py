@@ -7,13 +7,14 @@ are those it would have alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from outrider.drafters.head.backend import DraftRequest, HeadBackend, Texts, WholeDraft
 from outrider.drafters.head.backends.one_row import OneRowBackend
+from outrider.drafters.head.backends.row_fork import RowByRowFork, taken
 
 
 class RowByRowBackend:
@@ -31,8 +32,9 @@ class RowByRowBackend:
         for row, one in enumerate(rows):
             one.row = row
 
-    def admit(self, texts: Texts, row: int, length: int) -> None:
-        self.rows[row].admit(texts, row, length)
+    def admit_all(self, texts: Texts, lengths: Mapping[int, int]) -> None:
+        for row, length in lengths.items():
+            self.rows[row].admit_all(texts, {row: length})
 
     def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
         texts.context.append(tokens, count)
@@ -43,13 +45,17 @@ class RowByRowBackend:
 
     def select(self, texts: Texts, rows: Tensor) -> HeadBackend:
         order = rows.tolist()
-        if len(set(order)) < len(order):  # beam search: rows are copied, and soon forked
-            return self._as_several(texts).select(texts, rows)
-        self._place([self.rows[row] for row in order])
+        self._place(taken(self.rows, order))
         return self
 
     def fork(self, texts: Texts, rows: Tensor) -> HeadBackend:
-        return self._as_several(texts).fork(texts, rows)
+        order = rows.tolist()
+        for row in set(order):
+            if not self.rows[row].stands_behind(texts):  # nothing was guessed behind this text yet
+                if not self.rows[row].begin(texts, 1):  # the target has run nothing yet
+                    return self._as_several(texts).fork(texts, rows)
+                self.rows[row].logits(texts, 0, rows[:1])
+        return RowByRowFork([self.rows[row].twin() for row in order])
 
     def begin(self, texts: Texts, gamma: int, caps: Tensor | None = None) -> int:
         wanted = texts.context.active if caps is None else texts.context.active & (caps > 0)
@@ -92,6 +98,5 @@ class RowByRowBackend:
     def _as_several(self, texts: Texts) -> HeadBackend:
         """A backend for any number of rows that has read these texts, in its own arithmetic."""
         other = self._several()
-        for row, length in enumerate(texts.context.lengths.tolist()):
-            other.admit(texts, row, length)
+        other.admit_all(texts, dict(enumerate(texts.context.lengths.tolist())))
         return other

@@ -2,28 +2,51 @@
 
 The target keeps its states by position, as it keeps its keys and values. So does the head its own keys: at each
 commit, whether it drafts or not, it makes those of the newest W tokens again, whose states the target has run since.
-So rollback needs no work, and every shape stays constant.
+So rollback needs no work, and every shape stays constant. On a GPU prompts are read in pieces of one shape, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
+from outrider.core import host_sync
+from outrider.core.embedding_table import EmbeddingTable
+from outrider.core.protocols import Shape
 from outrider.drafters.head.backend import DraftRequest, Texts
-from outrider.drafters.head.layers import Head, KeysValues, Memory
+from outrider.drafters.head.layers import CachedAttention, KeysValues, Memory
+
+_PIECE = 64
+"""Tokens of every row that are read of prompts at once."""
 
 
-class BatchedLayers(Protocol):
+class RecurrentHead(Protocol):
+    """The modules of a head that runs once per guess, at first on the target's states, then on its own."""
+
+    @property
+    def attention(self) -> CachedAttention | None: ...
+
+    def seen(self, states: Tensor) -> Tensor:
+        """States of the target's layers [..., L, size] -> one state [..., size]."""
+
+    def read_token(self, state: Tensor, embedding: EmbeddingTable, tokens: Tensor) -> Tensor:
+        """States [B, T, size] and the tokens [B, T] that came after them -> the input of a guess [B, T, ...]."""
+
+    def think(self, x: Tensor, positions: Tensor, memory: Memory | None) -> Tensor:
+        """From the input of a guess to the state behind it [B, T, size]."""
+
+
+class RecurrentLayers(Protocol):
     """A head's modules and its output layer for any number of rows: all that torch and Triton differ in."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def head(self) -> Head: ...
+    def head(self) -> RecurrentHead: ...
 
     def logits(self, state: Tensor) -> Tensor:
         """The output layer: states [B, size] -> [B, N]."""
@@ -37,18 +60,33 @@ class TorchBackend:
 
     capturable = True
 
-    def __init__(self, layers: BatchedLayers, cache: KeysValues | None, slots: Tensor, width: int) -> None:
+    def __init__(self, layers: RecurrentLayers, cache: KeysValues | None, slots: Tensor, width: int) -> None:
         self.layers, self.head, self.name = layers, layers.head, layers.name
         self.cache = cache  # [B, Hk, C, D] each; None without attention
         self.slots = slots  # [C]: all positions
         self.width = width  # W: no commit has more tokens
 
-    def admit(self, texts: Texts, row: int, length: int) -> None:
-        if self.cache is not None:
-            for kept in self.cache:
-                kept[row] = 0
-            if length > 1:
-                self._read(texts, torch.tensor([row], device=self.slots.device), self.slots[None, : length - 1])
+    def admit_all(self, texts: Texts, lengths: Mapping[int, int]) -> None:
+        """Side by side, in pieces of one shape, whoever else is there: a row's bits are its own.
+
+        Where a prompt is shorter than others its last token is read again and again, and where there are fewer than
+        slots, the first prompt.
+        """
+        if self.cache is None or not lengths:
+            return
+        self._clear(lengths)
+        last = [(row, length - 2) for row, length in lengths.items() if length > 1]  # drafts read the newest token
+        if not last:
+            return
+        last += last[:1] * (texts.context.rows - len(last))
+        rows, ends = torch.tensor(last, device=self.slots.device).T
+        for first in range(0, int(max(end for _, end in last)) + 1, _PIECE):
+            places = first + torch.arange(_PIECE, device=rows.device)
+            self._read(texts, rows, torch.minimum(places[None], ends[:, None]))
+
+    def _clear(self, rows: Iterable[int]) -> None:
+        for kept in self.cache or ():
+            kept.index_fill_(0, torch.tensor(list(rows), device=kept.device), 0)
 
     @torch.no_grad()
     def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
@@ -127,13 +165,15 @@ class LazyTorchBackend(TorchBackend):
 
     capturable = False  # how far a row was read is known on the host
 
-    def __init__(self, layers: BatchedLayers, cache: KeysValues | None, slots: Tensor, width: int, rows: int) -> None:
+    def __init__(self, layers: RecurrentLayers, cache: KeysValues | None, slots: Tensor, width: int, rows: int) -> None:
         super().__init__(layers, cache, slots, width)
         self.prompts: dict[int, int] = {}  # row: tokens of a prompt that was not read yet
         self.read_to = torch.zeros(rows, dtype=torch.int64)  # [B]: positions before this one have been read
 
-    def admit(self, texts: Texts, row: int, length: int) -> None:
-        self.prompts[row], self.read_to[row] = length, max(0, length - 2)
+    def admit_all(self, texts: Texts, lengths: Mapping[int, int]) -> None:
+        self.prompts |= lengths
+        for row, length in lengths.items():
+            self.read_to[row] = max(0, length - 2)
 
     def commit(self, texts: Texts, tokens: Tensor, count: Tensor) -> None:
         texts.context.append(tokens, count)
@@ -169,7 +209,9 @@ class LazyTorchBackend(TorchBackend):
 
     def _read_prompts(self, texts: Texts) -> None:
         for row, length in self.prompts.items():
-            super().admit(texts, row, length)
+            self._clear([row])
+            if length > 1:
+                self._read(texts, torch.tensor([row]), self.slots[None, : length - 1])
         self.prompts.clear()
 
 
@@ -177,7 +219,7 @@ class TorchFork(TorchBackend):
     """A fork: behind its last token the target has no states, and the head's own stand for them."""
 
     def __init__(
-        self, layers: BatchedLayers, cache: KeysValues | None, slots: Tensor, width: int, supposed: Tensor
+        self, layers: RecurrentLayers, cache: KeysValues | None, slots: Tensor, width: int, supposed: Tensor
     ) -> None:
         super().__init__(layers, cache, slots, width)
         self.supposed = supposed  # [B, 1, size]: what it reads behind the newest token
@@ -202,3 +244,16 @@ class TorchFork(TorchBackend):
         texts.context.append(token, real.to(torch.int64))
         if self.head.attention is not None and self.cache is not None:
             self.head.attention.store(self.supposed, texts.newest[:, None], self.cache)
+
+
+def start_torch(layers: RecurrentLayers, heads: tuple[int, int], like: Tensor, rows: int, shape: Shape) -> TorchBackend:
+    """The backend for so many rows: its keys have (heads, size), and dtype and device of ``like``."""
+    cache = None
+    if layers.head.attention is not None:
+        kept, size = heads
+        keys, values = torch.zeros((2, rows, kept, shape.capacity, size), dtype=like.dtype, device=like.device)
+        cache = keys, values
+    slots = torch.arange(shape.capacity, device=like.device)
+    if host_sync.free(like.device):
+        return LazyTorchBackend(layers, cache, slots, shape.width, rows)
+    return TorchBackend(layers, cache, slots, shape.width)

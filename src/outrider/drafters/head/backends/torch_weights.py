@@ -8,11 +8,10 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from outrider.core import host_sync
 from outrider.core.protocols import Shape
 from outrider.drafters.head.backend import HeadBackend, OutputRows
 from outrider.drafters.head.backends.blockwise import BlockwiseBackend
-from outrider.drafters.head.backends.torch_backend import LazyTorchBackend, TorchBackend
+from outrider.drafters.head.backends.torch_backend import start_torch
 from outrider.drafters.head.layers import Head
 from outrider.kernels.packed_linear import pack, packed, product
 
@@ -29,21 +28,14 @@ class TorchWeights:
         self.output = output
         self.head = self._modules(head)
         self.rows = output[:]  # [N, size]
+        self.like = self.rows[:0]  # of its dtype and device
         self._pack()
 
     def start(self, rows: int, shape: Shape, several: Callable[[], HeadBackend]) -> HeadBackend:
-        config, device = self.head.config, self.output.device
+        config = self.head.config
         if config.blockwise:
             return BlockwiseBackend(self)
-        cache = None
-        if config.attends:
-            size = (2, rows, config.heads[1], shape.capacity, config.head_size)
-            keys, values = torch.zeros(size, dtype=self.output.dtype, device=device)
-            cache = keys, values
-        slots = torch.arange(shape.capacity, device=device)
-        if host_sync.free(device):
-            return LazyTorchBackend(self, cache, slots, shape.width, rows)
-        return TorchBackend(self, cache, slots, shape.width)
+        return start_torch(self, (config.heads[1], config.head_size), self.like, rows, shape)
 
     def logits(self, state: Tensor) -> Tensor:
         """The output layer: states [B, size] -> [B, N]."""

@@ -1,0 +1,77 @@
+"""``outrider report``: one page, and pictures, from whatever result files there are. No model is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider import __version__
+from outrider.cli import common
+from outrider.cli.common import answers, notes
+from outrider.errors import require
+from outrider.report import plots
+
+
+def report(
+    results: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RESULTS...",
+            help="Files written by `outrider measure --out`, `bench cpu|gpu|serve --out`, `verify --out`, "
+            "`generate --trace`, `generate --json` and `batch`.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page: one HTML file that needs nothing else.")] = Path(
+        "report.html"
+    ),
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="Also write every chart as an SVG and a PNG file into this directory (needs matplotlib)."),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
+    as_json: common.Json = False,
+) -> None:
+    """Draw results: one HTML page with charts, tables and the coloured trace, and what each file does not hold.
+
+    The kind of each file is found out from what it holds. Light and dark, a phone's width and paper are provided for.
+    """
+    from outrider.report.result_file import read_results
+    from outrider.report.write import reports, write_page, write_pictures
+
+    common.check_writable(out, "--out")
+    inputs = {path.resolve() for path in results}
+    require(out.resolve() not in inputs, f"--out {out}: this is one of the result files; name another file")
+    if figures is not None:
+        plots.check_available()
+    files = read_results(results)
+    found = reports(files)
+    write_page(found, out, title, __version__)
+    written = [out]
+    if figures is not None:
+        with notes.status("drawing"):
+            written += write_pictures(found, figures)
+    if as_json:
+        whole = {
+            "results": [
+                {
+                    "file": str(each.file.path),
+                    "kind": each.file.kind.name,
+                    "title": each.chapter.title,
+                    "sections": [section.title for section in each.chapter.sections],
+                    "charts": [chart.title for chart in each.chapter.charts],
+                    "missing": list(each.chapter.missing),
+                }
+                for each in found
+            ],
+            "written": [str(path) for path in written],
+        }
+        answers.out(json.dumps(whole), highlight=False)
+        return
+    for each in found:
+        charts = len(each.chapter.charts)
+        answers.print(f"{each.file.path}: {each.file.kind.name}, {charts} charts", markup=False)
+    more = f", and {len(written) - 1} pictures in {figures}" if figures is not None else ""
+    answers.print(f"wrote {out}{more}", markup=False)

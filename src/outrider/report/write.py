@@ -1,0 +1,70 @@
+"""From result files to a page and pictures on disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.errors import require
+from outrider.report import chart_plots, html, svg
+from outrider.report.charts import Chapter, Chart
+from outrider.report.result_file import ResultFile
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """A result file with what is shown of it, and the names of its pictures."""
+
+    file: ResultFile
+    chapter: Chapter
+    pictures: tuple[tuple[str, Chart], ...]
+
+
+def reports(files: Sequence[ResultFile]) -> list[FileReport]:
+    """Everything is worked out, so that a bad file is found before anything is written."""
+    found, taken = [], set[str]()
+    for file in files:
+        chapter = file.chapter()
+        stem = _free(_slug(file.path.stem), taken)
+        names = set[str]()
+        pictures = tuple((_free(f"{stem}-{_slug(chart.name)}", names), chart) for chart in chapter.charts)
+        found.append(FileReport(file, chapter, pictures))
+    return found
+
+
+def write_page(found: Sequence[FileReport], out: Path, title: str | None, version: str) -> None:
+    """Whole or not at all."""
+    chosen = title or "Outrider report"
+    text = html.page([(each.file.path, each.file.kind.name, each.chapter) for each in found], chosen, version)
+    part = out.with_name(f".{out.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(out)
+
+
+def write_pictures(found: Sequence[FileReport], directory: Path) -> list[Path]:
+    """An SVG and a PNG file for every chart."""
+    require(not directory.exists() or directory.is_dir(), f"{directory} is a file; name a directory for the pictures")
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, chart in (picture for each in found for picture in each.pictures):
+        path = directory / f"{name}.svg"
+        path.write_text(svg.standalone(chart), encoding="utf-8")
+        chart_plots.save_png(chart, directory / f"{name}.png")
+        written += [path, directory / f"{name}.png"]
+    return written
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "result"
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, with a number behind it if it is taken."""
+    number, free = 1, name
+    while free in taken:
+        number += 1
+        free = f"{name}-{number}"
+    taken.add(free)
+    return free

@@ -1,0 +1,45 @@
+"""Suffix memory keeps the target's law. Rows are searched one by one, so there are fewer than in other laws."""
+
+from __future__ import annotations
+
+import pytest
+from laws import RAGGED, VOCAB, check_law
+
+from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape
+from outrider.core.verification.maximal import maximal_coupling
+from outrider.drafters import Suffix, SuffixIndex
+
+TEXTS = [[1, 2, 0, 1, 3, 4, 4, 2, 1, 0, 2, 2], [1, 2, 3, 1, 2, 4]]
+DRAFTERS: dict[str, Drafter] = {
+    "row": Suffix(shortest=1, floor=0),
+    "texts": Suffix(SuffixIndex.of(TEXTS), shortest=1, floor=0),
+    "stopping": Suffix(SuffixIndex.of(TEXTS), shortest=1, floor=0.2),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_law(name: str) -> None:
+    """Catches counts reported as q that were not drawn from, and drafts that end because of what was drawn."""
+    check_law(DRAFTERS[name], maximal_coupling, prompts=RAGGED, rows=18_000, detects=0.06)
+
+
+class _Shifted:
+    """The mutant: guesses drawn from counts, reported with those of the next token."""
+
+    name = "shifted"
+
+    def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
+        session = DRAFTERS["texts"].start(rows, shape, target)
+        propose = session.propose
+
+        def changed(*given: object) -> Draft:
+            draft = propose(*given).dense(VOCAB)  # type: ignore[arg-type]
+            return Draft(draft.tokens, None if draft.probs is None else draft.probs.roll(1, -1), draft.proposed)
+
+        session.propose = changed  # type: ignore[method-assign, assignment]
+        return session
+
+
+def test_it_would_be_seen_if_q_were_another() -> None:
+    with pytest.raises(AssertionError, match="not the expected law|probability zero"):
+        check_law(_Shifted(), maximal_coupling, prompts=RAGGED, rows=18_000, detects=0.06)
