@@ -147,7 +147,7 @@ def test_a_heads_keys_and_queries(
     qkv = randn(2, 5, (heads + 2 * shared) * size, dtype=dtype)
     speed = 10_000.0 ** -(torch.arange(size // 2, device=DEVICE) / (size // 2))
     positions = torch.tensor([[3], [700]], device=DEVICE)[: 1 if alike else 2] + torch.arange(5, device=DEVICE)
-    rows = torch.tensor([2, 0], device=DEVICE) if chosen else None
+    rows = torch.tensor([[2, 900], [0, 900]], device=DEVICE)[:, 0] if chosen else None  # a view: not one after another
     ours, theirs = (randn(2, 3 if chosen else 2, shared, 1024, size, dtype=dtype) for _ in range(2))
     found = turn_and_store(qkv, speed, positions, (ours[0], ours[1]), rows)
     assert_close(found, plain_kernels.turn_and_store(qkv, speed, positions, (theirs[0], theirs[1]), rows))

@@ -6,13 +6,19 @@ import pytest
 import torch
 
 from outrider.bench.shapes import SIZES, build
-from outrider.core.protocols import Drafter
+from outrider.core.protocols import Admission, Drafter, Shape, admit_all
 from outrider.core.sampling import Sampling
 from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.session_pool import SessionPool
+from outrider.decoding.step_runner import StepRunner
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, Nothing
+from outrider.drafters.head import HeadDrafter
+from outrider.drafters.head.backends.torch_backend import TorchBackend
+from outrider.drafters.head.config import HeadConfig
+from outrider.drafters.head.layers import Head
+from outrider.drafters.head.session import HeadSession
 from outrider.drafters.known_text import KnownText
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.trace import Trace
@@ -85,3 +91,26 @@ def test_few_slots_for_many_rows(model: HuggingFaceModel, name: str) -> None:
         decoder = Decoder(model, Copying(shortest=1), gumbel_coupling, sampling, 4, slots=slots, pool=pool)
         rows = {event.index: list(event.row.tokens) for event in decoder.stream(given, Trace())}
         assert [rows[index] for index in range(len(given))] == expected
+
+
+def test_prompts_that_a_head_reads_together(model: HuggingFaceModel) -> None:
+    """Its keys of a prompt are those it makes of that prompt alone; rows that stand beside are left as they are."""
+    size, given = model.facts.hidden_size, requests(model)
+    assert size is not None
+    head = HeadDrafter(
+        Head(HeadConfig("feature", size, 64, 1, layers=(1, -1), heads=(4, 2), gamma=3)), torch.arange(99)
+    )
+    found = []
+    for together in (True, False):
+        runner = StepRunner((model, head), len(given) + 9, Shape(512, 5))
+        new = [Admission(row, request.prompt) for row, request in enumerate(given)]
+        runner.target.context.tokens.zero_()
+        admit_all(runner.target, new)
+        for some in [new] if together else [[one] for one in new]:
+            runner.drafter.admit_all(some)
+        session = runner.drafter.session
+        assert isinstance(session, HeadSession) and isinstance(session.backend, TorchBackend)
+        assert session.backend.cache is not None
+        found.append(torch.stack(session.backend.cache))
+    assert found[0].count_nonzero() and not found[0][:, len(given) :].count_nonzero()
+    assert torch.equal(*found)

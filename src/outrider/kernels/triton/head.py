@@ -55,7 +55,7 @@ def turn_and_store(qkv: Tensor, speed: Tensor, positions: Tensor, buffers: Buffe
     queries = torch.empty((count, width, q_heads, 2 * half), dtype=qkv.dtype, device=qkv.device)
     positions = positions.contiguous()
     _turn[(count * width, q_heads + 2 * k_heads)](
-        qkv.contiguous(), speed, positions, positions if rows is None else rows, queries, *buffers,
+        qkv.contiguous(), speed, positions, positions if rows is None else rows.contiguous(), queries, *buffers,
         width if positions.shape[0] > 1 else 0, capacity, width,
         HQ=q_heads, HK=k_heads, HALF=half, BLOCK=triton.next_power_of_2(half), CHOSEN=rows is not None,
         num_warps=1,

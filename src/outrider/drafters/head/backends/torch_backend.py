@@ -79,8 +79,8 @@ class TorchBackend:
         if not last:
             return
         last += last[:1] * (texts.context.rows - len(last))
-        rows, ends = torch.tensor(last, device=self.slots.device).T
-        for first in range(0, int(max(end for _, end in last)) + 1, _PIECE):
+        rows, ends = (torch.tensor(column, device=self.slots.device) for column in zip(*last, strict=True))
+        for first in range(0, max(end for _, end in last) + 1, _PIECE):
             places = first + torch.arange(_PIECE, device=rows.device)
             self._read(texts, rows, torch.minimum(places[None], ends[:, None]))
 
