@@ -151,7 +151,8 @@ def _measured(context: typer.Context, batches: tuple[int, ...]) -> dict[str, Any
     Options.parse(options)
     checks = () if asked["check"] is None else numbers("--check", asked["check"])
     settings = PlanSettings(gammas, batches, checks, asked["turns"], asked["repeats"], options)
-    given_prompts = None if asked["prompts"] is None else read(asked["prompts"], asked["per_task"])
+    # A context holds what was typed: some versions of typer keep a path there as text.
+    given_prompts = None if asked["prompts"] is None else read(Path(asked["prompts"]), asked["per_task"])
     import outrider
 
     with notes.status(f"loading {asked['target']}"):
