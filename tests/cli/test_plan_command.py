@@ -151,6 +151,30 @@ def test_prompts_and_plans_that_cannot_be_read(outrider: Command, chatty: str, p
         assert found.code == 2 and "not whole JSON" in found.err, (words, found.err)
 
 
+def test_nothing_overwrites_a_plan(outrider: Command, plan: Path, tmp_path: Path) -> None:
+    whole = plan.read_bytes()
+    for words in (["--export", "vllm", "--export-to", str(plan)], ["--out", str(plan)]):
+        found = outrider("plan", "--from", str(plan), *words)
+        assert found.code == 2 and f"are both {plan}; name another file" in found.err and plan.read_bytes() == whole
+    link = tmp_path / "link.json"
+    link.symlink_to(plan)
+    found = outrider("plan", "--from", str(plan), "--export", "vllm", "--export-to", str(link))
+    assert found.code == 2 and "name another file" in found.err and plan.read_bytes() == whole
+
+
+@pytest.mark.parametrize("number", ["²", "9" * 5000, "-1", "1.5"])
+def test_numbers_that_are_none(outrider: Command, chatty: str, number: str) -> None:
+    found = outrider("plan", chatty, f"--batch={number}")
+    assert found.code == 2 and "--batch must be whole numbers from 1 on" in found.err and len(found.err) < 400
+
+
+@pytest.mark.parametrize("change", [{"cells": [{}]}, {"cells": [1]}, {"conditions": None}, {"options": {}}])
+def test_plans_that_were_edited(outrider: Command, plan: Path, change: dict[str, Any]) -> None:
+    plan.write_text(json.dumps(json.loads(plan.read_text("utf-8")) | change), encoding="utf-8")
+    found = outrider("plan", "--from", str(plan))
+    assert found.code == 2 and f"plan {plan}" in found.err and "again" in found.err
+
+
 def test_an_export_is_printed_or_written(outrider: Command, plan: Path, tmp_path: Path) -> None:
     found = outrider("plan", "--from", str(plan), "--export", "vllm")
     assert found.code == 0 and '"num_speculative_tokens": 3' in found.out

@@ -204,11 +204,11 @@ def test_host_and_device_choose_and_learn_alike(limits: list[int]) -> None:
             session.kept.copy_(session.tried * torch.rand(session.tried.shape, generator=random))
             draft = pair.propose(temperature)
             copied = session.first.propose(4, Sampling(temperature), Noise(torch.arange(3)), torch.zeros((3, 5)))
-            copied = copied.cut(most)
+            length = copied.cut(most).proposed.sum(1)
             kind, agreed = session.kind, session.agreed
-            use_first, checked, guesses = session._weigh(copied, most, 4, Sampling(temperature))
+            use_first, checked, guesses = session._weigh(length, most, 4, Sampling(temperature))
             assert torch.equal(session.kind, kind)
-            choices = session._choose(copied, limits, Sampling(temperature))
+            choices = session._choose(length.tolist(), limits, Sampling(temperature))
             assert [choice.asked for choice in choices] == guesses.tolist()
             assert [choice.copied > 0 for choice in choices] == (use_first | checked).tolist()
             session.agreed = agreed

@@ -11,7 +11,7 @@ import pytest
 from outrider.errors import BadOption
 from outrider.paper import page
 from outrider.paper.lab import Amount, Lab
-from outrider.paper.results import KIND, VERSION, PaperResults
+from outrider.paper.results import KEYS, KIND, VERSION, PaperResults
 from outrider.paper.run import run
 from outrider.paper.table import Experiment, Found, PaperRow, Unit, rounded
 from outrider.report.side_by_side import side_by_side
@@ -66,6 +66,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
             json.dumps({"kind": KIND, "version": VERSION, "unit": "x"}),
             "line 1, paper, experiment",
         ),
+        (json.dumps(dict.fromkeys(KEYS, 1) | {"kind": KIND, "rows": [{}]}), "line 1, rows: not as"),
     ],
 )
 def test_a_file_of_something_else_is_refused_by_line_and_key(tmp_path: Path, line: str, said: str) -> None:

@@ -19,9 +19,9 @@ def widths_of(rows: int) -> ByNumber:
     return lambda width: max(1.0, rows * width / 4) / max(1.0, rows / 4)
 
 
-def planner(policy: Auto, shrinks: bool = True) -> Adaptive:
+def planner(policy: Auto, shrinks: bool = True, joint: bool = True) -> Adaptive:
     given = widths_of if shrinks else None
-    found = policy.start(Setting(SLOTS, 3, Uniform(), "shape", widths_of(SLOTS), given, joint=True))
+    found = policy.start(Setting(SLOTS, 3, Uniform(), "shape", widths_of(SLOTS), given, joint=joint))
     assert isinstance(found, Adaptive)
     return found
 
@@ -36,6 +36,14 @@ def test_one_request_among_empty_slots_is_drafted_for() -> None:
     padded = planner(Auto(), shrinks=False)
     padded.begin([50] + [0] * 7, waiting=False)
     assert padded.ladder.runs == (1, 2, 3, 4) and padded.choose(0) == 0
+
+
+def test_rows_that_may_share_noise_do_not_see_each_other_end() -> None:
+    """A row's end is decided by its noise, and a neighbour of the same seed may have that noise before it."""
+    plan = planner(Auto(), joint=False)
+    for left in ([50] * SLOTS, [50] + [0] * 7):
+        plan.begin(left, waiting=False)
+        assert plan.ladder.runs == (1, 2, 3, 4) and plan.choose(0) == 0
 
 
 def test_a_step_is_timed_for_the_rows_that_were_in_it() -> None:

@@ -121,6 +121,11 @@ BAD = {
     "two objects": (edited(lambda r: None) + "\n{}", r"f, line 2: a measure result is one JSON object"),
     "infinite": (edited(lambda r: None).replace('"cost": 0.06', '"cost": 1e999'), r"cost: not a number but inf"),
     "deep": ("[" * 100_000, r"f, line 1"),
+    "depths of no numbers": (
+        edited(lambda r: [row["stats"].update(depths=[["a", None]]) for row in r["rows"]]),
+        r"f[,:] .*depths|f: a value in it",
+    ),
+    "a huge number": (edited(lambda r: r["rows"][4].update(speedup=10**400)), r"f[,:]"),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,9 @@ Lenience = Annotated[
 DraftTemperature = Annotated[float | None, typer.Option(help="Temperature of the draft, if not the target's.")]
 DraftTopK = Annotated[int | None, typer.Option(help="Top-k of the draft, if not the target's.")]
 DraftTopP = Annotated[float | None, typer.Option(help="Top-p of the draft, if not the target's.")]
-Width = Annotated[int, typer.Option(help="Tokens per sequence in every target run; gamma can be up to width - 1.")]
+Width = Annotated[
+    int, typer.Option(help="Tokens per sequence that a target run has room for; gamma can be up to width - 1.")
+]
 Gamma = Annotated[
     str,
     typer.Option(
@@ -157,3 +160,16 @@ def check_writable(path: Path | None, option: str) -> None:
         raise BadOption(f"{option} {path}: this is a directory; name a file in it")
     if path is not None and not path.resolve().parent.is_dir():
         raise BadOption(f"{option} {path}: the directory {path.resolve().parent} does not exist; make it first")
+    if path is not None and not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
+        raise BadOption(f"{option} {path}: it may not be written; name another, or change its permissions")
+
+
+def check_apart(**paths: Path | None) -> None:
+    """That no two options (their names with underscores) are one file: the second would overwrite the first."""
+    seen = dict[Path, str]()
+    for name, path in paths.items():
+        if path is None:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        other = seen.setdefault(path.resolve(), option)
+        require(other == option, f"{other} and {option} are both {path}; name another file for one of them")

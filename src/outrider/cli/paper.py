@@ -52,6 +52,7 @@ def paper(
     require(not out.is_dir(), f"--out {out} is a directory; name a file")
     common.check_writable(out, "--out")
     common.check_writable(page, "--page")
+    common.check_apart(out=out, page=page)
     from outrider.paper.lab import Amount, Lab
     from outrider.paper.page import page as written
     from outrider.paper.results import PaperResults

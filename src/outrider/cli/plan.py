@@ -18,6 +18,7 @@ from outrider.cli.plan_option import given
 from outrider.cli.plan_tables import show
 from outrider.errors import BadOption, require
 from outrider.models.settings import has_chat_template
+from outrider.runtime.files import write_whole
 from outrider.trace import strict_json
 
 EXPORTS = "vllm, sglang, llama.cpp or transformers"
@@ -77,16 +78,23 @@ def plan(
     require(export_to is None or export is not None, f"--export-to {export_to} needs --export; name a program")
     common.check_writable(export_to, "--export-to")
     common.check_writable(out, "--out")
+    common.check_apart(**{"from": shown, "out": out, "export_to": export_to})
     batches = numbers("--batch", batch)
     content = _earlier(context, shown) if shown is not None else _measured(context, batches)
-    if out is not None:
-        out.write_text(strict_json(content, indent=1) + "\n", encoding="utf-8")
     if not as_json:
-        show(content)
+        _show(content, shown)
+    if out is not None:
+        write_whole(out, strict_json(content, indent=1) + "\n")
     first = batches[0] if shown is None or given(context, "batch") else 1
-    text = None if export is None else _exported(content, shown or out, export, first)
+    text, refused = None, None
+    try:
+        text = None if export is None else _exported(content, shown or out, export, first)
+    except BadOption as error:  # not before what was measured is shown
+        refused = error
     if as_json:
         answers.out(strict_json(content | ({} if text is None else {"export": text})), highlight=False)
+    if refused is not None:
+        raise refused
     if text is not None and export_to is not None:
         export_to.write_text(text, encoding="utf-8")
     elif text is not None and not as_json:
@@ -103,8 +111,10 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     require(len(words) > 0, f"{option} is empty; give numbers separated by commas, as {option} 1,8")
     for word in words:
-        good = word.isdigit() and int(word) >= 1
-        require(good, f"{option} must be whole numbers from 1 on, separated by commas, got {word!r} in {text!r}")
+        good = word.isascii() and word.isdigit() and len(word) < 10 and int(word) >= 1
+        require(
+            good, f"{option} must be whole numbers from 1 on, separated by commas, got {word[:20]!r} in {text[:60]!r}"
+        )
     return tuple(map(int, words))
 
 
@@ -116,6 +126,18 @@ def _earlier(context: typer.Context, path: Path) -> dict[str, Any]:
     flags = ", ".join("TARGET" if name == "target" else f"--{name.replace('_', '-')}" for name in unused)
     require(not unused, f"{flags} has no meaning with --from, which measures nothing; leave it out")
     return dict(PlanFile.read(path).content)
+
+
+def _show(content: dict[str, Any], path: Path | None) -> None:
+    try:
+        show(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if path is None:
+            raise
+        raise BadOption(
+            f"plan {path}: an entry is not as `outrider plan --out` writes it ({type(error).__name__}: {error}); "
+            "run it again"
+        ) from error
 
 
 def _exported(content: dict[str, Any], path: Path | None, program: str, batch: int) -> str:

@@ -89,7 +89,7 @@ def drafter_named(draft: str | Drafter | None, beside: Beside) -> Drafter:
 
 def _published_head(draft: str, trust: bool) -> Path | None:
     """The directory of a head that others have trained, fetched where a hub id names it; None: it is no such head."""
-    place = Path(draft)
+    place = Path(draft).expanduser()
     if "/" in draft and not place.exists():
         place = names.directory(draft, code=trust)
     return place if is_checkpoint(place) else None

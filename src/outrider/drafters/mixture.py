@@ -31,7 +31,10 @@ from outrider.drafters.weighing import (
     SECOND,
     RowChoice,
     choose,
+    copied_lengths,
+    expected_gain,
     followed_and_tried,
+    followed_in_rows,
     kind_of,
 )
 from outrider.errors import require
@@ -118,11 +121,12 @@ class _MixtureSession(CompositeSession):
         self.asked = most > 0
         self.abilities[0].cap(self.caps)
         copied = self.first.propose(gamma, sampling, noise, at).usable(self.vocab_size).cut(self.caps)
+        length = copied_lengths(copied, most, noise)
         if self.on_cpu:
-            self.last = self._propose_on_host(copied, most.tolist(), sampling, noise, at)
+            self.last = self._propose_on_host(copied, (length.tolist(), most.tolist()), sampling, noise, at)
             return self.last
         copied = widened(copied, gamma)
-        use_first, checked, guesses = self._weigh(copied, most, gamma, sampling)
+        use_first, checked, guesses = self._weigh(length, most, gamma, sampling)
         self.abilities[1].cap(guesses)
         second = self.second.propose(gamma, sampling, noise, at).usable(self.vocab_size).cut(guesses)
         self.last = self._join(copied, second, use_first, torch.where(checked, copied.tokens[:, 0], -1), gamma)
@@ -134,9 +138,11 @@ class _MixtureSession(CompositeSession):
         discarded would tell of noise that comes again."""
         self.copied = copied if copied.probs is None else copied.cut(torch.where(use_first, copied.tokens.shape[1], 0))
 
-    def _propose_on_host(self, copied: Draft, limits: list[int], sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
+    def _propose_on_host(
+        self, copied: Draft, lengths: tuple[list[int], list[int]], sampling: Sampling, noise: Noise, at: Tensor
+    ) -> Draft:
         """The same choice where nothing has to wait for an answer, and small tensors cost more than they hold."""
-        choices = self._choose(copied, limits, sampling)
+        choices = self._choose(*lengths, sampling)
         copies, guesses = [choice.copied for choice in choices], [choice.asked for choice in choices]
         self.kind, asked, most = torch.tensor([choice.kind for choice in choices]), torch.tensor(guesses), max(guesses)
         self.agreed, self.spent = torch.zeros_like(self.agreed), 0
@@ -169,11 +175,10 @@ class _MixtureSession(CompositeSession):
         behind = torch.arange(width, device=checked.device) > 0
         return joined(copied, second, use_first[:, None] | (self.agreed[:, None] & behind), self.vocab_size)
 
-    def _choose(self, copied: Draft, limits: list[int], sampling: Sampling) -> list[RowChoice]:
-        """For every row; the second drafter is told what its guesses are worth on the way."""
+    def _choose(self, lengths: list[int], limits: list[int], sampling: Sampling) -> list[RowChoice]:
+        """For every row with a copy of such a length; the second drafter is told what its guesses are worth."""
         warmth = min(sampling.temperature, 1.0)
         priors = [c + warmth * (w - c) for c, w in zip(PRIORS[0.0], PRIORS[1.0], strict=True)]
-        lengths = copied.proposed.sum(1).tolist() if copied.tokens.shape[1] else [0] * len(limits)
         matched = [0] * len(lengths) if (known := self.abilities[0].matched) is None else known.tolist()
         prices = self.prices or self._own_prices(len(lengths), max(limits))
         self.match = torch.tensor([kind_of(match) for match in matched])
@@ -204,10 +209,11 @@ class _MixtureSession(CompositeSession):
         costs = tuple(self.cost * k for k in range(gamma + 1))
         return Prices(Ladder((1.0,) * (gamma + 1), costs), [1.0] * rows, [])
 
-    def _weigh(self, copied: Draft, most: Tensor, gamma: int, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+    def _weigh(self, length: Tensor, most: Tensor, gamma: int, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
         """Which rows take the copy at once [B], which have it checked [B], and guesses of the second drafter [B].
 
-        ``weighing.choose`` with its own prices, for all rows at once. No row may have more than most [B] of them.
+        ``weighing.choose`` with its own prices, for all rows at once; length [B]: of the copy. No row may have more
+        than most [B] guesses.
         """
         prior = self.cold + min(sampling.temperature, 1.0) * (self.warm - self.cold)
         rate = (self.kept + PRIOR_WEIGHT * prior) / (self.tried + PRIOR_WEIGHT)  # [B, kinds]
@@ -217,9 +223,10 @@ class _MixtureSession(CompositeSession):
         place = torch.arange(gamma + 1, device=rate.device)  # guesses 0..G
         right = rate.gather(1, kind[:, None])[:, 0]  # [B]: of the copy
         sure = torch.maximum(right, (right + rate[:, AGREED]) / 2)
-        length = copied.proposed.sum(1)  # [B]
-        worth, gain = (_tokens(one, place).gather(1, length[:, None])[:, 0] for one in (right, sure))
-        gains = (_tokens(rate[:, SECOND], place) - self.cost * place).masked_fill(place > most[:, None], -torch.inf)
+        worth, gain = (expected_gain(one, place).gather(1, length[:, None])[:, 0] for one in (right, sure))
+        gains = (expected_gain(rate[:, SECOND], place) - self.cost * place).masked_fill(
+            place > most[:, None], -torch.inf
+        )
         wanted = gains.amax(1)
         checked = (length > 1) & (gain - self.cost > wanted)
         expected = wanted + right * torch.where(checked, gain - self.cost - wanted, 0.0)
@@ -248,7 +255,7 @@ class _MixtureSession(CompositeSession):
             self._learn_on_host(tokens.tolist(), count.tolist())
             return
         fade = torch.where(self.asked[:, None], FADE, 1.0)
-        copies, guesses = (_followed(draft, tokens, count) for draft in (self.copied, self.last))
+        copies, guesses = (followed_in_rows(draft, tokens, count) for draft in (self.copied, self.last))
         kinds, second = torch.arange(KINDS, device=count.device), self.kind == SECOND  # [kinds], [B]
         for seen, copy, all_guesses in zip(self.learned, copies, guesses, strict=True):
             own = torch.where(self.agreed, all_guesses.clamp(max=1), all_guesses) * second  # [B]
@@ -284,17 +291,3 @@ class _MixtureSession(CompositeSession):
             setattr(self, name, getattr(self, name).index_select(0, rows))
         self.last = self.copied = self.nothing = Draft.empty(len(rows), rows.device)
         self.asked = self.caps = None
-
-
-def _tokens(chance: Tensor, place: Tensor) -> Tensor:
-    """a + a^2 + ... for 0, 1, 2, ... guesses [G+1], each kept with chance a [B] -> [B, G+1]."""
-    return (chance[:, None] ** place).cumsum(1) - 1
-
-
-def _followed(draft: Draft, tokens: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """``followed_and_tried`` for all rows at once, [B] each."""
-    width = min(draft.tokens.shape[1], tokens.shape[1])
-    place = torch.arange(width, device=tokens.device)
-    seen = draft.proposed[:, :width] & (place < count[:, None])  # [B, G]
-    followed = (seen & (tokens[:, :width] == draft.tokens[:, :width])).to(torch.int64).cumprod(1).sum(1)
-    return followed, torch.minimum(followed + 1, seen.sum(1))

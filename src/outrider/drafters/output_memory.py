@@ -41,7 +41,7 @@ class OutputMemory:
     """
 
     def __init__(self, most: int = MOST_TOKENS) -> None:
-        require(most >= 1, f"most must be at least 1 token, got {most}")
+        require(isinstance(most, int) and most >= 1, f"most must be a whole number of tokens from 1 on, got {most!r}")
         self.most = most
         self._parts: dict[str, tuple[Remembered, ...]] = {}  # by owner, the oldest first; tuples are replaced whole
         self._count = self._size = 0  # outputs so far, and tokens now

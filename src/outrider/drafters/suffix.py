@@ -51,8 +51,8 @@ class Suffix:
     traits: ClassVar[DrafterTraits] = DrafterTraits(cost=0.01, stops_itself=True, cheap_to_ask=True)
 
     def __post_init__(self) -> None:
-        good = 1 <= self.shortest <= LONGEST
-        require(good, f"shortest must be between 1 and {LONGEST}, got {self.shortest}")
+        good = isinstance(self.shortest, int) and 1 <= self.shortest <= LONGEST
+        require(good, f"shortest must be a whole number from 1 to {LONGEST}, got {self.shortest!r}")
         require(0 <= self.floor <= 1, f"floor must be a chance between 0 and 1, got {self.floor}")
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:

@@ -12,6 +12,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft
+from outrider.core.noise import Noise
 from outrider.core.prices import Prices
 
 BUCKETS = (3, 5, 8)
@@ -56,3 +61,28 @@ def followed_and_tried(guesses: Sequence[int], text: Sequence[int]) -> tuple[int
     seen = min(len(guesses), len(text))
     followed = next((k for k in range(seen) if guesses[k] != text[k]), seen)
     return followed, min(followed + 1, seen)
+
+
+def copied_lengths(copied: Draft, most: Tensor, noise: Noise) -> Tensor:
+    """Guesses of a copy that it is weighed by [B], no more than most [B].
+
+    Where they were drawn, and not with the target's own noise, how many there are follows from the draws: whether they
+    count must not, or those that do would have another law than q. Then those are weighed that there may be.
+    """
+    if copied.probs is None or noise.is_the_targets:
+        return copied.proposed.sum(1)
+    return copied.proposed[:, :1].sum(1) * most
+
+
+def expected_gain(chance: Tensor, place: Tensor) -> Tensor:
+    """a + a^2 + ... for 0, 1, 2, ... guesses [G+1], each kept with chance a [B] -> [B, G+1]."""
+    return (chance[:, None] ** place).cumsum(1) - 1
+
+
+def followed_in_rows(draft: Draft, tokens: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """``followed_and_tried`` for all rows at once, [B] each."""
+    width = min(draft.tokens.shape[1], tokens.shape[1])
+    place = torch.arange(width, device=tokens.device)
+    seen = draft.proposed[:, :width] & (place < count[:, None])  # [B, G]
+    followed = (seen & (tokens[:, :width] == draft.tokens[:, :width])).to(torch.int64).cumprod(1).sum(1)
+    return followed, torch.minimum(followed + 1, seen.sum(1))

@@ -92,3 +92,6 @@ def _check(path: Path, number: int, record: Any) -> None:
             "paper` again with another file")  # fmt: skip
     missing = [key for key in KEYS if key not in record]
     require(not missing, f"{where}, {', '.join(missing)}: missing; remove the line to have the unit run again")
+    rows = record["rows"] if isinstance(record["rows"], list) else [None]
+    whole = all(isinstance(row, dict) and set(row) >= {"about", "theirs", "ours", "why"} for row in rows)
+    require(whole, f"{where}, rows: not as `outrider paper` writes them; remove the line to have the unit run again")

@@ -194,8 +194,8 @@ class Auto:
                 known[rows] = self._clocks[key]
             return known[rows]
 
-        if not setting.joint:
-            return Adaptive(setting, clock_of)
+        if not setting.joint:  # when another row has ended is that row's noise
+            return Adaptive(setting, lambda _: clock_of(0))
         kind = (setting.drafter.name, setting.limit, setting.splits, setting.sampled, setting.beams)
         return Adaptive(setting, clock_of, self._experiences.setdefault(kind, Experience(setting.limit, setting.prior)))
 

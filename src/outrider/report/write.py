@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.errors import require
+from outrider.errors import BadOption, OutriderError, require
 from outrider.report import chart_plots, html, svg
 from outrider.report.charts import Chapter, Chart
 from outrider.report.result_file import ResultFile
@@ -26,12 +26,27 @@ def reports(files: Sequence[ResultFile]) -> list[FileReport]:
     """Everything is worked out, so that a bad file is found before anything is written."""
     found, taken = [], set[str]()
     for file in files:
-        chapter = file.chapter()
+        chapter = _chapter(file)
         stem = _free(_slug(file.path.stem), taken)
         names = set[str]()
         pictures = tuple((_free(f"{stem}-{_slug(chart.name)}", names), chart) for chart in chapter.charts)
         found.append(FileReport(file, chapter, pictures))
     return found
+
+
+def _chapter(file: ResultFile) -> Chapter:
+    """What is shown of a file, drawn once: values that no program of ours writes are found in one place."""
+    try:
+        chapter = file.chapter()
+        html.page([(file.path, file.kind.name, chapter)], "", "")
+    except OutriderError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise BadOption(
+            f"{file.path}: a value in it is not as Outrider writes it ({what[:100]}); write the file again"
+        ) from error
+    return chapter
 
 
 def write_page(found: Sequence[FileReport], out: Path, title: str | None, version: str) -> None:

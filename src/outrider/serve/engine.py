@@ -195,10 +195,10 @@ class Engine:
             return
         text = event.row.printable(self.llm.decode, submitted.delivered)
         submitted.delivered += len(text)
+        submitted.deliver(StepProgress.of(event, text))
         if event.row.finish_reason is not None:
             self._submitted.pop(event.index, None)
             self._remember(submitted.request, event.row)
-        submitted.deliver(StepProgress.of(event, text))
 
     def _remember(self, request: Request, row: Row) -> None:
         """Keep an answer for later ones to the same owner, where there is a memory for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from types import FrameType
 
@@ -18,9 +19,11 @@ class DrainingServer(uvicorn.Server):
     stopping: Callable[[], object] = staticmethod(lambda: None)  # called when it is told so for the first time
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self.should_exit:
-            self.stopping()
+        first = not self.should_exit
         super().handle_exit(sig, frame)
+        if first:
+            with contextlib.suppress(Exception, SystemExit):  # of a message that nobody can read any more
+                self.stopping()
 
 
 def make_server(app: FastAPI, host: str, port: int, drain: float = 60.0, access_log: bool = False) -> DrainingServer:

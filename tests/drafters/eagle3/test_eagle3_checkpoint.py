@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Callable
@@ -183,4 +184,7 @@ def test_weights_that_are_not_there_or_cannot_be_read(tmp_path: Path) -> None:
         Eagle3Drafter.load(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(OutriderError, match="there is no model.safetensors; get it again"):
+        Eagle3Drafter.load(tmp_path)
+    torch.save({"x": argparse.Namespace()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(OutriderError, match=r"holds more than tensors, and none of it is run; save it as [^\n]*"):
         Eagle3Drafter.load(tmp_path)

@@ -123,9 +123,15 @@ class _Reader:
                 self.refuse(key, "is missing; run `outrider plan --out` again")
         kinds = {"target": str, "device": str, "loading": dict, "options": dict, "recommended": list, "width": int,
                  "drafters": dict, "cells": list, "checks": list, "acceptance": list, "costs": list, "prices": list,
-                 "sentence": str}  # fmt: skip
+                 "sentence": str, "conditions": dict}  # fmt: skip
         for key, kind in kinds.items():
             self._check_kind(key, content[key], kind)
+        for key in ("cells", "checks", "acceptance", "costs", "prices"):
+            for entry in content[key]:
+                self._check_kind(key, entry, dict)
+        if "temperature" not in content["options"]:
+            self.refuse("options", "has no 'temperature'; run `outrider plan --out` again")
+        self._check_kind("options", content["options"]["temperature"], float)
         for choice in content["recommended"]:
             self._check_kind("recommended", choice, dict)
             for key, kind in CHOICE_KEYS.items():

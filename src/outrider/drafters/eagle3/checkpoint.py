@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -94,11 +95,17 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         require(pickled.is_file(), f"draft {folder}: there is no model.safetensors; get it again", ModelNotFound)
         found: Any = torch.load(pickled, map_location="cpu", weights_only=True, mmap=True)
         return {str(name): tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
+    except ModelNotFound:
+        raise
+    except pickle.UnpicklingError as error:
+        raise ModelCorrupt(
+            f"draft {folder}: {_PICKLED} holds more than tensors, and none of it is run; save it as model.safetensors"
+        ) from error
     except (SafetensorError, OSError, RuntimeError, ValueError, AttributeError) as error:
-        if isinstance(error, ModelNotFound):
-            raise
         reason = " ".join(str(error).split())[:200]
-        raise ModelCorrupt(f"draft {folder}: its weights cannot be read ({reason}); get it again") from error
+        raise ModelCorrupt(
+            f"draft {folder}: its weights cannot be read ({reason}); get it again, or save it as model.safetensors"
+        ) from error
 
 
 def _tokens(folder: Path, config: Eagle3Config, d2t: Tensor | None, t2d: Tensor | None) -> Tensor:
@@ -128,7 +135,7 @@ def _tokens(folder: Path, config: Eagle3Config, d2t: Tensor | None, t2d: Tensor 
         ModelCorrupt,
     )
     if t2d is not None:
-        marked = t2d.to(torch.bool).nonzero()[:, 0]
+        marked = t2d.reshape(-1).to(torch.bool).nonzero()[:, 0]
         require(
             t2d.shape == (all_of_them,) and torch.equal(marked, tokens.sort().values),
             f"draft {folder}: t2d, of shape {tuple(t2d.shape)} with {len(marked)} tokens, and d2t name different "

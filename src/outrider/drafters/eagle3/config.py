@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -140,8 +141,8 @@ class _Fields:
     def number(self, name: str, default: float) -> float:
         value = self.settings.get(name)
         value = default if value is None else value
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
-            raise BadOption(f"{name} must be a number above 0, got {value!r}")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise BadOption(f"{name} must be a finite number above 0, got {value!r}")
         return float(value)
 
     def switch(self, name: str) -> bool:

@@ -112,7 +112,8 @@ def _reader(described: Mapping[str, Any], name: str) -> Callable[[str], bytes | 
     if "ByteLevel" in kinds:
         return _of_letters
     spaces = [step["replacement"] for step in steps if step["type"] == "Metaspace"]
-    spaces += [step["pattern"].get("String") for step in steps if step["type"] == "Replace" and step["content"] == " "]
+    replaced = (step["pattern"].get("String") for step in steps if step["type"] == "Replace" and step["content"] == " ")
+    spaces += filter(None, replaced)  # not those that match by a rule
     if not spaces:
         kind = decoder["type"]
         raise TokenizerMismatch(f"the tokenizer of {name!r} joins its tokens in a way ({kind}) that loses spaces")
