@@ -106,7 +106,7 @@ class Recommendation:
     def words(self) -> str:
         size = f"for {self.batch} request{'s' if self.batch > 1 else ''} at a time"
         if not self.speculates:
-            return f"{size} do not speculate: nothing here is predicted to be faster than plain decoding"
+            return f"{size} do not speculate: no prediction is above plain decoding with its whole interval"
         low, high = self.interval
         range_ = "" if math.isnan(low) else f" ({low:.2f} to {high:.2f})"
         return f"{size} use --draft {self.draft} --gamma {self.gamma}, predicted {self.speedup:.2f}x{range_} of plain"
