@@ -167,8 +167,9 @@ def test_the_oldest_is_forgotten_first() -> None:
 
 
 def test_bounds_of_a_memory() -> None:
-    with pytest.raises(BadOption, match="most must be at least 1 token, got 0"):
-        OutputMemory(0)
+    for wrong in (0, 100.5):
+        with pytest.raises(BadOption, match=f"most must be a whole number of tokens from 1 on, got {wrong}"):
+            OutputMemory(wrong)  # type: ignore[arg-type]
     small = OutputMemory(4)
     small.add("a", [1, 2, 3], [4, 5, 6, 7])
     small.add("a", [1], [])
