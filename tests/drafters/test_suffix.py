@@ -145,7 +145,9 @@ def test_tokens_that_the_target_does_not_have_are_not_guessed() -> None:
     assert guesses(proposed(Suffix(SuffixIndex.of([[1, 2, VOCAB]]), floor=0), [[5, 1, 2]])) == []
 
 
-@pytest.mark.parametrize("wrong", [{"shortest": 0}, {"shortest": 99}, {"shortest": 2.5}, {"floor": -0.1}, {"floor": 2.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"shortest": 0}, {"shortest": 99}, {"shortest": 2.5}, {"floor": -0.1}, {"floor": 2.0}]
+)
 def test_options_out_of_range(wrong: dict[str, float]) -> None:
     with pytest.raises(BadOption, match=f"{next(iter(wrong))} must be .*(between|whole number).*, got "):
         Suffix(**wrong)  # type: ignore[arg-type]
