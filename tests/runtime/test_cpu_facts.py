@@ -41,6 +41,7 @@ def a_xeon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.system", lambda: "Linux")
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: CPUINFO)
     monkeypatch.setattr(cpu, "llvm_host", lambda: ("sapphirerapids", found))
+    monkeypatch.setattr(cpu, "amx_permitted", lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,21 @@ def test_numba_may_be_held_back(a_xeon: None, settings: dict[str, str], left: se
     facts = cpu.read(settings)
     assert facts.compiler & {"fma", "avx512vl", "avx512_vnni"} == left
     assert facts.fast_at_bfloat16, "what torch uses is another matter"
+
+
+@pytest.mark.parametrize(
+    ("settings", "permitted", "there"),
+    [
+        ({}, True, True), ({}, False, False), ({"NUMBA_ENABLE_AVX": "0"}, True, False),
+        ({"NUMBA_CPU_FEATURES": "+fma,+avx512vl"}, True, False), ({"ONEDNN_MAX_CPU_ISA": "AVX2"}, True, True),
+    ],
+)  # fmt: skip
+def test_amx_is_used_where_the_system_permits_it(
+    a_xeon: None, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], permitted: bool, there: bool
+) -> None:
+    """Linux ends a process that uses its registers without having asked."""
+    monkeypatch.setattr(cpu, "amx_permitted", lambda: permitted)
+    assert cpu.read(settings).has_amx is there
 
 
 @pytest.mark.parametrize(

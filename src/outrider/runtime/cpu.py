@@ -9,6 +9,7 @@ Cores are not among them: a process may be moved to others while it runs (``thre
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -67,6 +68,11 @@ class CpuFacts:
     def wide_vectors(self) -> bool:
         """Whether compiled code has vectors of 512 bits, and 32 registers for them."""
         return not self.arm and "avx512vl" in self.compiler
+
+    @property
+    def has_amx(self) -> bool:
+        """Whether compiled code has AMX, which multiplies blocks of bfloat16."""
+        return self.wide_vectors and {"amx_tile", "amx_bf16"} <= self.compiler
 
     @property
     def multiplies_nibbles(self) -> bool:
@@ -202,7 +208,17 @@ def _compiled_for(
         found = known
     if environment.get("NUMBA_ENABLE_AVX") == "0" and not listed:
         found = frozenset(word for word in found if not word.startswith("avx"))
-    return found & features
+    found &= features
+    return found if amx_permitted() else frozenset(word for word in found if not word.startswith("amx"))
+
+
+@cache
+def amx_permitted() -> bool:
+    """Ask the system for AMX, as every process on Linux must, and say whether it may use it."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    call, request, data_of_tiles = 158, 0x1023, 18  # arch_prctl, ARCH_REQ_XCOMP_PERM
+    return bool(ctypes.CDLL(None).syscall(call, request, data_of_tiles) == 0)
 
 
 _LEVELS = {

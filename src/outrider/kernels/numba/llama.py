@@ -30,7 +30,15 @@ from outrider.kernels.numba.llama_records import (
     LlamaWeights,
 )
 from outrider.kernels.numba.output_matrix import write_logits
-from outrider.kernels.numba.products import ProductInput, convert_input, input_room, multiply, product_input, some_rows
+from outrider.kernels.numba.products import (
+    ProductInput,
+    convert_input,
+    input_room,
+    leave,
+    multiply,
+    product_input,
+    some_rows,
+)
 from outrider.kernels.numba.tiled_attention import room_for
 from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
 from outrider.kernels.numba.vector_math import gelu, silu
@@ -161,10 +169,10 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
     temp = np.empty((min(rows, ROWS), max(model.padded, PANEL * inward, 2 * PANEL * across)), np.float32)
     line, places = np.empty(model.depth, np.float32), room_for(batch.cut, model.heads // model.shared, model.depth)
     widest = max(hidden, batch.mixed.shape[1], model.inner)
-    room, factors = input_room(model.half, rows, widest), np.empty(rows, np.float32)
-    around = product_input(model.half, normed, room, factors)
-    mixed = product_input(model.half, batch.mixed, room, factors)
-    gated = product_input(model.half, batch.gated, room, factors)
+    room = input_room(model.half, rows, widest)
+    around = product_input(model.half, normed, room)
+    mixed = product_input(model.half, batch.mixed, room)
+    gated = product_input(model.half, batch.gated, room)
     for layer in range(model.layers):
         first, norms = PIECES * layer, model.norm_rows[layer]
         piece = first + PROJECT
@@ -212,10 +220,14 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
         done, item = done + 1, take(counters, piece)
     finish(counters, piece, done, rows)
     if len(batch.logits):
-        found = product_input(model.half, batch.found, room, factors)
+        found = product_input(model.half, batch.found, room)
         scale, most = np.float32(model.logits_scale), np.float32(model.logits_cap)
         write_logits(found, model.output, model.last_powers, batch.logits, counters, piece + 1, threads, scale, most)
+    leave(around)
 
+
+amx_layers = on_disk(layers.py_func, "amx_layers")
+"""The same for products by AMX."""
 
 packed_layers = on_disk(layers.py_func, "packed_layers")
 """The same for packed weights."""

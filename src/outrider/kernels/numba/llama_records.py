@@ -6,16 +6,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from outrider.kernels.numba import amx_products
 from outrider.kernels.numba.tiled_attention import Cut
 
 PROJECT, TURN, MIX, OUT, OUT_NORM, GATE, DOWN, DOWN_NORM = range(8)
 PIECES = 8
 """Pieces of work of a layer. Most layers have five of them: see ``layers``."""
 
-ROWS = 36
+ROWS = 4 * amx_products.ROWS if amx_products.AVAILABLE else 36
 """Rows of a run that are multiplied with an item's weights at a time: their inputs stay in a core's own cache.
 
-A Neoverse-N1 multiplied 128 rows of 1,536 inputs clearly faster in blocks of 36 than all together.
+A Neoverse-N1 multiplied 128 rows of 1,536 inputs clearly faster in blocks of 36 than all together. By AMX they are
+multiplied in whole blocks of sixteen.
 """
 
 
@@ -46,7 +48,7 @@ class LlamaWeights(NamedTuple):
     gelu: bool  # whether gates go through GELU, by tanh, and not through SiLU
     windows: np.ndarray[Any, Any]  # [L]: how far back a position looks
     output: int  # address of the output matrix
-    half: bool | int | float  # what weights are and products are computed in (``products.py``)
+    half: bool | int | float | np.ndarray[Any, Any]  # what weights are and products are computed in (``products.py``)
     powers: np.ndarray[Any, Any]  # [L, 4, 2]: what their inputs are scaled by, or the inputs of a scale
     last_powers: np.ndarray[Any, Any]  # [2]: those of the output matrix
 

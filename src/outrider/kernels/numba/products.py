@@ -1,8 +1,9 @@
-"""A matrix product compiled by numba, as its weights were prepared: in float32, in float16, or of packed weights.
+"""A matrix product compiled by numba, as its weights were prepared: in float32, float16, by AMX, or of packed weights.
 
 Which of them a model needs is known by the type of ``LlamaWeights.half`` when code is compiled for it: False or True
-for weights of bfloat16, multiplied in float32, and of float16, multiplied as they are; ``FLOAT32`` for weights of
-float32; the address of ``packed_product`` for packed ones. So nobody waits for code that is not run.
+for weights of bfloat16, multiplied in float32, and of float16, multiplied as they are; ``SHAPES`` for weights of
+bfloat16 multiplied by AMX; ``FLOAT32`` for weights of float32; the address of ``packed_product`` for packed ones. So
+nobody waits for code that is not run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
+from outrider.kernels.numba.amx_products import Registers, amx_product, panel_size, part_size, release, split
 from outrider.kernels.numba.code_cache import OPTIONS
 from outrider.kernels.numba.float16_products import CHAIN, half_product, narrow
 from outrider.kernels.numba.layer_math import float32_product, product
@@ -40,50 +42,94 @@ class PackedInput(NamedTuple):
     given: np.ndarray[Any, Any]  # [rows, units * GIVEN] bytes
 
 
+class AmxInput(NamedTuple):
+    """Inputs of a product by AMX: x, and a thread's own copy of it in parts of bfloat16."""
+
+    x: np.ndarray[Any, Any]  # [rows, inputs]
+    parts: np.ndarray[Any, Any]  # [rows, ``part_size``]
+    registers: Registers
+
+
+class FloatRoom(NamedTuple):
+    """Room for a thread's own copy of inputs in float16."""
+
+    bits: np.ndarray[Any, Any]
+    factors: np.ndarray[Any, Any]
+
+
+class AmxRoom(NamedTuple):
+    """Room for a thread's own copy of inputs in parts, and what its registers are set to."""
+
+    parts: np.ndarray[Any, Any]
+    registers: Registers
+
+
+Half = bool | int | float | np.ndarray[Any, Any]
+"""What a product is told by, as ``LlamaWeights.half``."""
+
+Given = ProductInput | PackedInput | AmxInput
+"""Inputs of a product."""
+
+
 @compiled
 def chained(inputs: int) -> int:
     """Inputs up to whole chains."""
     return (inputs + CHAIN - 1) // CHAIN * CHAIN
 
 
-def input_room(half: bool | int | float, rows: int, inputs: int) -> np.ndarray[Any, Any]:
+def input_room(half: Half, rows: int, inputs: int) -> FloatRoom | AmxRoom | np.ndarray[Any, Any]:
     """Room for a thread's own copy of so many rows."""
     raise NotImplementedError  # in compiled code only, as all of these
 
 
 @overload(input_room, jit_options=OPTIONS, strict=False)
 def _input_room(half: Any, rows: Any, inputs: Any) -> Any:
+    def floating(half: bool, rows: int, inputs: int) -> FloatRoom:
+        count = rows * chained(inputs) if half else 0
+        return FloatRoom(np.empty(count, np.uint16), np.empty(rows, np.float32))
+
+    def by_amx(half: Any, rows: int, inputs: int) -> AmxRoom:
+        return AmxRoom(np.empty(rows * part_size(inputs), np.uint16), Registers(half, np.zeros(1, np.int64)))
+
     if isinstance(half, types.Boolean):
-        return lambda half, rows, inputs: np.empty(rows * chained(inputs) if half else 0, np.uint16)
+        return floating
     if isinstance(half, types.Float):
-        return lambda half, rows, inputs: np.empty(0, np.uint16)
+        return lambda half, rows, inputs: FloatRoom(np.empty(0, np.uint16), np.empty(0, np.float32))
+    if isinstance(half, types.Array):
+        return by_amx
     return lambda half, rows, inputs: np.empty(rows * GIVEN * units_of(inputs), np.uint8)
 
 
-def product_input(half: bool | int | float, x: Any, room: Any, factors: Any) -> ProductInput | PackedInput:
+def product_input(half: Half, x: Any, room: Any) -> Given:
     """What products with x read; ``room`` is for its copy."""
     raise NotImplementedError
 
 
 @overload(product_input, jit_options=OPTIONS, strict=False)
-def _product_input(half: Any, x: Any, room: Any, factors: Any) -> Any:
-    def floating(half: bool, x: Any, room: Any, factors: Any) -> ProductInput:
+def _product_input(half: Any, x: Any, room: Any) -> Any:
+    def floating(half: bool, x: Any, room: FloatRoom) -> ProductInput:
         rows, inputs = x.shape[0], chained(x.shape[1]) if half else 0
-        return ProductInput(half, x, room[: rows * inputs].reshape((rows, inputs)), factors)
+        return ProductInput(half, x, room.bits[: rows * inputs].reshape((rows, inputs)), room.factors)
 
-    def packed(half: int, x: Any, room: Any, factors: Any) -> PackedInput:
+    def packed(half: int, x: Any, room: Any) -> PackedInput:
         rows, size = x.shape[0], GIVEN * units_of(x.shape[1])
         return PackedInput(half, x, room[: rows * size].reshape((rows, size)))
 
-    def full(half: float, x: Any, room: Any, factors: Any) -> ProductInput:
-        return ProductInput(half, x, room.reshape((x.shape[0], 0)), factors)
+    def full(half: float, x: Any, room: FloatRoom) -> ProductInput:
+        return ProductInput(half, x, room.bits.reshape((x.shape[0], 0)), room.factors)
+
+    def by_amx(half: Any, x: Any, room: AmxRoom) -> AmxInput:
+        rows, numbers = x.shape[0], part_size(x.shape[1])
+        return AmxInput(x, room.parts[: rows * numbers].reshape((rows, numbers)), room.registers)
 
     if isinstance(half, types.Float):
         return full
+    if isinstance(half, types.Array):
+        return by_amx
     return floating if isinstance(half, types.Boolean) else packed
 
 
-def some_rows(given: ProductInput | PackedInput, row: int, end: int) -> ProductInput | PackedInput:
+def some_rows(given: Given, row: int, end: int) -> Given:
     """Some rows of a product's inputs."""
     raise NotImplementedError
 
@@ -96,6 +142,11 @@ def _some_rows(given: Any, row: Any, end: Any) -> Any:
     def packed(given: PackedInput, row: int, end: int) -> PackedInput:
         return PackedInput(given.product, given.x[row:end], given.given[row:end])
 
+    def by_amx(given: AmxInput, row: int, end: int) -> AmxInput:
+        return AmxInput(given.x[row:end], given.parts[row:end], given.registers)
+
+    if given.instance_class is AmxInput:
+        return by_amx
     return floating if given.instance_class is ProductInput else packed
 
 
@@ -104,7 +155,7 @@ def _of_float32(given: Any) -> bool:
     return isinstance(given.types[given.fields.index("half")], types.Float)
 
 
-def convert_input(given: ProductInput | PackedInput, powers: Any) -> None:
+def convert_input(given: Given, powers: Any) -> None:
     """x has been written: bring it into the form that products with a matrix of these powers read.
 
     Of packed weights the first power is the number of inputs with one scale.
@@ -123,12 +174,17 @@ def _convert_input(given: Any, powers: Any) -> Any:
     def packed(given: PackedInput, powers: Any) -> None:
         shorten(given.x, powers[0], given.given)
 
+    def by_amx(given: AmxInput, powers: Any) -> None:
+        split(given.x, given.parts)
+
+    if given.instance_class is AmxInput:
+        return by_amx
     if given.instance_class is PackedInput:
         return packed
     return full if _of_float32(given) else floating
 
 
-def multiply(given: ProductInput | PackedInput, weights: int, first: int, panels: int, out: Any) -> None:
+def multiply(given: Given, weights: int, first: int, panels: int, out: Any) -> None:
     """Times some panels of a matrix, from the first on -> out [rows, 16 * panels]."""
     raise NotImplementedError
 
@@ -155,6 +211,24 @@ def _multiply(given: Any, weights: Any, first: Any, panels: Any, out: Any) -> An
         x, short = given.x.ctypes.data, given.given.ctypes.data
         call_product(given.product, weights, first, panels, rows, inputs, x, short, out.ctypes.data, out.shape[1])
 
+    def by_amx(given: AmxInput, weights: int, first: int, panels: int, out: Any) -> None:
+        at = weights + panel_size(given.x.shape[1]) * first
+        amx_product(at, given.parts, given.registers, out.ctypes.data, out.shape[1], panels)
+
+    if given.instance_class is AmxInput:
+        return by_amx
     if given.instance_class is PackedInput:
         return packed
     return full if _of_float32(given) else floating
+
+
+def leave(given: Given) -> None:
+    """A thread has done its products."""
+    raise NotImplementedError
+
+
+@overload(leave, jit_options=OPTIONS, strict=False)
+def _leave(given: Any) -> Any:
+    if given.instance_class is AmxInput:
+        return lambda given: release(given.registers)
+    return lambda given: None

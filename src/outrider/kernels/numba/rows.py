@@ -11,9 +11,9 @@ from outrider.kernels.numba.float16_products import wide
 from outrider.kernels.numba.packed_rows import unpack_row
 from outrider.kernels.numba.tiles import PANEL, compiled, float_of_bits, pointer_to
 
-ROWS, PANELS, HALF_PANELS, PACKED_PANELS, FLOAT_PANELS = range(5)
+ROWS, PANELS, HALF_PANELS, PACKED_PANELS, FLOAT_PANELS, AMX_PANELS = range(6)
 """Float32 one row behind the other; bfloat16 as ``tiles.py`` reads it; float16 as ``float16_products.py`` does; four
-to eight bits as ``packed_products.py`` does; float32 as ``tiles.py`` reads it."""
+to eight bits as ``packed_products.py`` does; float32 as ``tiles.py`` reads it; bfloat16 as ``amx_products.py`` does."""
 
 
 class Table(NamedTuple):
@@ -48,6 +48,11 @@ def look_up(table: Table, token: int, out: Any) -> None:
     if table.kind == HALF_PANELS:
         for j in range(table.size):
             out[j] = wide(bits[j, token % PANEL]) * np.float32(table.scale)
+        return
+    if table.kind == AMX_PANELS:
+        for j in range(table.size):
+            pair = bits[j // 2 * 2 + token % PANEL // 8, 2 * (token % 8) + j % 2]
+            out[j] = float_of_bits(np.int32(np.uint32(pair) << np.uint32(16)))
         return
     column = 2 * (token % 8) + token % PANEL // 8  # columns j and j + 8 are the two halves of a word
     for j in range(table.size):

@@ -126,10 +126,10 @@ def _layers(model: T5Stack, run: T5Run, piece: int) -> None:
     temp = np.empty((tokens, max(widest, model.padded)), np.float32)
     scores = np.empty(max(run.own.capacity, run.cross.capacity), np.float32)
     most = max(hidden, run.mixed.shape[1], model.inner)
-    room, factors = input_room(model.half, tokens, most), np.empty(tokens, np.float32)
-    around = product_input(model.half, normed, room, factors)
-    mixed = product_input(model.half, run.mixed, room, factors)
-    between = product_input(model.half, run.between, room, factors)
+    room = input_room(model.half, tokens, most)
+    around = product_input(model.half, normed, room)
+    mixed = product_input(model.half, run.mixed, room)
+    between = product_input(model.half, run.between, room)
     _embed(model, run, piece)
     piece += 1
     for layer in range(model.layers):
@@ -143,7 +143,7 @@ def _layers(model: T5Stack, run: T5Run, piece: int) -> None:
         piece += PIECES
     _end(model, run, piece)
     if len(run.logits):
-        found, one = product_input(model.half, run.found, room, factors), np.float32(1)
+        found, one = product_input(model.half, run.found, room), np.float32(1)
         counters = run.counters.ctypes.data
         write_logits(
             found, model.output, model.last_powers, run.logits, counters, piece + 1, threads, one, np.float32(0)
@@ -213,7 +213,7 @@ def t5_cross(
     tokens, panels, counters = len(read), model.padded // PANEL, work.ctypes.data
     temp = np.empty((tokens, model.padded), np.float32)
     room = input_room(model.half, tokens, model.hidden)
-    given = product_input(model.half, read, room, np.empty(tokens, np.float32))
+    given = product_input(model.half, read, room)
     items, converted = 2 * model.heads * len(places), -1
     done, item = 0, take(counters, 0)
     while item < items:

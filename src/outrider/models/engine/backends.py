@@ -82,6 +82,7 @@ def _numba_weights(asked: Asked) -> str:
 
 
 def _numba_layout(weights: str) -> Layout:
+    from outrider.kernels.numba import amx_products
     from outrider.models.engine import numba_weights, packed_weights, t5_weights
 
     if weights in QUANTISED:
@@ -98,6 +99,7 @@ def _numba_layout(weights: str) -> Layout:
             to, source, config, weights
         ),
         bytes_each=FLOATS[weights].itemsize,
+        arrangement="amx" if weights == "bfloat16" and amx_products.AVAILABLE else "",
     )  # fmt: skip
 
 

@@ -16,9 +16,17 @@ from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import CPU
 from outrider.core.protocols import Shape
 from outrider.errors import require
-from outrider.kernels.numba import float16_products, kv_panels, llama, llama_records, packed_products, tiled_attention
+from outrider.kernels.numba import (
+    amx_products,
+    float16_products,
+    kv_panels,
+    llama,
+    llama_records,
+    packed_products,
+    tiled_attention,
+)
 from outrider.kernels.numba.code_cache import DIGEST, compiling
-from outrider.kernels.numba.products import FLOAT32
+from outrider.kernels.numba.products import FLOAT32, Half
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine.llama_engine import Found, LlamaEngine, Run
@@ -71,12 +79,15 @@ class NumbaEngine(LlamaEngine):
         with (prepared.folder / WEIGHTS).open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._file = np.frombuffer(self._map, np.uint8)
-        self._half: bool | int | float = prepared.weights == "float16"
+        self._half: Half = prepared.weights == "float16"
         self._layers = llama.layers
         if packed:
             self._half, self._layers = packed_products.address(), llama.packed_layers
         elif prepared.weights == "float32":
             self._half, self._layers = FLOAT32, llama.float32_layers
+        elif len(self._places["output"][1]) == 5:  # panels as only AMX reads them
+            self._half, self._layers = amx_products.SHAPES, llama.amx_layers
+            self.name += " with AMX"
         elif self._half:
             assert float16_products.AVAILABLE, "backends.numba_computes_in_half and float16_products.py disagree"
             self.name += " in float16"

@@ -1,7 +1,7 @@
 """A Llama-like model's weights as numba's kernels read them: panels of sixteen columns.
 
-In bfloat16 or float32 for ``kernels/numba/tiles.py``, where a column's weights are as they were saved, or in float16
-for ``kernels/numba/float16_products.py``.
+In bfloat16 or float32 for ``kernels/numba/tiles.py``, where a column's weights are as they were saved, in bfloat16 for
+``kernels/numba/amx_products.py``, or in float16 for ``kernels/numba/float16_products.py``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outrider.core.model_facts import dtype_name
 from outrider.errors import ModelCorrupt, ModelError, require
+from outrider.kernels.numba import amx_products
 from outrider.kernels.numba.float16_products import CHAIN
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine.sizes import PartNames, Sizes
@@ -40,9 +41,11 @@ _ROOM = 60000.0
 class Products:
     """Matrices on their way from a checkpoint into a file, in bfloat16, float16 or float32."""
 
-    def __init__(self, file: WeightFile, tensors: Tensors, weights: str, saved: str) -> None:
-        """``weights``: what the file is to have; ``saved``: what the checkpoint has, as its config says."""
+    def __init__(self, file: WeightFile, tensors: Tensors, weights: str, saved: str, amx: bool = False) -> None:
+        """``weights``: what the file is to have; ``saved``: what the checkpoint has, as its config says; ``amx``:
+        whether weights of bfloat16 are multiplied by that."""
         self.file, self.tensors, self.half = file, tensors, weights == "float16"
+        self._bfloat16_panels = amx_panels if amx else panels
         self._exact_in: torch.dtype = FLOATS[saved if self.half else weights]
         self.powers: list[tuple[int, int]] = []  # of two: the largest input, and what weights were divided by
 
@@ -71,7 +74,8 @@ class Products:
         """Write a matrix that tokens are looked up in: nothing is scaled."""
         if weight.dtype == torch.float16:
             weight = weight.to(torch.float32)
-        self.file.write(name, panels(weight) if weight.dtype == torch.bfloat16 else column_panels(weight))
+        arrange = self._bfloat16_panels if weight.dtype == torch.bfloat16 else column_panels
+        self.file.write(name, arrange(weight))
 
 
 def write(folder: Path, source: Path, config: Any, weights: str) -> dict[str, tuple[int, list[int]]]:
@@ -79,7 +83,7 @@ def write(folder: Path, source: Path, config: Any, weights: str) -> dict[str, tu
     file = WeightFile(folder / WEIGHTS)
     try:
         tensors, sizes = Tensors(source, PartNames.of(config)), Sizes.of(config)
-        products = Products(file, tensors, weights, saved_dtype(config))
+        products = Products(file, tensors, weights, saved_dtype(config), amx_products.AVAILABLE)
         for layer in range(sizes.layers):
             for name, parts in PRODUCTS.items():
                 _write_product(products, layer_name(layer), name, parts, sizes)
@@ -147,6 +151,15 @@ def panels(weight: Tensor) -> np.ndarray[Any, Any]:
     outputs, inputs = weight.shape
     bits = torch.nn.functional.pad(weight, (0, 0, 0, -outputs % PANEL)).view(torch.int16)
     found: np.ndarray[Any, Any] = bits.view(-1, 2, PANEL // 2, inputs).permute(0, 3, 2, 1).contiguous().numpy()
+    return found
+
+
+def amx_panels(weight: Tensor) -> np.ndarray[Any, Any]:
+    """A weight [out, in] -> [out / 16, in / 32, 16, 16, 2] bits: inputs 2 i and 2 i + 1 of a column side by side."""
+    chunk = amx_products.CHUNK
+    whole = torch.nn.functional.pad(weight, (0, -weight.shape[1] % chunk, 0, -weight.shape[0] % PANEL))
+    split = whole.view(torch.int16).view(-1, PANEL, whole.shape[1] // chunk, chunk // 2, 2)
+    found: np.ndarray[Any, Any] = split.permute(0, 2, 3, 1, 4).contiguous().numpy()
     return found
 
 

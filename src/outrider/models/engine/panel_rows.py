@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.kernels.numba import amx_products
 from outrider.kernels.numba.packed_rows import unpack_rows
-from outrider.kernels.numba.rows import FLOAT_PANELS, HALF_PANELS, PACKED_PANELS, PANELS, Table
+from outrider.kernels.numba.rows import AMX_PANELS, FLOAT_PANELS, HALF_PANELS, PACKED_PANELS, PANELS, Table
 
 
 class _Table:
@@ -51,18 +52,20 @@ class PanelRows(_Table):
         unit: int | None = None,
     ) -> None:
         """From ``place`` of a file's bytes on, panels of this shape: bfloat16 [V / 16, size, 8, 2], where row
-        16 p + 8 h + j is [p, :, j, h]; float32 [V / 16, size, 16]; or, with the power of two that weights were divided
+        16 p + 8 h + j is [p, :, j, h]; for AMX [V / 16, size / 32, 16, 16, 2], where row 16 p + j is [p, :, :, j];
+        float32 [V / 16, size, 16]; or, with the power of two that weights were divided
         by, float16 [V / 16, size up to whole chains, 16]."""
         number: Any
         kind, number = (FLOAT_PANELS, np.float32) if unit is None else (HALF_PANELS, np.float16)
-        if len(shape) == 4:
-            kind, number = PANELS, np.uint16
+        if len(shape) > 3:
+            kind, number = PANELS if len(shape) == 4 else AMX_PANELS, np.uint16
+        inputs = shape[1] if kind != AMX_PANELS else shape[1] * amx_products.CHUNK
         scale = 2.0 ** (unit or 0)
         self._kind, self._scale = kind, np.float32(scale)
         size_on_disk = math.prod(shape) * np.dtype(number).itemsize
         self._panels = file[place : place + size_on_disk].view(number).reshape(shape)
         super().__init__(rows, size)
-        self.table = Table(self._panels.ctypes.data, size, kind, shape[1], scale)
+        self.table = Table(self._panels.ctypes.data, size, kind, inputs, scale)
 
     def __getitem__(self, index: Any, /) -> Tensor:
         """Rows of tokens [...] -> [..., size]."""
@@ -70,6 +73,9 @@ class PanelRows(_Table):
         if self._kind == PANELS:  # a bfloat16 is the upper half of a float32
             bits = self._panels[rows >> 4, :, rows & 7, rows >> 3 & 1].astype(np.uint32) << 16
             return torch.from_numpy(bits).view(torch.float32)
+        if self._kind == AMX_PANELS:
+            pairs = self._panels[rows >> 4, :, :, rows & 15].reshape(*rows.shape, -1)[..., : self.shape[1]]
+            return torch.from_numpy(pairs.astype(np.uint32) << 16).view(torch.float32)
         found = self._panels[rows >> 4, :, rows & 15][..., : self.shape[1]]
         return torch.from_numpy(found.astype(np.float32) * self._scale)
 

@@ -49,6 +49,7 @@ class Layout:
     version: int  # raised whenever the files change: what was written before is then written again
     write: Callable[[Path, Path, Any], Places]  # into a folder, from a checkpoint's directory and its config
     bytes_each: float = 0  # of a weight; 0: those of a GGUF file, as many as it has
+    arrangement: str = ""  # what instructions weights lie in order for, where not all CPUs have them
 
     def bytes_needed(self, source: Path) -> int:
         """Of disk space, a little more than will be written: every tensor begins on a page of its own."""
@@ -165,6 +166,8 @@ def make_files(folder: Path, source: Path, config: Any, layout: Layout) -> Path:
     places = layout.write(folder, source, config)
     size = (folder / WEIGHTS).stat().st_size
     record = {"source": str(source.resolve()), "weights": layout.weights, "size": size, "places": places}
+    if layout.arrangement:
+        record["arrangement"] = layout.arrangement
     write_record(folder, record)
     return folder
 
@@ -177,6 +180,7 @@ def _remove_stale(source: Path, layout: Layout, final: Path) -> None:
         except (OSError, ValueError):  # damaged: whoever loads its model writes it again
             continue
         same = known["source"] == str(source.resolve()) and known["weights"] == layout.weights
+        same = same and known.get("arrangement", "") == layout.arrangement
         replaced = same and engine_of(folder) == layout.engine
         if folder != final and (replaced or not Path(known["source"]).exists()):
             shutil.rmtree(folder, ignore_errors=True)
@@ -190,9 +194,8 @@ def _key(source: Path, layout: Layout) -> str:
     else:  # a file may have been moved, and weights unpacked beside: neither changes what is prepared
         files, weights = [file for file in settings if file.name != manifest.MANIFEST], packed.sha256
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files] + ([weights] * bool(weights))
-    return hashlib.sha256(repr((layout.version, layout.weights, str(source.resolve()), facts)).encode()).hexdigest()[
-        :32
-    ]
+    told = (layout.version, layout.weights, layout.arrangement, str(source.resolve()), facts)
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:32]
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
