@@ -1,4 +1,4 @@
-"""What ``draft="auto"`` gains beside each of its drafters alone, by counts, at prices that are given.
+"""What ``draft="auto"`` gains beside each of its drafters alone, by counts, at costs that are given.
 
 python recipes/auto_gain.py smollm2-135m --prompts questions.jsonl --per-task 4 --max-new-tokens 96
 
@@ -38,10 +38,10 @@ class Counts:
     asked: int = 0  # runs before which the drafter was asked
     guesses: int = 0  # that took time
 
-    def time(self, prices: argparse.Namespace, free: bool) -> float:
+    def time(self, costs: argparse.Namespace, free: bool) -> float:
         """In plain runs; ``free``: guesses take no time but that of asking."""
-        runs = sum(prices.widths[width - 1] * number for width, number in self.widths.items())
-        return float(runs + prices.asking * self.asked + (0.0 if free else prices.guess * self.guesses))
+        runs = sum(costs.widths[width - 1] * number for width, number in self.widths.items())
+        return float(runs + costs.asking * self.asked + (0.0 if free else costs.guess * self.guesses))
 
 
 class Counting:

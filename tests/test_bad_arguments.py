@@ -1,4 +1,4 @@
-"""Arguments of the front door that cannot be right are refused at once, by name, value and rule."""
+"""Arguments of the Python API that cannot be right are refused at once, by name, value and rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a call's options become a decoder: one way for ``LLM`` and for the transformers door."""
+"""How a call's options become a decoder: one way for ``LLM`` and for ``transformers_generate``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outrider.planning.policies import Auto, Fixed
 
 
 def test_both_doors_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The transformers door once put its own decoder together, and rules about clocks were written twice."""
+    """``transformers_generate`` once put its own decoder together, and rules about clocks were written twice."""
     folder = library.save_llama(tmp_path / "model")
     made: list[Decoder] = []
     build = DecoderBuilder.decoder

@@ -1,4 +1,4 @@
-"""The transformers door: one changed line in an existing script, the same text."""
+"""Inside transformers' ``generate``: one changed line in an existing script, the same text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_draft_model_needs_an_encoder_of_its_own() -> None:
 
 
 def test_the_callers_model_is_left_as_it_was() -> None:
-    """Catches a door that freezes a model in training: no gradient would flow after the first sample."""
+    """Catches a call that freezes a model in training: no gradient would flow after the first sample."""
     model = tiny.build("llama").train().requires_grad_(True)
     model.generate(**inputs("llama"), max_new_tokens=4, custom_generate=outrider.transformers_generate)
     assert model.training and all(p.requires_grad for p in model.parameters())
@@ -70,8 +70,8 @@ def test_sampling_repeats_with_a_seed_and_with_torchs_own() -> None:
     model = tiny.build("llama")
 
     def sampled(**options: Any) -> list[list[int]]:
-        door = {"custom_generate": outrider.transformers_generate, "do_sample": True, "max_new_tokens": 12}
-        return model.generate(**inputs("llama"), **door, **options).tolist()
+        ours = {"custom_generate": outrider.transformers_generate, "do_sample": True, "max_new_tokens": 12}
+        return model.generate(**inputs("llama"), **ours, **options).tolist()
 
     assert sampled(seed=3) == sampled(seed=3) != sampled(seed=4)
     torch.manual_seed(1)
@@ -90,8 +90,8 @@ def test_a_row_samples_the_same_alone_and_beside_others(family: str) -> None:
     prompts = torch.tensor([[5, 6, 7], [8, 9, 10], [5, 6, 7]])
 
     def sampled(rows: list[int], seed: int) -> list[list[int]]:
-        door = {"custom_generate": outrider.transformers_generate, "do_sample": True, "coupling": "gumbel"}
-        return model.generate(prompts[rows], **door, seed=seed, min_new_tokens=8, max_new_tokens=8).tolist()
+        ours = {"custom_generate": outrider.transformers_generate, "do_sample": True, "coupling": "gumbel"}
+        return model.generate(prompts[rows], **ours, seed=seed, min_new_tokens=8, max_new_tokens=8).tolist()
 
     together = sampled([0, 1, 2], 2**63 - 1)
     assert together[0] != together[2]

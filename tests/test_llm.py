@@ -1,4 +1,4 @@
-"""The front door on small real model directories: load, generate, stream, chat."""
+"""The Python API on small real model directories: load, generate, stream, chat."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def by_transformers(folder: Path, prompt: str, **options: Any) -> list[int]:
 
 @pytest.mark.parametrize("draft", ["auto", "copy", "ngram", "suffix", "uniform", "none", None, "draft"])
 def test_greedy_is_transformers_own(folders: Path, draft: str | None) -> None:
-    """Catches a front door that tokenizes, stops or decodes in another way than the model's own library."""
+    """Catches an API that tokenizes, stops or decodes in another way than the model's own library."""
     llm = outrider.load(str(folders / "target"), str(folders / "draft") if draft == "draft" else draft)
     output = llm.generate(PROMPT, max_new_tokens=40)
     expected = by_transformers(folders / "target", PROMPT, max_new_tokens=40)

@@ -1,4 +1,4 @@
-"""Beam search through the front door and the command line, on small real model directories."""
+"""Beam search by ``LLM`` and by the command line, on small real model directories."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def llm(folders: Path) -> outrider.LLM:
 
 @pytest.mark.parametrize("kind", ["target", "t5"])
 def test_hypotheses_are_transformers_own(folders: Path, kind: str) -> None:
-    """Catches a front door that asks for another search, loses a hypothesis or decodes another text."""
+    """Catches a call that asks for another search, loses a hypothesis or decodes another text."""
     llm = outrider.load(str(folders / kind), draft="auto")
     options: dict[str, Any] = {"max_new_tokens": 14, "length_penalty": 0.5, "early_stopping": "never"}
     output = llm.generate(PROMPT, beams=4, num_return=3, **options)

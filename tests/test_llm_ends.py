@@ -1,4 +1,4 @@
-"""How calls of the front door end: what outputs say of it, prompts that are refused, streams that are interrupted."""
+"""How calls of ``LLM`` end: what outputs say of it, prompts that are refused, streams that are interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lenience, block coupling and draft options from the front door: what they do, and where it shows."""
+"""Lenience, block coupling and draft options of ``LLM.generate``: what they do, and where it shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import outrider
 from outrider.bench.measure import MeasureSettings, measure
 from outrider.certificate import Plan
-from outrider.certificate.law import laws
+from outrider.certificate.distribution import distribution_tests
 from outrider.cli.main import app
 from outrider.cli.render import stats_table
 from outrider.core.verification.choose import VERIFIERS, choose
@@ -110,13 +110,13 @@ def test_draft_options_reach_the_draft(llm: outrider.LLM) -> None:
 
 
 def test_the_certificate_is_of_exact_rules(llm: outrider.LLM) -> None:
-    """Catches a certificate for a lenient text, and a law test that takes maximal coupling for every coupling."""
+    """Catches a certificate for a lenient text, and a test that takes maximal coupling for every coupling."""
     with pytest.raises(BadOption, match="lenience 0.5 is inexact by design"):
         Plan(lenience=0.5)
     with pytest.raises(BadOption, match="coupling must be one of maximal, gumbel, block"):
         Plan(coupling="optimal")
     texts = [(llm.tokenizer.encode("the thin the thin"), llm.generate("the thin the thin", max_new_tokens=8).tokens)]
-    results = laws(llm, texts, VERIFIERS["block"], (1000, 200), lambda share: None)
+    results = distribution_tests(llm, texts, VERIFIERS["block"], (1000, 200), lambda share: None)
     assert {r.verifier for r in results if r.must_pass} == {"block"}
     assert all(r.passed for r in results if r.must_pass)
 

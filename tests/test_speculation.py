@@ -1,4 +1,4 @@
-"""Two functions at once: the outcome follows f's law, by identity and by sampling, and wrong rules are caught."""
+"""Two functions at once: the outcome follows f's distribution, by identity and by sampling; wrong rules are caught."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import outrider
 from executors import AtOnce
 from outrider import speculation
-from outrider.testing import assert_same_law
+from outrider.testing import assert_same_distribution
 
 P = {"a": 0.42, "b": 0.3, "c": 0.0, "d": 0.2, "e": 0.08}
 APPROXIMATIONS = {
@@ -29,10 +29,10 @@ APPROXIMATIONS = {
 }
 
 
-# --- the law -----------------------------------------------------------------------------------------
+# --- the distribution -----------------------------------------------------------------------------------------
 
 
-def check_law(q: dict[str, float], guesses: int, samples: int = 25_000, detects: float = 0.045) -> float:
+def check_distribution(q: dict[str, float], guesses: int, samples: int = 25_000, detects: float = 0.045) -> float:
     """Through the product's own path; fails once in 1e9 if all is well. The share of kept guesses."""
     random, places = Random(7), {x: i for i, x in enumerate([*P, "x", "y"])}
     counts, kept = [0] * len(places), 0
@@ -41,21 +41,21 @@ def check_law(q: dict[str, float], guesses: int, samples: int = 25_000, detects:
         assert seen.value == seen.outcome.upper()
         counts[places[seen.outcome]] += 1
         kept += seen.kept
-    assert_same_law(torch.tensor(counts), torch.tensor([P.get(x, 0.0) for x in places]), detects=detects)
+    assert_same_distribution(torch.tensor(counts), torch.tensor([P.get(x, 0.0) for x in places]), detects=detects)
     return kept / samples
 
 
 @pytest.mark.parametrize("guesses", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", ["near", "far", "sharp"])
-def test_law(name: str, guesses: int) -> None:
-    kept = check_law(APPROXIMATIONS[name], guesses)
+def test_distribution(name: str, guesses: int) -> None:
+    kept = check_distribution(APPROXIMATIONS[name], guesses)
     assert (kept > 0) == (guesses > 0)
 
 
 @pytest.mark.parametrize("name", ["itself", "one outcome", "elsewhere"])
-def test_law_with_odd_approximations(name: str) -> None:
+def test_distribution_with_odd_approximations(name: str) -> None:
     """Always kept, a point mass, never kept."""
-    kept = check_law(APPROXIMATIONS[name], 2, samples=12_000, detects=0.065)
+    kept = check_distribution(APPROXIMATIONS[name], 2, samples=12_000, detects=0.065)
     if name == "elsewhere":
         assert kept == 0
 
@@ -65,34 +65,38 @@ def test_acceptance_is_the_overlap() -> None:
     q, samples = APPROXIMATIONS["near"], 25_000
     seen = outrider.speculate(lambda: P, lambda: q, str.upper, AtOnce(), seed=0)
     assert math.isclose(seen.overlap, 0.42 + 0.2 + 0.2 + 0.08)
-    kept = round(check_law(q, 1, samples) * samples)
-    assert_same_law(torch.tensor([kept, samples - kept]), torch.tensor([seen.overlap, 1 - seen.overlap]), detects=0.04)
+    kept = round(check_distribution(q, 1, samples) * samples)
+    assert_same_distribution(
+        torch.tensor([kept, samples - kept]), torch.tensor([seen.overlap, 1 - seen.overlap]), detects=0.04
+    )
 
 
-laws = st.dictionaries(st.sampled_from("abcde"), st.fractions(Fraction(1, 20), 3, max_denominator=20), min_size=1)
+distributions = st.dictionaries(
+    st.sampled_from("abcde"), st.fractions(Fraction(1, 20), 3, max_denominator=20), min_size=1
+)
 
 
-@given(laws, laws, st.integers(0, 4))
-def test_the_law_as_an_identity(p: dict[str, Any], q: dict[str, Any], guesses: int) -> None:
+@given(distributions, distributions, st.integers(0, 4))
+def test_the_distribution_as_an_identity(p: dict[str, Any], q: dict[str, Any], guesses: int) -> None:
     """No sampling, no rounding: enumerate every guess and its fate in fractions, and p comes out."""
 
-    def law(p: dict[str, Any], q: dict[str, Any], left: int) -> dict[str, Fraction]:
+    def distribution(p: dict[str, Any], q: dict[str, Any], left: int) -> dict[str, Fraction]:
         if left == 0 or not q:
             return p
         total: dict[str, Fraction] = {}
         for x, chance in q.items():
             keep = min(Fraction(1), p.get(x, Fraction(0)) / chance)
-            after = law(speculation.rest(p, q), speculation.without(q, x), left - 1) if keep < 1 else {}
+            after = distribution(speculation.rest(p, q), speculation.without(q, x), left - 1) if keep < 1 else {}
             for y in {x, *after}:
                 share = chance * (keep * (y == x) + (1 - keep) * after.get(y, Fraction(0)))
                 total[y] = total.get(y, Fraction(0)) + share
         return {x: w for x, w in total.items() if w}
 
     p, q = speculation.normalised(p), speculation.normalised(q)
-    assert law(p, q, guesses) == p
+    assert distribution(p, q, guesses) == p
 
 
-# --- mutants: each must be caught, or the laws above prove nothing -----------------------------------
+# --- mutants: each must be caught, or the distributions above prove nothing -----------------------------------
 
 
 def keeping(keep: Callable[..., bool], *, removes: bool = True, lowers: bool = True, fresh: bool = True) -> Any:
@@ -140,10 +144,10 @@ MUTANTS: dict[str, tuple[str, Any, int]] = {  # the part replaced, by what, and 
 def test_mutants_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     part, wrong, guesses = MUTANTS[name]
     monkeypatch.setattr(speculation, part, wrong)
-    with pytest.raises(AssertionError, match="not the expected law|probability zero"):
-        check_law(APPROXIMATIONS["far" if guesses == 1 else "sharp"], guesses, samples=10_000, detects=0.07)
+    with pytest.raises(AssertionError, match="not the expected distribution|probability zero"):
+        check_distribution(APPROXIMATIONS["far" if guesses == 1 else "sharp"], guesses, samples=10_000, detects=0.07)
 
 
 def test_the_mutants_frame_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation, "decide", keeping(right))
-    check_law(APPROXIMATIONS["far"], 2)
+    check_distribution(APPROXIMATIONS["far"], 2)

@@ -30,7 +30,7 @@ CALLER = ""
 
 @dataclass(frozen=True)
 class DecoderBuilder:
-    """Makes the decoder of a call, for ``LLM`` and for the transformers door alike. Its fields outlive a call."""
+    """Makes the decoder of a call, for ``LLM`` and for ``transformers_generate`` alike. Its fields outlive a call."""
 
     target: LanguageModel
     auto: Auto  # knows what steps cost, from the steps of earlier calls

@@ -1,4 +1,4 @@
-"""The front door: ``llm = outrider.load(...)``, then ``llm.generate``, ``llm.stream``, ``llm.chat``."""
+"""The Python API: ``llm = outrider.load(...)``, then ``llm.generate``, ``llm.stream``, ``llm.chat``."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def load(
 
     target: a short name (smollm2-135m, t5-ende), a directory, a .gguf file or a hub id. A directory with a
     target and a draft in it is a pair: its draft is what "auto" means there.
-    draft: "auto", "copy", "ngram", "suffix", "suffix:DIR" (an index by `outrider suffix build`), "uniform", None or
-        "none", a model named like a target, or a Drafter;
+    draft: a name in ``outrider.drafters.BUILT_IN`` ("auto", "copy", "none" ...; None is "none"), "suffix:DIR" (an index
+        by `outrider suffix build`), a model named like a target, or a Drafter;
         "copy>small-model" is a cascade: copying drafts for the small model, which drafts for the target.
     width: W, the tokens of every target run; gamma can be up to width - 1.
     slots: rows that run together; None means as many as there are prompts, at most 8, or what suits the model's

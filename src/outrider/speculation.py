@@ -98,11 +98,11 @@ def expected_seconds(alpha: float, f: float, g: float, f_approx: float = 0.0) ->
 
 # --- speculative sampling, guess by guess ------------------------------------------------------------
 
-Law = dict[Outcome, float]
+Distribution = dict[Outcome, float]
 """Outcome -> probability, above zero, summing to 1."""
 
 
-def draw_several(q: Law[Outcome], count: int, random: Random) -> list[Outcome]:
+def draw_several(q: Distribution[Outcome], count: int, random: Random) -> list[Outcome]:
     """Different guesses, each from q without those before it; fewer where q has no more outcomes."""
     drawn: list[Outcome] = []
     while q and len(drawn) < count:
@@ -111,7 +111,7 @@ def draw_several(q: Law[Outcome], count: int, random: Random) -> list[Outcome]:
     return drawn
 
 
-def decide(p: Law[Outcome], q: Law[Outcome], drawn: list[Outcome], random: Random) -> Outcome:
+def decide(p: Distribution[Outcome], q: Distribution[Outcome], drawn: list[Outcome], random: Random) -> Outcome:
     """The outcome: distributed as p, whatever q is, and a guess where it can be.
 
     Section 2.3 for one guess. For the next one, the same again: after a rejection the outcome must follow the
@@ -124,37 +124,38 @@ def decide(p: Law[Outcome], q: Law[Outcome], drawn: list[Outcome], random: Rando
     return draw(p, random)
 
 
-def rest(p: Law[Outcome], q: Law[Outcome]) -> Law[Outcome]:
+def rest(p: Distribution[Outcome], q: Distribution[Outcome]) -> Distribution[Outcome]:
     """norm(max(0, p - q)); where rounding leaves nothing p and q are equal and p is the right limit."""
     left = {x: w - q.get(x, 0) for x, w in p.items() if w > q.get(x, 0)}
     return normalised(left) if left else p
 
 
-def without(q: Law[Outcome], x: Outcome) -> Law[Outcome]:
+def without(q: Distribution[Outcome], x: Outcome) -> Distribution[Outcome]:
     """q given that it is not x."""
     return normalised({y: w for y, w in q.items() if y != x})
 
 
-def draw(law: Law[Outcome], random: Random) -> Outcome:
-    return random.choices(list(law), list(law.values()))[0]
+def draw(p: Distribution[Outcome], random: Random) -> Outcome:
+    return random.choices(list(p), list(p.values()))[0]
 
 
-def normalised(weights: Law[Outcome]) -> Law[Outcome]:
+def normalised(weights: Distribution[Outcome]) -> Distribution[Outcome]:
     total = sum(weights.values())
     return {x: w / total for x, w in weights.items()}
 
 
-def distribution(name: str, weights: Any) -> Law[Any]:
-    """What ``name`` returned as a law, or an error that names it."""
+def distribution(name: str, weights: Any) -> Distribution[Any]:
+    """What ``name`` returned as a distribution, or an error that names it."""
     try:
         items = list(weights.items() if isinstance(weights, Mapping) else enumerate(weights))
-        law = {x: float(w) for x, w in items}
+        found = {x: float(w) for x, w in items}
     except (TypeError, ValueError):
         wanted = "a mapping from outcomes to weights or a sequence of weights"
         raise BadOption(f"{name} must return {wanted}, got {weights!r:.80}") from None
-    for x, w in law.items():
+    for x, w in found.items():
         if not (math.isfinite(w) and w >= 0):
             raise BadOption(f"{name} must give weights of at least 0, got {w} for outcome {x!r}")
-    total = sum(law.values())
-    require(0 < total < math.inf, f"{name} must give weights with a sum above 0, got {total} over {len(law)} outcomes")
-    return {x: w / total for x, w in law.items() if w / total > 0}
+    total = sum(found.values())
+    count = len(found)
+    require(0 < total < math.inf, f"{name} must give weights with a sum above 0, got {total} over {count} outcomes")
+    return {x: w / total for x, w in found.items() if w / total > 0}

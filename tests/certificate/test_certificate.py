@@ -14,13 +14,14 @@ from typer.testing import CliRunner
 
 import library
 import outrider
-from outrider.certificate import Certificate, Plan, certify, law
+from outrider.certificate import Certificate, Plan, certify, distribution
+from outrider.certificate.distribution import DistributionResult
 from outrider.certificate.identity import Rows, compare
 from outrider.certificate.invariance import invariance
-from outrider.certificate.law import LawResult
 from outrider.cli.main import app
 from outrider.core.protocols import Verifier
 from outrider.core.verification.choose import VERIFIERS
+from outrider.drafters import BUILT_IN
 from outrider.errors import BadOption
 from outrider.models.cached_session import CachedSession
 
@@ -59,11 +60,11 @@ def test_a_right_engine_passes(llm: outrider.LLM) -> None:
     done = certify(llm, PLAN, Certificate("tiny", "auto"), lambda *step: shown.append(step))
     assert done.verdict == "passed", done.to_json()
     assert done.mismatches == 0 and done.tokens > 400
-    assert {r.part for r in done.law} == {"rule", "control", "engine"}
+    assert {r.part for r in done.distribution} == {"rule", "control", "engine"}
     assert {s for r in done.gumbel for s in r.seeds} == {0, 1, 2}
     assert {r.slots for r in done.greedy} == {1, 2}, "a prompt alone, and as many slots as prompts"
     names = {r.drafter for r in done.greedy}
-    assert {llm.drafter.name, "copy", "ngram", "uniform"} < names and len(names) == 6
+    assert {llm.drafter.name, *BUILT_IN} - {"auto", "none"} < names and len(names) == len(BUILT_IN) - 2 + 3
     read = json.loads(json.dumps(done.to_json(), allow_nan=False))
     assert (read["verdict"], read["passed"], read["mismatched_tokens"]) == ("passed", True, 0)
     told = read["conditions"]
@@ -123,12 +124,12 @@ def test_kernels_that_mix_rows_are_caught(llm: outrider.LLM, monkeypatch: pytest
 
 
 def test_a_wrong_rule_fails_the_certificate(llm: outrider.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a law test that cannot fail: the product's rule is replaced by one with a mistake."""
-    wrong = Verifier("maximal", law.forgetful, exact=True, shares_noise=False)
+    """Catches a distribution test that cannot fail: the product's rule is replaced by one with a mistake."""
+    wrong = Verifier("maximal", distribution.forgetful, exact=True, shares_noise=False)
     monkeypatch.setitem(VERIFIERS, "maximal", wrong)
     done = certified(llm, replace(PLAN, max_new_tokens=4, gammas=(2,), seeds=(), engine_samples=0))
-    assert done.verdict == "failed" and done.left_out == ["temperature 1", "law of the engine"]
-    assert [r.part for r in done.law if not r.passed] == ["rule"]
+    assert done.verdict == "failed" and done.left_out == ["temperature 1", "distribution test of the engine"]
+    assert [r.part for r in done.distribution if not r.passed] == ["rule"]
 
 
 def test_a_certain_target_has_no_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,8 +140,8 @@ def test_a_certain_target_has_no_power(tmp_path: Path, monkeypatch: pytest.Monke
     model.save_pretrained(folder)
     done = certified(outrider.load(str(folder)), replace(PLAN, max_new_tokens=3, gammas=(2,), seeds=()))
     assert done.verdict == "inconclusive" and not done.to_json()["passed"]
-    assert all(r.inconclusive for r in done.law)
-    assert "--prompts" in (done.law[0].remedy or "")
+    assert all(r.inconclusive for r in done.distribution)
+    assert "--prompts" in (done.distribution[0].remedy or "")
     out = tmp_path / "certificate.json"
     arguments = ["verify", str(folder), "-n", "2", "--gammas", "1", "--seeds", "0", "--out", str(out)]
     shown = CliRunner().invoke(app, arguments)
@@ -148,21 +149,21 @@ def test_a_certain_target_has_no_power(tmp_path: Path, monkeypatch: pytest.Monke
     assert json.loads(out.read_text())["verdict"] == "inconclusive"
 
 
-def result(part: str, p_value: float, detects: float = 0.1, distance: float | None = None) -> LawResult:
-    return LawResult(part, "d", "v", 2000, 9, p_value, detects, must_pass=part != "control", distance=distance)
+def result(part: str, p_value: float, detects: float = 0.1, distance: float | None = None) -> DistributionResult:
+    return DistributionResult(part, "d", "v", 2000, 9, p_value, detects, must_pass=part != "control", distance=distance)
 
 
-def test_how_law_tests_are_judged() -> None:
+def test_how_distribution_tests_are_judged() -> None:
     """Catches a missed control that fails for lack of draws, or passes; and a found mistake that is waved through."""
     good, bad = result("rule", 0.4), result("rule", 1e-12)
-    judged = law.judge([good, result("control", 0.3, 0.1, distance=0.05)])
+    judged = distribution.judge([good, result("control", 0.3, 0.1, distance=0.05)])
     assert all(r.inconclusive and not r.passed for r in judged)
     assert "--samples 8100" in (judged[0].remedy or "")  # four times as many find half the distance
-    judged = law.judge([bad, result("control", 0.3, 0.1, distance=0.05)])
+    judged = distribution.judge([bad, result("control", 0.3, 0.1, distance=0.05)])
     assert not judged[0].passed and not judged[0].inconclusive, "a mistake that was found is a failure"
-    judged = law.judge([good, result("control", 0.3, 0.1, distance=0.2)])
+    judged = distribution.judge([good, result("control", 0.3, 0.1, distance=0.2)])
     assert judged[0].passed and not judged[1].passed and not judged[1].inconclusive, "it should have been caught"
-    judged = law.judge([good, result("control", 0.0, 0.1, distance=0.05), result("engine", 0.5, 0.8)])
+    judged = distribution.judge([good, result("control", 0.0, 0.1, distance=0.05), result("engine", 0.5, 0.8)])
     assert [r.passed for r in judged] == [True, True, False]
     assert judged[2].inconclusive and "--engine-samples" in (judged[2].remedy or "")
 
@@ -172,15 +173,15 @@ def test_too_few_draws_are_told_how_many_would_do() -> None:
     too: rare outcomes are pooled, and what may hide among them does not shrink with the square root of draws."""
     expected = torch.tensor([0.7, 0.09, 0.08, 0.07, 0.06], dtype=torch.float64)
 
-    def tested(samples: int) -> LawResult:
+    def tested(samples: int) -> DistributionResult:
         counts = (expected * samples).round()
-        return law.result_of("engine", "d", VERIFIERS["maximal"], counts, expected, None)
+        return distribution.result_of("engine", "d", VERIFIERS["maximal"], counts, expected, None)
 
-    few = law.judge([tested(200)])[0]
+    few = distribution.judge([tested(200)])[0]
     assert few.inconclusive and few.remedy is not None
     asked = int(few.remedy.rpartition(" ")[2])
     assert few.remedy == f"200 draws are too few: use --engine-samples {asked}"
-    assert law.judge([tested(asked)])[0].passed and asked <= 1000
+    assert distribution.judge([tested(asked)])[0].passed and asked <= 1000
 
 
 def test_at_least_so_many_tokens(folders: dict[str, str]) -> None:
@@ -225,7 +226,8 @@ def test_the_command(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout)["verdict"] == "passed"
     shown = CliRunner().invoke(app, arguments)
-    assert "PASSED" in shown.stdout and "left out: law of the rule, law of the engine" in shown.stdout
+    left_out = "left out: distribution test of the rule, distribution test of the engine"
+    assert "PASSED" in shown.stdout and left_out in shown.stdout
     for raised, code, word in ((KeyboardInterrupt, 130, "UNFINISHED"), (None, 1, "FAILED")):
 
         def spoilt(

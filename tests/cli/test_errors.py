@@ -14,6 +14,9 @@ import pytest
 
 from command import Command
 from outrider.cli import common, main
+from outrider.cli.table_names import names_in
+from outrider.drafters import BUILT_IN
+from outrider.models.engine.backends import BACKENDS
 
 WRONG: dict[str, tuple[list[str], str, str]] = {
     "an option's value": (["theory", "--alpha", "3"], "BadOption", "alpha must be between 0 and 1"),
@@ -122,10 +125,48 @@ def test_errors_speak_of_flags(message: str, shown: str | None) -> None:
     assert main.as_flags(message) == (shown or message)
 
 
-def test_a_gamma_that_is_too_large_names_the_flag(outrider: Command) -> None:
-    """Through the whole program: the remedy can be typed."""
-    said = outrider("generate", "The man", "-t", "gpt-small", "--gamma", "100")
-    assert said.code == 2 and "load it with --width 101" in said.err
+@pytest.fixture
+def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a large target takes minutes."""
+    monkeypatch.setattr("outrider.models.hub.loading.load", lambda *given: pytest.fail("a model was loaded"))
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["generate", "x", "--gamma", "100"], "--gamma 100 needs a width of 101, got 9; pass --width 101"),
+        (["generate", "x", "--gamma", "4", "--width", "4"], "--gamma 4 needs a width of 5, got 4; pass --width 5"),
+        (["demo", "--gamma", "9"], "--gamma 9 needs a width of 10, got 9; choose at most 8"),
+        (["chat", "gpt-small", "--gamma", "9"], "choose at most 8"),
+        (["measure", "gpt-small", "--gamma", "9"], "pass --width 10"),
+        (["plan", "gpt-small", "--gamma", "3,9"], "pass --width 10"),
+    ],
+    ids=str,
+)
+def test_a_gamma_that_is_too_large_names_the_flag(words: list[str], says: str, outrider: Command) -> None:
+    """It was refused once the target was loaded; and the remedy of commands without --width was --width."""
+    said = outrider(*words)
+    assert said.code == 2 and says in said.err
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "x", "-d", "cpoy"],
+        ["verify", "gpt-small", "-d", "cpoy>gpt-small"],
+        ["measure", "gpt-small", "-d", "auto", "-d", "cpoy"],
+        ["plan", "gpt-small", "--drafts", "auto,cpoy"],
+        ["serve", "gpt-small", "-d", "auto", "-d", "cpoy", "--port", "0"],
+        ["bench", "cpu", "gpt-small", "-d", "cpoy"],
+    ],
+    ids=str,
+)
+def test_a_misspelt_drafter_is_refused_before_a_model_is_loaded(words: list[str], outrider: Command) -> None:
+    """It was refused once the target was loaded; a second one, once the first was loaded, too."""
+    said = outrider(*words)
+    assert said.code == 2 and "draft 'cpoy' is not known; did you mean 'copy'? Built in: auto, copy" in said.err
 
 
 def test_a_model_that_ships_with_the_package_is_not_removed(outrider: Command) -> None:
@@ -155,6 +196,26 @@ def test_streams_that_the_shell_has_closed(closed: str) -> None:
     done = subprocess.run(f"{command} {words} {closed}", shell=True, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr and done.returncode == (0 if closed == "2>&-" else 2), done.stderr
     assert ("error: standard output is closed" in done.stderr) is (closed in (">&-", "<&- >&-"))
+
+
+def test_help_names_drafters_and_engines_as_their_tables_do(outrider: Command) -> None:
+    """Catches a drafter or an engine that works and is not offered: the help had a list of its own."""
+    said = " ".join(outrider("generate", "--help").out.split())
+    assert f"Drafter: {', '.join(BUILT_IN)}, suffix:DIR" in said
+    assert f"Engine of the target: auto, {', '.join(BACKENDS)}, torch." in said
+
+
+def test_names_are_read_from_the_source_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a new entry that the help does not have, and a help that imports torch: seconds for a few names."""
+    (tmp_path / "made_tables.py").write_text(
+        "import sys\nTABLE: dict[str, int] = {'one': 1, 'new': 2}\nMORE: dict[str, int] = {**TABLE, 'three': 3}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert names_in("made_tables", "TABLE") == ("one", "new") and "made_tables" not in sys.modules
+    assert names_in("made_tables", "MORE") == ("one", "new", "three")  # not to be seen in the source: imported
+    monkeypatch.setitem(sys.modules["made_tables"].TABLE, "later", 4)
+    assert names_in("made_tables", "TABLE") == ("one", "new", "later")
+    del sys.modules["made_tables"]
 
 
 def test_help_says_what_is_true(outrider: Command) -> None:

@@ -1,4 +1,4 @@
-"""``outrider suffix build``, and drafts from what it made: the front door of texts of one's own."""
+"""``outrider suffix build``, and drafts from what it made: guesses from texts of one's own."""
 
 from __future__ import annotations
 

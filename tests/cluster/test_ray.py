@@ -93,15 +93,19 @@ def test_speculate_on_ray(ray: Any, tmp_path: Path) -> None:
 
     home = os.getpid()
     executor = RayExecutor(num_cpus=1)
-    laws = ({"left": 0.6, "right": 0.4}, {"left": 0.5, "right": 0.5})
-    found = [speculate(lambda: laws[0], lambda: laws[1], work, executor, seed=seed) for seed in range(6)]
+    distributions = ({"left": 0.6, "right": 0.4}, {"left": 0.5, "right": 0.5})
+    found = [
+        speculate(lambda: distributions[0], lambda: distributions[1], work, executor, seed=seed) for seed in range(6)
+    ]
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(2) as threads:
-        expected = [speculate(lambda: laws[0], lambda: laws[1], work, threads, seed=seed) for seed in range(6)]
+        expected = [
+            speculate(lambda: distributions[0], lambda: distributions[1], work, threads, seed=seed) for seed in range(6)
+        ]
     assert [(one.outcome, one.kept, one.guesses) for one in found] == [
         (one.outcome, one.kept, one.guesses) for one in expected
     ]
     assert {one.value for one in found} <= {"went left, process True", "went right, process True"}
     with pytest.raises(ZeroDivisionError):
-        speculate(lambda: laws[0], lambda: laws[1], lambda x: 1 // 0, executor, seed=1)
+        speculate(lambda: distributions[0], lambda: distributions[1], lambda x: 1 // 0, executor, seed=1)

@@ -79,7 +79,7 @@ def test_drafters_beside_transformers_models(family: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_verifiers(name: str) -> None:
-    """Catches a biased rule: joint law of two tokens under six drafters, total variation 0.05, failure rate 1e-9."""
+    """Catches a biased rule: distribution of token pairs with six drafters, total variation 0.05, failure rate 1e-9."""
     check_verifier(VERIFIERS[name])
 
 

@@ -181,7 +181,10 @@ def rule(change: Callable[[Verdict, Tensor, Draft], Verdict], **promises: Any) -
 @pytest.mark.parametrize(
     ("verifier", "says"),
     [
-        (rule(lambda v, p, d: Verdict(v.accepted, p[:, 0].argmax(-1))), "not the greedy text|probability zero|law"),
+        (
+            rule(lambda v, p, d: Verdict(v.accepted, p[:, 0].argmax(-1))),
+            "not the greedy text|probability zero|distribution",
+        ),
         (rule(lambda v, p, d: Verdict(v.accepted + 1, v.token)), "not proposed"),
         (rule(lambda v, p, d: Verdict(v.accepted, v.token.flip(0))), "probability zero|rows beside it"),
         (

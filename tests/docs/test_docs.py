@@ -23,6 +23,7 @@ from outrider.cli.main import app
 from outrider.drafters import BUILT_IN
 from outrider.models.engine.backends import BACKENDS
 from outrider.models.transformers.families import FAMILIES
+from outrider.runtime import cpu
 
 REAL_MODELS = ("smollm2-135m", "t5-ende", "gpt-small", "HuggingFaceTB/SmolLM2-135M-Instruct")
 WITH_EXAMPLES = [d for d in DOCUMENTS if any(b.language == "python" and b.kind != "quote" for b in blocks(d))]
@@ -66,6 +67,8 @@ def test_every_block_is_of_a_known_kind() -> None:
 @pytest.mark.parametrize("document", WITH_EXAMPLES, ids=name_of)
 def test_examples_run(document: Path, tiny: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a scratch folder, with a cache of its own; what a page adds to a table is taken out again."""
+    if any('"numba"' in block.text for block in blocks(document)) and not cpu.facts().fuses_multiplication:
+        pytest.skip("this CPU has no fused multiplication")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before, namespace = set(sys.modules), {"__name__": "example"}

@@ -1,4 +1,4 @@
-"""What must not be forgotten: options, statistics, licences, messages and rooms are in the documents as in the code."""
+"""What must not be forgotten: options, statistics, licences, messages and folders are in the documents as in code."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import pytest
 from pages import DOCS, DOCUMENTS, ROOT, name_of, text_of
 
 import outrider
-from outrider.drafters import built_in
+from outrider.drafters import BUILT_IN
+from outrider.models.engine.backends import BACKENDS
 from outrider.options import Options
+from outrider.report.kinds import KINDS
 from outrider.trace import PHASES, Record, Stats
 
 sys.path.insert(0, str(ROOT / ".ci"))
-import rooms
+import package_layers
 
 PACKAGE = ROOT / "src" / "outrider"
 README, GLOSSARY = text_of(ROOT / "README.md"), text_of(DOCS / "glossary.md")
@@ -42,8 +44,18 @@ def test_every_option_and_drafter_is_named() -> None:
     wanted.remove("target")
     for name in wanted:
         assert f"`{name}`" in page, f"docs/python.md does not name the option {name}"
-    for name in built_in():
+    for name in BUILT_IN:
         assert f'`"{name}"`' in drafters, f"docs/drafters.md does not name the drafter {name}"
+    for name in ("auto", *BACKENDS, "torch"):
+        assert f'`"{name}"`' in page, f"docs/python.md does not name the engine {name}"
+
+
+def test_every_kind_of_result_is_in_the_page_of_reports() -> None:
+    """The help of `outrider report` left out two of them; it follows the table now, and so must the page."""
+    page = text_of(DOCS / "report.md")
+    for kind in KINDS:
+        row = f"| `{kind.name}` | {', '.join(f'`outrider {command}`' for command in kind.written_by)} |"
+        assert row in page, f"docs/report.md has no row that begins with {row}"
 
 
 def test_every_public_name_is_in_the_reference() -> None:
@@ -103,16 +115,16 @@ def test_documents_name_no_machine() -> None:
 
 
 def test_the_picture_is_of_the_layers() -> None:
-    assert text_of(rooms.PICTURE) == rooms.drawn(), "run `python .ci/rooms.py`: rooms or layers have changed"
+    assert text_of(package_layers.PICTURE) == package_layers.drawn(), "run `python .ci/package_layers.py`"
 
 
-def test_every_room_is_in_the_picture() -> None:
+def test_every_folder_is_in_the_picture() -> None:
     """The layers in pyproject.toml list every folder and module of the package, and the picture says what it is for."""
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     modules = {path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("_")}
-    drawn = set(re.findall(r'<text class="room"[^>]*>([\w.]+)</text>', text_of(rooms.PICTURE)))
+    drawn = set(re.findall(r'<text class="part"[^>]*>([\w.]+)</text>', text_of(package_layers.PICTURE)))
     assert drawn == folders | modules
-    assert drawn == set(rooms.JOBS), "say in JOBS of .ci/rooms.py what each room is for"
+    assert drawn == set(package_layers.JOBS), "say in JOBS of .ci/package_layers.py what each is for"
 
 
 # --- messages ----------------------------------------------------------------------------------------

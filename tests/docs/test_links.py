@@ -33,7 +33,7 @@ def defined_in(source: str) -> set[str]:
 
 @pytest.mark.parametrize("document", PRESENT, ids=name_of)
 def test_linked_names_are_defined_there(document: Path) -> None:
-    """The architecture page names the function at each station: whoever moves one changes the page."""
+    """The architecture page names the function at each stage: whoever moves one changes the page."""
     for says, link in links(document):
         name = re.fullmatch(r"`([A-Za-z_][\w.]*)`", says)
         if name and link.endswith(".py") and not name[1].endswith(".py"):

@@ -10,7 +10,8 @@ import torch
 
 import library
 import outrider
-from outrider.drafters import Cascade, Copying, ModelDrafter
+from outrider.drafters import BUILT_IN, Cascade, Copying, ModelDrafter
+from outrider.drafters.by_name import check_draft
 from outrider.drafters.head import CONFIG, Head, HeadConfig, HeadDrafter
 from outrider.errors import BadOption
 from outrider.models.hub.loading import load
@@ -67,6 +68,17 @@ def test_objects() -> None:
         Cascade(Copying(), ModelDrafter(None), guesses=0)  # type: ignore[arg-type]
 
 
+def test_a_drafter_in_the_table_has_its_name_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``draft=``, at the start of a chain, and in what a misspelt name is answered with."""
+    monkeypatch.setitem(BUILT_IN, "mirror", lambda: Copying(shortest=1))
+    for draft in ("mirror", "mirror>some/model"):
+        check_draft(draft)
+    with pytest.raises(BadOption, match=r"did you mean 'mirror'\? Built in: auto, copy, .*, mirror"):
+        check_draft("miror")
+    with pytest.raises(BadOption, match="'mirror' cannot check guesses"):
+        check_draft("copy>mirror")
+
+
 @pytest.mark.parametrize(
     ("draft", "says"),
     [
@@ -77,6 +89,10 @@ def test_objects() -> None:
         ("ngram>copy", "cannot check guesses"),
         ("copy>{}/head", "cannot run by itself"),
         ("cpoy", "did you mean 'copy'"),  # it was looked for on the hub, and no drafter was named
+        ("cpoy>{}/other", "did you mean 'copy'"),
+        (" >{}/other", "must be a name"),
+        ("suffix:", "names no index"),
+        ("{}/target/mine.py", "name the class in it"),
     ],
 )
 def test_refusals(folders: Path, draft: str, says: str) -> None:

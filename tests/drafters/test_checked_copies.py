@@ -96,7 +96,7 @@ def test_a_copy_that_was_not_used_is_learnt_from(on_cpu: bool) -> None:
     assert (float(session.kept[0, SECOND]), float(session.tried[0, SECOND])) == (0, 1)
 
 
-def test_the_law_holds_where_copies_are_checked() -> None:
+def test_the_distribution_holds_where_copies_are_checked() -> None:
     """Frequencies of the next tokens against the target's own; catches a first guess that counts as sure (q = 1)
     once the copy agrees with it."""
     model = ToyModel(6, order=1, seed=5, sharpness=1.5)

@@ -1,4 +1,4 @@
-"""``draft=`` with a model of another tokenizer: through the front door, and what is refused."""
+"""``draft=`` with a model of another tokenizer: through ``outrider.load``, and what is refused."""
 
 from __future__ import annotations
 

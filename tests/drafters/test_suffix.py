@@ -1,4 +1,4 @@
-"""What suffix memory proposes: by hand, against a reference that looks everywhere, and as a law."""
+"""What suffix memory proposes: by hand, against a reference that looks everywhere, and as a distribution."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outrider.drafters import Cascade, Copying, Fallback, Mixture, ModelDrafter,
 from outrider.drafters.weighing import PRIORS
 from outrider.errors import BadOption
 from outrider.models.toy import ToyModel
-from outrider.testing import assert_same_law, check_drafter, counts_of, exact_law
+from outrider.testing import assert_same_distribution, check_drafter, counts_of, exact_distribution
 from outrider.trace import Trace
 
 VOCAB = 12
@@ -172,7 +172,7 @@ def test_contract(name: str) -> None:
     )
 
 
-LAW = ToyModel(5, order=2, seed=11, sharpness=1.0)
+TOY = ToyModel(5, order=2, seed=11, sharpness=1.0)
 PROMPT = (1, 2, 0, 1, 2)
 
 
@@ -182,7 +182,7 @@ def asked_again() -> torch.Tensor:
     requests = [Request(PROMPT, Stopping(2), seed, owner=str(seed)) for seed in range(count)]
 
     def texts(drafter: Suffix | Copying) -> dict[int, list[int]]:
-        decoder = Decoder(LAW, drafter, maximal_coupling, sampling, 2, width=3, slots=1_000)
+        decoder = Decoder(TOY, drafter, maximal_coupling, sampling, 2, width=3, slots=1_000)
         return {event.index: event.row.tokens for event in decoder.stream(requests, Trace())}
 
     for seed, tokens in texts(Copying()).items():
@@ -193,14 +193,14 @@ def asked_again() -> torch.Tensor:
 
 def test_outputs_are_not_searched_where_guesses_decide_the_text() -> None:
     """The same prompt with the same seed: its earlier text was verified with the noise that is to verify it now."""
-    assert_same_law(asked_again(), exact_law(LAW, Sampling(1.0), PROMPT, 2), detects=0.12)
+    assert_same_distribution(asked_again(), exact_distribution(TOY, Sampling(1.0), PROMPT, 2), detects=0.12)
 
 
 def test_it_would_be_seen_if_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant: texts of the same noise bias the law."""
+    """The mutant: texts of the same noise bias the distribution."""
     monkeypatch.setattr(Noise, "is_the_targets", property(lambda self: True))
-    with pytest.raises(AssertionError, match="not the expected law"):
-        assert_same_law(asked_again(), exact_law(LAW, Sampling(1.0), PROMPT, 2), detects=0.12)
+    with pytest.raises(AssertionError, match="not the expected distribution"):
+        assert_same_distribution(asked_again(), exact_distribution(TOY, Sampling(1.0), PROMPT, 2), detects=0.12)
 
 
 def test_nor_with_a_greedy_draft_of_a_sampled_text() -> None:

@@ -1,4 +1,4 @@
-"""What must hold in every world: the exact law, the same text, and rows that know nothing of each other."""
+"""What must hold in every world: the exact distribution, the same text, and rows that know nothing of each other."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from worlds import World
 
 from outrider.decoding.loop import Request
 from outrider.errors import NumericalError
-from outrider.testing.law import SameLaw, same_law
+from outrider.testing.distribution import SameDistribution, same_distribution
 from outrider.trace import Trace
 
 FALSE_FAIL = 1e-13
-"""A right sampler fails one law check in so many: a run of ten thousand fails once in 1e9."""
+"""A right sampler fails one distribution check in so many: a run of ten thousand fails once in 1e9."""
 
 SUSPICIOUS = 1e-2
-"""A first sample this unlikely is drawn again, larger and with other seeds; only the second can fail a law."""
+"""A first sample this unlikely is drawn again, larger and with other seeds; only the second can fail a distribution."""
 
 
 class Found(AssertionError):
@@ -61,18 +61,18 @@ def check_texts(world: World, rows: int = 4) -> None:
 def _check_possible(world: World, outcome: Outcome) -> None:
     tokens, reason = outcome
     for k, token in enumerate(tokens):
-        law = world.reference.law(world.prompt, tokens[:k])
-        if law is None:
+        distribution = world.reference.distribution(world.prompt, tokens[:k])
+        if distribution is None:
             raise Found(world, f"{outcome}: no token is possible after {tokens[:k]}")
         if world.lenience < 1 and world.sampling.greedy:
             soft = world.reference.soft(world.prompt, tokens[:k], 1.0)
             assert soft is not None
             if soft[token] < world.lenience * max(soft) * (1 - 1e-6):
                 raise Found(world, f"{outcome}: token {token} after {tokens[:k]} is less likely than lenience allows")
-        elif law[token] == 0:
+        elif distribution[token] == 0:
             raise Found(world, f"{outcome}: token {token} after {tokens[:k]} has probability zero")
     expected = world.reference.ends.reason(tokens) if tokens else None
-    if reason != (expected or "error") or (reason == "error" and world.reference.law(world.prompt, tokens)):
+    if reason != (expected or "error") or (reason == "error" and world.reference.distribution(world.prompt, tokens)):
         raise Found(world, f"{outcome} should end by {expected}")
 
 
@@ -96,25 +96,25 @@ def check_neighbours(world: World, rows: int = 4) -> None:
                     )
 
 
-def check_law(world: World, rows: int = 300, more: int = 4000) -> None:
-    """The texts follow the enumerated law; where they seem not to, more rows with other seeds decide."""
+def check_distribution(world: World, rows: int = 300, more: int = 4000) -> None:
+    """The texts follow the enumerated distribution; where they seem not to, more rows with other seeds decide."""
     outcomes = _sample(world, 0, rows)
     for outcome in set(outcomes):
         _check_possible(world, outcome)
     if not world.verifier.exact:
         return
-    law = world.reference.texts(world.prompt)
-    assert abs(math.fsum(law.values()) - 1) < 1e-9
-    first = _tested(outcomes, law, SUSPICIOUS)
+    distribution = world.reference.texts(world.prompt)
+    assert abs(math.fsum(distribution.values()) - 1) < 1e-9
+    first = _tested(outcomes, distribution, SUSPICIOUS)
     if first.statistic <= first.threshold:
         return
     outcomes = _sample(world, rows, more)
-    tested = _tested(outcomes, law, FALSE_FAIL)
+    tested = _tested(outcomes, distribution, FALSE_FAIL)
     if tested.statistic > tested.threshold:
         seen = Counter(outcomes)
-        far = sorted(law, key=lambda o: -abs(seen[o] / more - law[o]))[:4]
-        listed = ", ".join(f"{o}: {seen[o] / more:.3f} for {law[o]:.3f}" for o in far)
-        raise Found(world, f"not the law: {tested.statistic:.0f} above {tested.threshold:.0f}; {listed}")
+        far = sorted(distribution, key=lambda o: -abs(seen[o] / more - distribution[o]))[:4]
+        listed = ", ".join(f"{o}: {seen[o] / more:.3f} for {distribution[o]:.3f}" for o in far)
+        raise Found(world, f"not the distribution: {tested.statistic:.0f} above {tested.threshold:.0f}; {listed}")
 
 
 def _sample(world: World, first: int, rows: int) -> list[Outcome]:
@@ -125,7 +125,7 @@ def _sample(world: World, first: int, rows: int) -> list[Outcome]:
     return run(world, [*others, *requests], slots + len(others))[len(others) :]
 
 
-def _tested(outcomes: Sequence[Outcome], law: dict[Outcome, float], rate: float) -> SameLaw:
+def _tested(outcomes: Sequence[Outcome], distribution: dict[Outcome, float], rate: float) -> SameDistribution:
     seen = Counter(outcomes)
-    counts = torch.tensor([float(seen[o]) for o in law])
-    return same_law(counts, torch.tensor([*law.values()], dtype=torch.float64), false_fail_rate=rate)
+    counts = torch.tensor([float(seen[o]) for o in distribution])
+    return same_distribution(counts, torch.tensor([*distribution.values()], dtype=torch.float64), false_fail_rate=rate)

@@ -104,7 +104,7 @@ class Lift(Rule):
 
 @dataclass(frozen=True)
 class Reference:
-    """A toy's table with options: the law of the next token, and of whole texts."""
+    """A toy's table with options: the distribution of the next token, and of whole texts."""
 
     table: list[list[float]]  # logits by state: the last ``order`` tokens as digits, newest last
     order: int
@@ -148,7 +148,7 @@ class Reference:
         total = math.fsum(weights[x] for x in kept)
         return [weights[x] / total if x in kept else 0.0 for x in range(len(weights))]
 
-    def law(self, prompt: Sequence[int], written: Sequence[int]) -> list[float] | None:
+    def distribution(self, prompt: Sequence[int], written: Sequence[int]) -> list[float] | None:
         """Probabilities of the next token; None where options and model leave none."""
         if self.sampling.temperature > 0:
             return self.soft(prompt, written, self.sampling.temperature)
@@ -160,10 +160,10 @@ class Reference:
         """Every text there can be with its probability."""
         if written and (reason := self.ends.reason(written)) is not None:
             return {(written, reason): weight}
-        if (law := self.law(prompt, written)) is None:
+        if (distribution := self.distribution(prompt, written)) is None:
             return {(written, "error"): weight}
         found: dict[Outcome, float] = {}
-        for x, p in enumerate(law):
+        for x, p in enumerate(distribution):
             if p > 0:
                 found |= self.texts(prompt, (*written, x), weight * p)
         return found

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from checks import Found, check_law, check_neighbours, check_texts
+from checks import Found, check_distribution, check_neighbours, check_texts
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 from strategies import worlds
@@ -91,7 +91,11 @@ def test_a_q_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Draft.taken_from
     monkeypatch.setattr(Draft, "usable", usable)
     monkeypatch.setattr(Draft, "taken_from", taken_from)  # today's would take nothing for NaN
-    found(check_law, worlds(kinds=("named", "model"), couplings=("maximal",)), "probability zero|not the law")
+    found(
+        check_distribution,
+        worlds(kinds=("named", "model"), couplings=("maximal",)),
+        "probability zero|not the distribution",
+    )
 
 
 def test_prompts_that_share_their_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +171,11 @@ def test_a_p_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
         ends = replace(world.ends, new=1, stop=())
         return replace(world, toy=replace(world.toy, broken=(2,)), sampling=Sampling(1.0), ends=ends)
 
-    found(check_law, worlds(kinds=("model", "hostile"), couplings=("block",)).map(focused), "not the law")
+    found(
+        check_distribution,
+        worlds(kinds=("model", "hostile"), couplings=("block",)).map(focused),
+        "not the distribution",
+    )
 
 
 @pytest.mark.parametrize("fault", ["behind the end", "behind nothing drawn"])
@@ -192,7 +200,7 @@ def test_a_constraint_that_is_asked_where_it_has_no_answer(fault: str, monkeypat
 def test_a_wrong_residual(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a rejection the token comes from p, not from what is left of it."""
     monkeypatch.setattr(Draft, "taken_from", lambda draft, p, n: p)
-    found(check_law, RULES, "not the law")
+    found(check_distribution, RULES, "not the distribution")
 
 
 def test_acceptance_by_the_same_numbers_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +213,7 @@ def test_acceptance_by_the_same_numbers_in_every_run(monkeypatch: pytest.MonkeyP
         return maximal.accepted_prefix(draft.proposed & (r * draft.of_tokens() <= p_of_x))
 
     monkeypatch.setattr(maximal, "kept", kept)
-    found(check_law, RULES, "not the law")
+    found(check_distribution, RULES, "not the distribution")
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[Draft], Draft]) -> None:
@@ -227,7 +235,7 @@ def test_raw_q(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(draft, probs=0.6 * draft.probs + 0.4 / draft.probs.shape[-1])
 
     changed(monkeypatch, raw)
-    found(check_law, MODELS, "not the law")
+    found(check_distribution, MODELS, "not the distribution")
 
 
 def test_an_argmax_with_a_soft_q(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +246,7 @@ def test_an_argmax_with_a_soft_q(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(draft, tokens=draft.probs.nan_to_num(-1.0).argmax(-1))
 
     changed(monkeypatch, argmax)
-    found(check_law, MODELS, "not the law")
+    found(check_distribution, MODELS, "not the distribution")
 
 
 def test_a_gamma_that_depends_on_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:

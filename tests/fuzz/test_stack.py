@@ -1,4 +1,4 @@
-"""The same from the front door: prompts of one call are independent, and stop strings are what the text shows."""
+"""The same by ``LLM``: prompts of one call are independent, and stop strings are what the text shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import outrider
 from outrider.core.sampling import Sampling
 from outrider.models.hub.loading import Loaded
 from outrider.models.toy import ToyModel
-from outrider.testing.law import same_law
+from outrider.testing.distribution import same_distribution
 
 FALSE_FAIL = 1e-12
 DRAFTERS: tuple[Spec, ...] = (Named("ngram"), Named("suffix"), Named("none"), Model(3))
@@ -28,7 +28,7 @@ few_slow = settings(
 
 
 class Spoken(ToyModel):
-    """A toy with what the front door asks of a model."""
+    """A toy with what ``LLM`` asks of a model."""
 
     dtype = torch.float64
 
@@ -54,7 +54,7 @@ TOYS = st.builds(Toy, st.sampled_from((3, 4)), st.just(2), st.integers(0, 999), 
 
 
 def check_independent(toy: Toy, drafter: Spec, coupling: str, seeded: bool, calls: int = 250) -> None:
-    """Different prompts of one call and one length, two by two: the joint law is the product of their laws.
+    """Different prompts of one call and one length, two by two: the joint distribution is a product.
 
     A right sampler fails once in 1/FALSE_FAIL runs.
     """
@@ -67,12 +67,14 @@ def check_independent(toy: Toy, drafter: Spec, coupling: str, seeded: bool, call
         first = [output.tokens[0] for output in outputs]
         seen.update((i, first[2 * i], first[2 * i + 1]) for i in range(len(pairs)))
     known = Reference(toy.build().table.tolist(), toy.order, Sampling(1.0), Ends(1))
-    laws = [[torch.tensor(known.law(prompt, ()), dtype=torch.float64) for prompt in pair] for pair in pairs]
-    law = torch.stack([one[:, None] * two[None] for one, two in laws]) / len(pairs)
-    counts = torch.zeros(law.shape)
+    distributions = [
+        [torch.tensor(known.distribution(prompt, ()), dtype=torch.float64) for prompt in pair] for pair in pairs
+    ]
+    distribution = torch.stack([one[:, None] * two[None] for one, two in distributions]) / len(pairs)
+    counts = torch.zeros(distribution.shape)
     for place, count in seen.items():
         counts[place] = count
-    tested = same_law(counts, law, false_fail_rate=FALSE_FAIL)
+    tested = same_distribution(counts, distribution, false_fail_rate=FALSE_FAIL)
     assert tested.statistic <= tested.threshold, (
         f"texts of one call depend on each other: {tested.statistic:.0f} above {tested.threshold:.0f}; "
         f"check_independent({toy}, {drafter}, {coupling!r}, {seeded})"

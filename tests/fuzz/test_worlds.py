@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from checks import check_law, check_neighbours, check_texts
+from checks import check_distribution, check_neighbours, check_texts
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 from strategies import worlds
@@ -15,11 +15,11 @@ from helpers import run_only_if_asked
 
 TEXTS = worlds(new=(3, 1, 8))
 NEIGHBOURS = worlds(new=(8, 1, 20), beside=(1, 3))
-LAWS = worlds()
+DISTRIBUTIONS = worlds()
 CASES: dict[str, tuple[Callable[[World], None], SearchStrategy[World], int]] = {
     "texts": (check_texts, TEXTS, 200),
     "neighbours": (check_neighbours, NEIGHBOURS, 80),
-    "laws": (check_law, LAWS, 120),
+    "distributions": (check_distribution, DISTRIBUTIONS, 120),
 }
 
 

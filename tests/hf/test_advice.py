@@ -7,7 +7,7 @@ import sys
 import warnings
 
 import pytest
-from door import batch, call
+from calls import batch, call
 
 import tiny
 from outrider.hf import advice

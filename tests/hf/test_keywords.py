@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from door import batch, call, plain, through
+from calls import batch, call, plain, through
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import outrider
 import tiny
-from outrider import transformers_generate as door
+from outrider import transformers_generate as ours
 from outrider.errors import BadOption
 
 IDS = torch.tensor([[5, 6, 7, 5, 6, 7]])
@@ -120,22 +120,22 @@ def by_attribute(model: Any, input_ids: torch.Tensor, **rest: Any) -> Any:
 
 class ByCall:
     def __call__(self, model: Any, input_ids: torch.Tensor, **rest: Any) -> Any:
-        return door(model, input_ids, **rest)
+        return ours(model, input_ids, **rest)
 
 
 def closed_over() -> Any:
-    own = door
+    own = ours
     return lambda model, input_ids, **rest: own(model, input_ids, **rest)
 
 
-@functools.wraps(door)
+@functools.wraps(ours)
 def wrapped(*args: Any, **rest: Any) -> Any:
     return by_attribute(*args, **rest)
 
 
 @pytest.mark.parametrize("wrapper", [by_attribute, ByCall(), closed_over(), wrapped])
-def test_a_function_around_the_door(wrapper: Any) -> None:
-    """A caller's own function around the door was not recognised: the streamer was dropped without a word."""
+def test_a_function_around_ours(wrapper: Any) -> None:
+    """A caller's own function around ours was not recognised: the streamer was dropped without a word."""
     streamer = Collects()
     ids = tiny.build("llama").generate(input_ids=IDS, **OPTIONS, custom_generate=wrapper, streamer=streamer)
     assert streamer.ends == 1
@@ -148,7 +148,7 @@ def test_a_function_around_the_door_without_room() -> None:
 
     def narrow(model: Any, input_ids: torch.Tensor, generation_config: Any, **rest: Any) -> Any:
         taken.extend(rest)
-        return door(model, input_ids, generation_config=generation_config)
+        return ours(model, input_ids, generation_config=generation_config)
 
     model.generate(input_ids=IDS, **OPTIONS, custom_generate=narrow)
     assert not {"streamer", "synced_gpus", "assistant_model", "tokenizer"} & set(taken)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from door import batch, call
+from calls import batch, call
 
 import tiny
 from outrider.errors import CriterionError, OutriderError

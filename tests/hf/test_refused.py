@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from door import batch, call, plain, through
+from calls import batch, call, plain, through
 
 import outrider
 import tiny

@@ -88,7 +88,7 @@ def thresholds(world: World, x: Prefix) -> list[float]:
 def outcomes(
     world: World, x: Prefix, rule: Callable[..., Verdict], dense: bool = True
 ) -> list[tuple[float, int, Tensor]]:
-    """(probability, n, law of t) for every way the uniforms can fall around their thresholds.
+    """(probability, n, distribution of t) for every way the uniforms can fall around their thresholds.
 
     The rule itself is asked with every uniform just below or just above its threshold, so a threshold that is not
     the paper's shows; so do the weights t is drawn from.
@@ -109,23 +109,25 @@ def outcomes(
     return found
 
 
-def emitted_law(world: World, rule: Callable[..., Verdict] = block_coupling.rule, dense: bool = True) -> Tensor:
-    """The joint law of gamma + 1 tokens: n guesses, t, and the target's own continuation."""
-    law = torch.zeros([SIZE] * (world.gamma + 1), dtype=torch.float64)
+def emitted_distribution(
+    world: World, rule: Callable[..., Verdict] = block_coupling.rule, dense: bool = True
+) -> Tensor:
+    """The joint distribution of gamma + 1 tokens: n guesses, t, and the target's own continuation."""
+    distribution = torch.zeros([SIZE] * (world.gamma + 1), dtype=torch.float64)
     for x in world.drafts():
         for chance, n, rest in outcomes(world, x, rule, dense):
             for tail in product(range(SIZE), repeat=world.gamma + 1 - n):
                 text = (*x[:n], *tail)
                 after = prod(float(world.p[text[:i]][text[i]]) for i in range(n + 1, world.gamma + 1))
-                law[text] += world.chance(x) * chance * float(rest[tail[0]]) * after
-    return law
+                distribution[text] += world.chance(x) * chance * float(rest[tail[0]]) * after
+    return distribution
 
 
-def target_law(world: World) -> Tensor:
-    law = torch.zeros([SIZE] * (world.gamma + 1), dtype=torch.float64)
+def target_distribution(world: World) -> Tensor:
+    distribution = torch.zeros([SIZE] * (world.gamma + 1), dtype=torch.float64)
     for text in product(range(SIZE), repeat=world.gamma + 1):
-        law[text] = prod(float(world.p[text[:i]][text[i]]) for i in range(world.gamma + 1))
-    return law
+        distribution[text] = prod(float(world.p[text[:i]][text[i]]) for i in range(world.gamma + 1))
+    return distribution
 
 
 def expected(world: World, dense: bool = True) -> tuple[float, float]:

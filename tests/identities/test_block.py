@@ -1,10 +1,19 @@
-"""Block verification proved, not sampled: the law of the whole block, added up over all drafts and all noise."""
+"""Block verification proved, not sampled: the distribution of a whole block, added up over all drafts and all noise."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from block_worlds import SIZE, World, emitted_law, expected, prefixes, random_world, target_law, worlds
+from block_worlds import (
+    SIZE,
+    World,
+    emitted_distribution,
+    expected,
+    prefixes,
+    random_world,
+    target_distribution,
+    worlds,
+)
 from hypothesis import given, settings
 from torch import Tensor
 
@@ -15,30 +24,30 @@ from outrider.core.verification.block import block_coupling, prefix_weights
 
 @settings(max_examples=25, deadline=None)
 @given(worlds(2))
-def test_law_of_the_block_is_the_targets(world: World) -> None:
+def test_distribution_of_the_block_is_the_targets(world: World) -> None:
     """Catches any wrong threshold, weight or residual: every draft and every way the noise can fall, added up."""
-    torch.testing.assert_close(emitted_law(world), target_law(world), atol=1e-8, rtol=0)
+    torch.testing.assert_close(emitted_distribution(world), target_distribution(world), atol=1e-8, rtol=0)
 
 
 @settings(max_examples=25, deadline=None)
 @given(worlds(2, ragged=True))
-def test_law_of_ragged_blocks(world: World) -> None:
+def test_distribution_of_ragged_blocks(world: World) -> None:
     """Catches a threshold at the end of a short row that is not w, or a q subtracted where nothing was proposed."""
-    torch.testing.assert_close(emitted_law(world), target_law(world), atol=1e-8, rtol=0)
+    torch.testing.assert_close(emitted_distribution(world), target_distribution(world), atol=1e-8, rtol=0)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_law_of_three_guesses(seed: int) -> None:
+def test_distribution_of_three_guesses(seed: int) -> None:
     """Catches what two guesses cannot show: a weight that forgets the guess before the last."""
     world = random_world(3, seed)
-    torch.testing.assert_close(emitted_law(world), target_law(world), atol=1e-8, rtol=0)
+    torch.testing.assert_close(emitted_distribution(world), target_distribution(world), atol=1e-8, rtol=0)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_law_before_a_p_that_is_no_number(seed: int) -> None:
+def test_distribution_before_a_p_that_is_no_number(seed: int) -> None:
     """NaN behind a guess (nothing is allowed behind an end token) kept the guess from ever being accepted.
 
-    What is emitted there is discarded, so any law will do there; the tokens before it must follow theirs.
+    What is emitted there is discarded, so any distribution will do there; the tokens before it must follow theirs.
     """
     known = random_world(3, seed)
     even = torch.full((SIZE,), 1 / SIZE, dtype=torch.float64)
@@ -48,7 +57,7 @@ def test_law_before_a_p_that_is_no_number(seed: int) -> None:
         behind = torch.nn.functional.pad((draft.tokens == 2).cumsum(1) > 0, (1, 0))
         return block_coupling.rule(p.masked_fill(behind[..., None], torch.nan), draft, noise, at)
 
-    torch.testing.assert_close(emitted_law(world, broken), target_law(world), atol=1e-8, rtol=0)
+    torch.testing.assert_close(emitted_distribution(world, broken), target_distribution(world), atol=1e-8, rtol=0)
 
 
 def point(world: World) -> World:
@@ -66,7 +75,9 @@ def test_point_masses(world: World) -> None:
     """
     world = point(world)
     for dense in (True, False):
-        torch.testing.assert_close(emitted_law(world, dense=dense), target_law(world), atol=1e-8, rtol=0)
+        torch.testing.assert_close(
+            emitted_distribution(world, dense=dense), target_distribution(world), atol=1e-8, rtol=0
+        )
     jointly, token_wise = expected(world, dense=False)
     assert jointly == pytest.approx(token_wise, abs=1e-8)
 
@@ -85,7 +96,7 @@ def test_one_guess_is_maximal_coupling(world: World) -> None:
     """Catches a block of one that is judged in any other way than the papers'."""
     jointly, token_wise = expected(world)
     assert jointly == pytest.approx(token_wise, abs=1e-8)
-    torch.testing.assert_close(emitted_law(world), target_law(world), atol=1e-8, rtol=0)
+    torch.testing.assert_close(emitted_distribution(world), target_distribution(world), atol=1e-8, rtol=0)
 
 
 def test_the_papers_example() -> None:

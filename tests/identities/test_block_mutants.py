@@ -1,10 +1,10 @@
-"""Wrong forms of block verification: each has been, or could be, somebody's bug, and must break the enumerated law."""
+"""Wrong forms of block verification: each could be somebody's bug, and must break the enumerated distribution."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from block_worlds import emitted_law, random_world, target_law
+from block_worlds import emitted_distribution, random_world, target_distribution
 from torch import Tensor
 
 from outrider.core.noise import Noise
@@ -97,14 +97,16 @@ WRONG = [TokenWiseResidual, ProductOfUniforms, WeightForThreshold, NoCut, CutRat
 def test_the_parts_put_together_are_the_rule() -> None:
     """Catches a scaffold that is itself wrong."""
     world = random_world(2, 5)
-    torch.testing.assert_close(emitted_law(world, Parts().rule), target_law(world), atol=1e-8, rtol=0)
+    torch.testing.assert_close(emitted_distribution(world, Parts().rule), target_distribution(world), atol=1e-8, rtol=0)
 
 
 @pytest.mark.parametrize("mutant", WRONG)
-def test_wrong_rules_break_the_law(mutant: type[Parts]) -> None:
+def test_wrong_rules_break_the_distribution(mutant: type[Parts]) -> None:
     """Catches an enumeration that cannot fail. The distance is total variation, far above rounding."""
     worst = 0.0
     for seed in range(3):
         world = random_world(2, seed)
-        worst = max(worst, float((emitted_law(world, mutant().rule) - target_law(world)).abs().sum() / 2))
+        worst = max(
+            worst, float((emitted_distribution(world, mutant().rule) - target_distribution(world)).abs().sum() / 2)
+        )
     assert worst > 1e-3

@@ -1,4 +1,4 @@
-"""Maximal coupling proved, not sampled: its output law added up from the code's own acceptance and residual."""
+"""Maximal coupling proved, not sampled: the distribution added up from the code's own acceptance and residual."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def every_guess(p: Tensor, q: Tensor | None, after: Tensor, token: int = 0) -> t
 
 
 @given(distribution(), distribution(), distribution())
-def test_output_law_is_p(p: Tensor, q: Tensor, after: Tensor) -> None:
+def test_output_distribution_is_p(p: Tensor, q: Tensor, after: Tensor) -> None:
     """Catches any wrong acceptance probability or residual: q(x) a(x) + rejected mass * residual = p(x), exactly."""
     both, draft = every_guess(p, q, after)
     accept = torch.where(q > 0, (p / q).clamp(max=1), torch.ones_like(p))  # Leviathan: min(1, p/q)
@@ -67,12 +67,12 @@ def test_output_law_is_p(p: Tensor, q: Tensor, after: Tensor) -> None:
     rejected = (q > 0) & (accept < 1)
     assert not bool(above.accepted[rejected].any())
     residual = rest / rest.sum(-1, keepdim=True)
-    law = q * accept + (q * (1 - accept))[:, None].mul(residual)[rejected].sum(0)
-    torch.testing.assert_close(law, p, atol=1e-9, rtol=0)
+    distribution = q * accept + (q * (1 - accept))[:, None].mul(residual)[rejected].sum(0)
+    torch.testing.assert_close(distribution, p, atol=1e-9, rtol=0)
 
 
 @given(distribution(), st.integers(0, SIZE - 1))
-def test_output_law_is_p_for_point_masses(p: Tensor, token: int) -> None:
+def test_output_distribution_is_p_for_point_masses(p: Tensor, token: int) -> None:
     """Catches copying drafts judged by anything but p(x) itself."""
     both, draft = every_guess(p, None, p, token)
     r = torch.linspace(0.01, 0.99, SIZE, dtype=torch.float64)

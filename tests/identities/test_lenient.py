@@ -1,4 +1,4 @@
-"""Lenience proved: the law of one step added up exactly, and no token of it is above p(x) / l."""
+"""Lenience proved: the distribution of one step added up exactly, and no token of it is above p(x) / l."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def judge(verifier: Verifier, p: Tensor, draft: Draft, r: Tensor) -> tuple[Verdi
     return verdict, drawn.call_args.args[3][:, 0]
 
 
-def step_law(verifier: Verifier, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """The law of one step's first token, and the probability of keeping each guess, both asked of the rule itself.
+def step_distribution(verifier: Verifier, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a step's first token its distribution, and the chance of keeping each guess, both asked of the rule itself.
 
     The uniform at which the rule changes its mind is found by halving; what is drawn after a rejection is the
     weights it hands to ``winner``.
@@ -56,9 +56,9 @@ def step_law(verifier: Verifier, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
 @given(distribution(), distribution(), LENIENCES)
 def test_no_token_is_above_p_over_l(p: Tensor, q: Tensor, lenience: float) -> None:
     """Catches lenience on the wrong side, or in the wrong amount: the guarantee of A.5."""
-    law, _ = step_law(lenient(lenience), p, q)
-    torch.testing.assert_close(law.sum(), torch.tensor(1.0, dtype=torch.float64))
-    assert bool((law <= p / lenience + 1e-7).all())
+    distribution, _ = step_distribution(lenient(lenience), p, q)
+    torch.testing.assert_close(distribution.sum(), torch.tensor(1.0, dtype=torch.float64))
+    assert bool((distribution <= p / lenience + 1e-7).all())
 
 
 @settings(max_examples=40, deadline=None)
@@ -66,7 +66,7 @@ def test_no_token_is_above_p_over_l(p: Tensor, q: Tensor, lenience: float) -> No
 def test_what_the_bound_buys(p: Tensor, q: Tensor, lenience: float) -> None:
     """Catches an alpha that is not A.5's, and a correction that takes the text further from p than it must be."""
     rule = lenient(lenience)
-    law, accept = step_law(rule, p, q)
+    distribution, accept = step_distribution(rule, p, q)
     alpha = torch.minimum(p / lenience, q).sum()
     torch.testing.assert_close((q * accept).sum(), alpha, atol=1e-7, rtol=0)
     both, draft = every_guess(p, q, p)
@@ -74,14 +74,14 @@ def test_what_the_bound_buys(p: Tensor, q: Tensor, lenience: float) -> None:
     sure = Draft(draft.tokens, None, draft.proposed)  # one row per token, each a point mass
     torch.testing.assert_close(sure.overlap(rule.ceiling(both))[:, 0], (p / lenience).clamp(max=1))
     above = (torch.minimum(p / lenience, q) - p).clamp(min=0).sum()  # no correction takes back what was kept
-    torch.testing.assert_close((law - p).abs().sum() / 2, above, atol=1e-7, rtol=0)
+    torch.testing.assert_close((distribution - p).abs().sum() / 2, above, atol=1e-7, rtol=0)
 
 
 def test_the_bound_is_reached() -> None:
     """Catches a bound that holds because lenience does nothing: here a token does come out 1/l times as often."""
     p, q = torch.tensor([0.1, 0.9, 0, 0, 0]).double(), torch.tensor([0.8, 0.2, 0, 0, 0]).double()
-    law, _ = step_law(lenient(0.25), p, q)
-    torch.testing.assert_close(law[0], p[0] / 0.25, atol=1e-7, rtol=0)
+    distribution, _ = step_distribution(lenient(0.25), p, q)
+    torch.testing.assert_close(distribution[0], p[0] / 0.25, atol=1e-7, rtol=0)
 
 
 def rule_with(keep: Callable[[Tensor], Tensor]) -> Verifier:
@@ -99,9 +99,9 @@ def rule_with(keep: Callable[[Tensor], Tensor]) -> Verifier:
 def test_wrong_lenience_breaks_the_bound(wrong: Verifier) -> None:
     """Catches a check of the bound that cannot fail."""
     p, q = torch.tensor([0.1, 0.4, 0.5, 0, 0]).double(), torch.tensor([0.8, 0.1, 0, 0.1, 0]).double()
-    law, _ = step_law(wrong, p, q)
-    assert bool((law > p / 0.5 + 1e-3).any())
-    honest, _ = step_law(lenient(0.5), p, q)
+    distribution, _ = step_distribution(wrong, p, q)
+    assert bool((distribution > p / 0.5 + 1e-3).any())
+    honest, _ = step_distribution(lenient(0.5), p, q)
     assert bool((honest <= p / 0.5 + 1e-7).all())
 
 

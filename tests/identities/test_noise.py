@@ -17,7 +17,7 @@ from outrider.core.protocols import Draft
 from outrider.core.sampling import draw
 from outrider.core.verification.block import block_coupling
 from outrider.core.verification.maximal import maximal_coupling
-from outrider.testing import assert_same_law
+from outrider.testing import assert_same_distribution
 
 BINS = 32
 
@@ -28,13 +28,13 @@ def bins(u: Tensor, count: int = BINS) -> Tensor:
 
 def check_uniform(u: Tensor, detects: float = 0.01) -> None:
     counts = torch.bincount(bins(u), minlength=BINS)
-    assert_same_law(counts, torch.full((BINS,), 1 / BINS), detects=detects)
+    assert_same_distribution(counts, torch.full((BINS,), 1 / BINS), detects=detects)
 
 
 def check_independent(u: Tensor, v: Tensor, detects: float = 0.02) -> None:
     """Joint counts of two uniforms on a 16 x 16 grid."""
     joint = torch.bincount(bins(u, 16) * 16 + bins(v, 16), minlength=256)
-    assert_same_law(joint, torch.full((256,), 1 / 256), detects=detects)
+    assert_same_distribution(joint, torch.full((256,), 1 / 256), detects=detects)
 
 
 def to_uniform(exponentials: Tensor) -> Tensor:
@@ -107,9 +107,9 @@ def test_the_winner_of_a_large_vocabulary_arrives_in_time() -> None:
     size = 4_000
     first = noise(64).race("token", positions(64, 50), size).min(-1)
     counts = torch.bincount(bins(to_uniform(first.values * size), 8), minlength=8)
-    assert_same_law(counts, torch.full((8,), 1 / 8), detects=0.1)
+    assert_same_distribution(counts, torch.full((8,), 1 / 8), detects=0.1)
     wins = torch.bincount(first.indices.flatten() // 500, minlength=8)
-    assert_same_law(wins, torch.full((8,), 1 / 8), detects=0.1)
+    assert_same_distribution(wins, torch.full((8,), 1 / 8), detects=0.1)
 
 
 def neighbours() -> dict[str, tuple[Tensor, Tensor]]:
@@ -147,7 +147,7 @@ def test_draws_follow_their_weights_along_a_row() -> None:
     """Catches noise that is right over many seeds but not along the positions of one."""
     weights = torch.tensor([0.5, 0.25, 0.125, 0.1, 0.025], dtype=torch.float64)
     tokens = draw(weights.expand(1, 200_000, 5), Noise(torch.tensor([7])).race("token", positions(1, 200_000), 5))
-    assert_same_law(torch.bincount(tokens[0], minlength=5), weights, detects=0.02)
+    assert_same_distribution(torch.bincount(tokens[0], minlength=5), weights, detects=0.02)
 
 
 @given(st.lists(st.integers(-(2**62), 2**62), min_size=2, max_size=4), st.integers(0, 10_000), st.integers(1, 4))

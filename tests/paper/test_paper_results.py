@@ -107,5 +107,5 @@ def test_theirs_stand_beside_ours_on_the_page() -> None:
 
 
 def test_what_has_no_number_is_empty() -> None:
-    """A planner that steps aside makes no guess, and there is no alpha of none."""
+    """A planner that falls back makes no guess, and there is no alpha of none."""
     assert rounded(0.12345, 2) == 0.12 and rounded(float("nan"), 2) is None and rounded(float("inf"), 2) is None

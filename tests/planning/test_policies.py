@@ -92,12 +92,12 @@ def test_greedy_and_gumbel_text_is_the_same_whatever_the_policy(
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS, ids=lambda d: d.name)
-@pytest.mark.parametrize("law", [lambda n: n**2, lambda n: -n, lambda n: n * (1 + 50 * (n % 5 == 1))])
-def test_no_clock_changes_the_text(drafter: Drafter, law: Callable[[int], float]) -> None:
+@pytest.mark.parametrize("distribution", [lambda n: n**2, lambda n: -n, lambda n: n * (1 + 50 * (n % 5 == 1))])
+def test_no_clock_changes_the_text(drafter: Drafter, distribution: Callable[[int], float]) -> None:
     """Of one that races, one that runs backwards, and one by which every draft is dear."""
     how = {"sampling": Sampling(1.0), "verifier": gumbel_coupling, "slots": 3}
     plain, _ = run(MODEL, Nothing(), requests(), 0, **how)
-    with timer.using(ticking(law)):
+    with timer.using(ticking(distribution)):
         assert run(MODEL, drafter, requests(), Auto(), **how)[0] == plain
 
 

@@ -1,4 +1,4 @@
-"""The law with gamma and drafter chosen online, and rules that look where they must not: those must be caught.
+"""The distribution with gamma and drafter chosen online, and rules that look where they must not: those must be caught.
 
 The planner decides on the host, row by row, so these go through the decoder. The noise of a discarded guess is
 used again when its position comes up, which is why looking at one biases the text.
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from laws import PROMPT, TARGET, VOCAB, check_law
+from distributions import PROMPT, TARGET, VOCAB, check_distribution
 from torch import Tensor
 
 from outrider.core.noise import Noise
@@ -25,7 +25,7 @@ from outrider.decoding.stopping import Stopping
 from outrider.drafters import Copying, Mixture, ModelDrafter, Ngram, NgramTable, mixture
 from outrider.planning.policies import Auto, Fixed, Gradient, Planner, Policy, Setting
 from outrider.planning.step_clock import Timing
-from outrider.testing import assert_same_law, counts_of, exact_law
+from outrider.testing import assert_same_distribution, counts_of, exact_distribution
 from outrider.theory import Costs
 from outrider.trace import Trace
 
@@ -45,30 +45,32 @@ def texts(drafter: Drafter, policy: Policy, seeds: Sequence[int], verifier: Any 
 
 
 def check(tokens: Tensor, detects: float = 0.075) -> None:
-    assert_same_law(counts_of(tokens, VOCAB), exact_law(TARGET, Sampling(1.0), PROMPT, LENGTH), detects=detects)
+    assert_same_distribution(
+        counts_of(tokens, VOCAB), exact_distribution(TARGET, Sampling(1.0), PROMPT, LENGTH), detects=detects
+    )
 
 
 def caught(tokens: Tensor) -> None:
-    with pytest.raises(AssertionError, match="not the expected law"):
+    with pytest.raises(AssertionError, match="not the expected distribution"):
         check(tokens)
 
 
 @pytest.mark.parametrize("policy", [Auto(0.5), Auto(), Gradient(0.3, rate=9.0)], ids=["auto", "timed", "gradient"])
-def test_adaptive_gamma_keeps_the_law(policy: Policy) -> None:
+def test_adaptive_gamma_keeps_the_distribution(policy: Policy) -> None:
     """Catches a choice of gamma that knows anything of the draw it is made for."""
     check(texts(CONSTANT, policy, range(COUNT)))
 
 
 @pytest.mark.parametrize("name", ["copy+near", "copy+table", "copy+near, dear"])
-def test_mixtures_keep_the_law(name: str) -> None:
+def test_mixtures_keep_the_distribution(name: str) -> None:
     """Catches a choice between drafters that depends on what they drew."""
     second = CONSTANT if "table" in name else NEAR
     mixed = Mixture(Copying(shortest=1, longest=3), second, cost=0.4 if "dear" in name else 0.05)
-    check_law(mixed, maximal_coupling, rows=40_000, detects=0.035)
+    check_distribution(mixed, maximal_coupling, rows=40_000, detects=0.035)
 
 
 @pytest.mark.parametrize("costs", [0.5, Costs(lambda width: 1 + 0.15 * (width - 1), 0.1)], ids=["dear", "wide"])
-def test_everything_at_once_keeps_the_law(costs: float | Costs) -> None:
+def test_everything_at_once_keeps_the_distribution(costs: float | Costs) -> None:
     """Planner, mixture and early stop together, as ``draft="auto", gamma="auto"`` runs them; both couplings."""
     mixed = Mixture(Copying(shortest=1, longest=3), ModelDrafter(TARGET.near(0.5), "near", floor=0.3))
     for verifier in (maximal_coupling, gumbel_coupling):
@@ -98,16 +100,18 @@ class Priced:
         return session  # type: ignore[no-any-return]
 
 
-def test_stopping_by_prices_keeps_the_law() -> None:
+def test_stopping_by_prices_keeps_the_distribution() -> None:
     priced = Priced()
-    check_law(priced, maximal_coupling, rows=40_000, detects=0.035)
+    check_distribution(priced, maximal_coupling, rows=40_000, detects=0.035)
     shares = {guesses: priced.made.count(guesses) / len(priced.made) for guesses in set(priced.made)}
     assert sum(share > 0.1 for share in shares.values()) > 1, f"drafts were all alike: {shares}"
 
 
 @pytest.mark.parametrize("floor", [0.15, 0.4])
-def test_stopping_on_low_confidence_keeps_the_law(floor: float) -> None:
-    check_law(ModelDrafter(TARGET.near(0.5), "near", floor=floor), maximal_coupling, rows=40_000, detects=0.035)
+def test_stopping_on_low_confidence_keeps_the_distribution(floor: float) -> None:
+    check_distribution(
+        ModelDrafter(TARGET.near(0.5), "near", floor=floor), maximal_coupling, rows=40_000, detects=0.035
+    )
 
 
 # --- mutants -----------------------------------------------------------------------------------------
@@ -162,7 +166,7 @@ class _PeekingPlanner:
 
 
 def test_a_policy_that_looks_at_discarded_guesses() -> None:
-    """Catches a law test blind to the bias of peeking."""
+    """Catches a distribution test blind to the bias of peeking."""
     spy = Spy(CONSTANT)
     caught(texts(spy, Peeking(spy), range(COUNT)))
 
@@ -234,9 +238,9 @@ class AskingTheTarget:
 
 @pytest.mark.parametrize("drafter", [Withdrawing(), AskingTheTarget()], ids=lambda d: d.name)
 def test_a_draft_cut_by_what_was_drawn(drafter: Drafter) -> None:
-    """Catches a law test blind to guesses taken back after looking at them, or at the target."""
-    with pytest.raises(AssertionError, match="not the expected law"):
-        check_law(drafter, maximal_coupling, rows=40_000, detects=0.035)
+    """Catches a distribution test blind to guesses taken back after looking at them, or at the target."""
+    with pytest.raises(AssertionError, match="not the expected distribution"):
+        check_distribution(drafter, maximal_coupling, rows=40_000, detects=0.035)
 
 
 class _ChoosingByGuess(mixture._MixtureSession):
@@ -250,5 +254,5 @@ class _ChoosingByGuess(mixture._MixtureSession):
 
 def test_a_mixture_that_chooses_by_the_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixture, "_MixtureSession", _ChoosingByGuess)
-    with pytest.raises(AssertionError, match="not the expected law"):
-        check_law(Mixture(Copying(shortest=1, longest=3), NEAR), maximal_coupling, rows=40_000, detects=0.035)
+    with pytest.raises(AssertionError, match="not the expected distribution"):
+        check_distribution(Mixture(Copying(shortest=1, longest=3), NEAR), maximal_coupling, rows=40_000, detects=0.035)

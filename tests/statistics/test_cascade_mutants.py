@@ -1,4 +1,4 @@
-"""Wrong cascades must be caught, by the law of the text and by check_drafter: each here looks plausible."""
+"""Wrong cascades must be caught, by the distribution of the text and by check_drafter: each here looks plausible."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from laws import SAMPLINGS, TARGET, VOCAB, cascade, check_law
+from distributions import SAMPLINGS, TARGET, VOCAB, cascade, check_distribution
 from torch import Tensor
 
 from outrider.core.noise import Noise
@@ -19,7 +19,7 @@ from outrider.testing import check_drafter
 
 
 class Changed:
-    """The cascade of the laws with a draft changed on its way out, or with other noise on its way in."""
+    """The cascade of the distributions with a draft changed on its way out, or with other noise on its way in."""
 
     name = "changed"
 
@@ -36,19 +36,21 @@ class Changed:
 
         def changed(gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
             draft = propose(gamma, sampling, self.before(noise), at)
-            return self.after(draft, session) if draft.by_law else draft  # where tokens are drawn, bits are compared
+            return (
+                self.after(draft, session) if draft.by_verification else draft
+            )  # where tokens are drawn, bits are compared
 
         session.propose = changed  # type: ignore[method-assign]
         return session
 
 
 def caught(drafter: Drafter, **how: int) -> None:
-    with pytest.raises(AssertionError, match="not the expected law|probability zero"):
-        check_law(drafter, maximal_coupling, SAMPLINGS["temperature 1"], rows=40_000, detects=0.035, **how)
+    with pytest.raises(AssertionError, match="not the expected distribution|probability zero"):
+        check_distribution(drafter, maximal_coupling, SAMPLINGS["temperature 1"], rows=40_000, detects=0.035, **how)
 
 
 def caught_by_check(drafter: Drafter) -> None:
-    with pytest.raises(AssertionError, match="do not follow the q reported|not the expected law"):
+    with pytest.raises(AssertionError, match="do not follow the q reported|not the expected distribution"):
         check_drafter(drafter, TARGET)
 
 
@@ -67,7 +69,7 @@ def test_algorithm_3_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lower_draft_drawn_with_the_noise_of_the_correction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a law test blind to noise shared between two levels that must be independent."""
+    """Catches a distribution test blind to noise shared between two levels that must be independent."""
     monkeypatch.setattr(
         module, "maximal_coupling", Verifier("shared", maximal_coupling.rule, exact=True, shares_noise=True)
     )
@@ -75,7 +77,7 @@ def test_lower_draft_drawn_with_the_noise_of_the_correction(monkeypatch: pytest.
 
 
 def test_noise_of_the_target_inside() -> None:
-    """Catches a law test blind to a middle level that decides by the very numbers the target decides by."""
+    """Catches a distribution test blind to a middle level that decides by the very numbers the target decides by."""
     caught(Changed(before=lambda noise: _Renamed(noise.seeds)))
 
 
@@ -91,36 +93,36 @@ def only_likely(draft: Draft, session: DraftSession) -> Draft:
     """Throws guesses away because of what they are."""
     assert draft.probs is not None
     likely = (draft.of_tokens() > 0.25).to(torch.int64).cumprod(1).bool()
-    return Draft(draft.tokens, draft.probs, draft.proposed & likely, draft.by_law)
+    return Draft(draft.tokens, draft.probs, draft.proposed & likely, draft.by_verification)
 
 
 def sharpened(draft: Draft, session: DraftSession) -> Draft:
-    """Reports another q than the one the tokens follow, under the cover of by_law."""
+    """Reports another q than the one the tokens follow, under the cover of by_verification."""
     assert draft.probs is not None
     q = draft.probs.square()
-    return Draft(draft.tokens, q / q.sum(-1, keepdim=True), draft.proposed, by_law=True)
+    return Draft(draft.tokens, q / q.sum(-1, keepdim=True), draft.proposed, by_verification=True)
 
 
 def shifted(draft: Draft, session: DraftSession) -> Draft:
     """A slip of one place where distributions of several runs are put together."""
     assert draft.probs is not None
-    return Draft(draft.tokens, draft.probs.roll(1, 1), draft.proposed, draft.by_law)
+    return Draft(draft.tokens, draft.probs.roll(1, 1), draft.proposed, draft.by_verification)
 
 
 def test_the_scaffold_is_right() -> None:
     """Catches mutants that are caught because of what they are built on."""
-    check_law(Changed(), maximal_coupling, rows=40_000, detects=0.035)
+    check_distribution(Changed(), maximal_coupling, rows=40_000, detects=0.035)
 
 
 @pytest.mark.parametrize("after", [only_likely, sharpened, shifted])
 def test_wrong_drafts(after: Callable[[Draft, DraftSession], Draft]) -> None:
-    """Catches a law test too weak to see guesses selected by value, or a q that is not theirs."""
+    """Catches a distribution test too weak to see guesses selected by value, or a q that is not theirs."""
     caught(Changed(after))
 
 
 @pytest.mark.parametrize("after", [sharpened, shifted])
 def test_check_drafter_sees_them(after: Callable[[Draft, DraftSession], Draft]) -> None:
-    """Catches a check_drafter that takes by_law for an excuse."""
+    """Catches a check_drafter that takes by_verification for an excuse."""
     caught_by_check(Changed(after))
 
 
@@ -131,6 +133,6 @@ def test_shared_noise_must_give_the_very_token(monkeypatch: pytest.MonkeyPatch) 
         check_drafter(cascade(), TARGET)
 
 
-def test_the_law_of_gumbel_coupling() -> None:
-    """Catches matching inside that leaves the target's law."""
-    check_law(cascade(), gumbel_coupling, rows=40_000, detects=0.035)
+def test_the_distribution_of_gumbel_coupling() -> None:
+    """Catches matching inside that leaves the target's distribution."""
+    check_distribution(cascade(), gumbel_coupling, rows=40_000, detects=0.035)

@@ -1,4 +1,4 @@
-"""A draft with a temperature, top-k or top-p of its own: the law stays the target's, for what it really drew from."""
+"""A draft with a temperature, top-k or top-p of its own: the text's distribution stays the target's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from laws import SAMPLINGS, TARGET, check_law
+from distributions import SAMPLINGS, TARGET, check_distribution
 from torch import Tensor
 
 from outrider.core.noise import Noise
@@ -24,16 +24,16 @@ OWN = {"colder": {"temperature": 0.5}, "greedy": {"temperature": 0.0}, "top-k": 
 
 
 @pytest.mark.parametrize("own", OWN)
-def test_law_with_options_of_the_drafts_own(own: str) -> None:
+def test_distribution_with_options_of_the_drafts_own(own: str) -> None:
     """Catches p cut as the draft was, or q reported as the target would have had it."""
-    check_law(Standardised(NEAR, **OWN[own]), maximal_coupling, rows=60_000, detects=0.026)  # type: ignore[arg-type]
+    check_distribution(Standardised(NEAR, **OWN[own]), maximal_coupling, rows=60_000, detects=0.026)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("verifier", [block_coupling, gumbel_coupling], ids=lambda v: v.name)
-def test_law_under_the_other_couplings(verifier: Verifier) -> None:
+def test_distribution_under_the_other_couplings(verifier: Verifier) -> None:
     """Catches a coupling that counts on both models having the same options."""
     mixed = Standardised(NEAR, 0.5, top_k=3)
-    check_law(mixed, verifier, SAMPLINGS["top-p"], rows=60_000, detects=0.03)
+    check_distribution(mixed, verifier, SAMPLINGS["top-p"], rows=60_000, detects=0.03)
 
 
 class _Misreported:
@@ -60,10 +60,10 @@ class _Misreported:
 
 @pytest.mark.parametrize("own", ["colder", "top-k"])
 def test_raw_q_is_caught(own: str) -> None:
-    """Catches a law test blind to the bug that recurred three times elsewhere: drawn from one q, judged by another."""
+    """Catches a test blind to the bug that recurred three times elsewhere: drawn from one q, judged by another."""
     wrong: Drafter = _Misreported(**OWN[own])
-    with pytest.raises(AssertionError, match="not the expected law"):
-        check_law(wrong, maximal_coupling, rows=40_000, gamma=1, detects=0.035)
+    with pytest.raises(AssertionError, match="not the expected distribution"):
+        check_distribution(wrong, maximal_coupling, rows=40_000, gamma=1, detects=0.035)
 
 
 def test_its_guesses_are_its_own() -> None:

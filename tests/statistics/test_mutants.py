@@ -1,4 +1,4 @@
-"""Mutants: every wrong rule or drafter here has been somebody's bug. Each must be caught, or the laws prove nothing."""
+"""Mutants: every wrong rule or drafter here has been somebody's bug. Each must be caught, or tests prove nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from laws import SAMPLINGS, TARGET, VOCAB, check_law, drafters
+from distributions import SAMPLINGS, TARGET, VOCAB, check_distribution, drafters
 from torch import Tensor
 
 from outrider.core import algorithm
@@ -20,8 +20,8 @@ from outrider.drafters import ModelDrafter
 
 
 def caught(drafter: Drafter, verifier: Verifier, sampling: Sampling = SAMPLINGS["temperature 1"], **how: int) -> None:
-    with pytest.raises(AssertionError, match="not the expected law|probability zero"):
-        check_law(drafter, verifier, sampling, rows=40_000, detects=0.035, **how)
+    with pytest.raises(AssertionError, match="not the expected distribution|probability zero"):
+        check_distribution(drafter, verifier, sampling, rows=40_000, detects=0.035, **how)
 
 
 def q_at(draft: Draft, n: Tensor, p: Tensor) -> Tensor:
@@ -114,32 +114,32 @@ class UniformFromTheDraft(Parts):
 
 def test_the_parts_put_together_are_the_rule() -> None:
     """Catches a scaffold that is itself wrong: unchanged, it passes and agrees with the product."""
-    check_law(drafters()["near"], Parts.verifier())
+    check_distribution(drafters()["near"], Parts.verifier())
 
 
 @pytest.mark.parametrize("mutant", [FullResidual, AbsoluteResidual, SameUniform, Threshold, Lenient])
 def test_wrong_rules(mutant: type[Parts]) -> None:
-    """Catches a law test too weak to see a wrong residual, a shared r, or a wrong threshold."""
+    """Catches a distribution test too weak to see a wrong residual, a shared r, or a wrong threshold."""
     caught(drafters()["near"], mutant.verifier())
 
 
 def test_bonus_token() -> None:
-    """Catches a law test blind to the token after full acceptance."""
+    """Catches a distribution test blind to the token after full acceptance."""
     caught(drafters()["near"], BonusFromResidual.verifier(), gamma=1)
 
 
 def test_reseeded_uniforms() -> None:
-    """Catches a law test blind to noise repeated from run to run."""
+    """Catches a distribution test blind to noise repeated from run to run."""
     caught(drafters()["near"], ReseededUniform.verifier(), gamma=1)
 
 
 def test_draft_shares_the_token_noise_under_maximal_coupling() -> None:
-    """Catches a law test blind to a draft drawn with the noise of the correction."""
+    """Catches a distribution test blind to a draft drawn with the noise of the correction."""
     caught(drafters()["uniform"], Parts.verifier(shares_noise=True))
 
 
 def test_draft_shares_the_acceptance_noise() -> None:
-    """Catches a law test blind to acceptance that depends on how the guess was drawn."""
+    """Catches a distribution test blind to acceptance that depends on how the guess was drawn."""
     caught(drafters()["near"], UniformFromTheDraft.verifier())
 
 
@@ -191,18 +191,18 @@ def shifted(draft: Draft, context: Context) -> Draft:
 
 @pytest.mark.parametrize("change", [raw, argmax, confident, shifted])
 def test_wrong_drafts(change: Callable[[Draft, Context], Draft]) -> None:
-    """Catches a law test too weak to see that the q reported is not the q drawn from."""
+    """Catches a distribution test too weak to see that the q reported is not the q drawn from."""
     caught(_Changed(change), maximal_coupling, SAMPLINGS["top-k"])
 
 
 def test_an_argmax_draft_as_a_point_mass_is_right() -> None:
-    """Catches a law test that fails everything: the same argmax guesses, honestly reported, pass."""
+    """Catches a distribution test that fails everything: the same argmax guesses, honestly reported, pass."""
     honest = _Changed(lambda draft, _: Draft(probs_of(draft).argmax(-1), None, draft.proposed))
-    check_law(honest, maximal_coupling, SAMPLINGS["top-k"])
+    check_distribution(honest, maximal_coupling, SAMPLINGS["top-k"])
 
 
 def test_penalties_blind_to_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a law test blind to penalties that do not see the guesses before a position."""
+    """Catches a distribution test blind to penalties that do not see the guesses before a position."""
 
     def blind(logits: Tensor, sampling: Sampling, context: Context, tail: Tensor) -> Tensor:
         return torch.cat(
@@ -231,5 +231,5 @@ def bonus_from_draft(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdi
 
 @pytest.mark.parametrize("rule", [redraw, bonus_from_draft])
 def test_wrong_matching(rule: Callable[..., Verdict]) -> None:
-    """Catches a law test too weak for mistakes in Gumbel coupling."""
+    """Catches a distribution test too weak for mistakes in Gumbel coupling."""
     caught(drafters()["near"], Verifier("wrong", rule, exact=True, shares_noise=True), gamma=1)

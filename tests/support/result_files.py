@@ -19,9 +19,9 @@ from outrider.bench.plan.plan_file import VERSION as PLAN_VERSION
 from outrider.bench.serving.client import Answer
 from outrider.bench.serving.load import Load, LoadRun, figures
 from outrider.bench.serving.table import LoadTable, TablePlan
+from outrider.certificate.distribution import DistributionResult
 from outrider.certificate.identity import IdentityResult
 from outrider.certificate.invariance import InvarianceResult
-from outrider.certificate.law import LawResult
 from outrider.certificate.run import Certificate
 from outrider.output import Output
 from outrider.paper import formulas
@@ -159,10 +159,10 @@ def certificate() -> dict[str, Any]:
         for gamma in (1, 4, 8):
             found.greedy.append(IdentityResult(drafter, gamma, 8, (), 512, 0, alpha, 1 + alpha * gamma / 2, None))
             found.gumbel.append(IdentityResult(drafter, gamma, 8, (0, 1), 512, 0, alpha, 1 + alpha * gamma / 3, None))
-    found.law.append(LawResult("rule", "a drafter", "maximal", 50_000, 40, 0.31, 0.012, True))
-    found.law.append(LawResult("control", "a drafter", "wrong", 50_000, 40, 1e-30, 0.012, False, 0.2))
+    found.distribution.append(DistributionResult("rule", "a drafter", "maximal", 50_000, 40, 0.31, 0.012, True))
+    found.distribution.append(DistributionResult("control", "a drafter", "wrong", 50_000, 40, 1e-30, 0.012, False, 0.2))
     found.invariance.append(InvarianceResult("other neighbours", 96, 0, True))
-    found.seconds, found.finished, found.left_out = 12.0, True, ["law by runs of the model"]
+    found.seconds, found.finished, found.left_out = 12.0, True, ["distribution by runs of the model"]
     return found.to_json()
 
 

@@ -84,7 +84,7 @@ class Listener(NoProgress):
 def assert_same_text(target: loading.Loaded, draft: Path) -> None:
     llm = outrider.load(target.name, draft=str(draft), dtype="float32")
     plain = llm.with_draft(None)
-    for options in ({}, {"temperature": 1.0, "coupling": "gumbel", "seed": 3}):  # gamma: "auto" may step aside
+    for options in ({}, {"temperature": 1.0, "coupling": "gumbel", "seed": 3}):  # gamma: "auto" may fall back
         one, two = (x.generate("the thin end", max_new_tokens=12, gamma=3, **options) for x in (llm, plain))
         assert one.tokens == two.tokens and one.stats.drafted > 0 and one.stats.drafter_error is None
 

@@ -1,4 +1,4 @@
-"""What a request asks of a beam search, and the room it needs."""
+"""What a request asks of a beam search, and the capacity it needs."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from outrider.beam.request_rules import close_fitting, rules_of
 from outrider.beam.rules import Hypothesis, Scored, Search, Tokens, replay
-from outrider.beam.stepping_aside import Levels, TreeShape
 from outrider.beam.tree import Growth, Path, Root, grow, lay_out
+from outrider.beam.tree_levels import Levels, TreeShape
 from outrider.core.model_facts import facts_of
 from outrider.core.sampling import log_standardise
 from outrider.decoding.fault import fault

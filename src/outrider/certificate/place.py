@@ -1,4 +1,4 @@
-"""Where a law test tells most: the place in the texts at which a wrong rule would move the law furthest."""
+"""Where a test of the distribution tells most: the place in the texts at which a wrong rule would change it most."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Place:
     prefix: list[int]
     source: list[int] | None  # what the encoder reads, if there is one
     temperature: float  # of the draft
-    distance: float  # total variation by which a forgotten residual moves the next token's law
+    distance: float  # total variation by which a forgotten residual moves the next token's distribution
     tokens: Tensor  # [K]: the tokens to choose among; number 1 to K in the table
     table: ToyModel
     bias: float  # lifts any token above all others

@@ -34,7 +34,7 @@ class Plan:
     samples: int = 50_000  # draws of the rule, from the target's own distributions
     engine_samples: int = 256  # draws by the whole engine, every one of them from runs of the model
     chat: bool = True  # ask by the chat template where there is one
-    coupling: str = "maximal"  # whose law is tested
+    coupling: str = "maximal"  # whose distribution is tested
     lenience: float = 1.0  # anything else is refused: there would be nothing to certify
 
     def __post_init__(self) -> None:

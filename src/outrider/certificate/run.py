@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from outrider.certificate.conditions import conditions
+from outrider.certificate.distribution import NEVER_KEPT, DistributionResult, distribution_tests
 from outrider.certificate.identity import IdentityResult, Rehearsed, Rows, compare
 from outrider.certificate.invariance import InvarianceResult, invariance
-from outrider.certificate.law import UNTOLD, LawResult, laws
 from outrider.certificate.plan import Plan
 from outrider.core.protocols import Drafter
 from outrider.core.verification.choose import VERIFIERS
@@ -31,7 +31,7 @@ class Certificate:
     conditions: dict[str, Any] = field(default_factory=dict)
     greedy: list[IdentityResult] = field(default_factory=list)
     gumbel: list[IdentityResult] = field(default_factory=list)
-    law: list[LawResult] = field(default_factory=list)
+    distribution: list[DistributionResult] = field(default_factory=list)
     invariance: list[InvarianceResult] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # parts that were not to be run
     seconds: float = 0.0
@@ -43,22 +43,27 @@ class Certificate:
 
     def _parts(self) -> dict[str, Sequence[Any]]:
         """In the order they are run in."""
-        return {"invariance": self.invariance, "greedy": self.greedy, "gumbel": self.gumbel, "law": self.law}
+        return {
+            "invariance": self.invariance,
+            "greedy": self.greedy,
+            "gumbel": self.gumbel,
+            "distribution": self.distribution,
+        }
 
     @property
     def verdict(self) -> str:
-        """failed if anything did; unfinished if interrupted; inconclusive if a law test had no power; else passed."""
+        """failed if anything did; unfinished if interrupted; inconclusive if a test had no power; else passed."""
         conclusive: list[Any] = [
             *self.invariance,
             *self.greedy,
             *self.gumbel,
-            *(r for r in self.law if not r.inconclusive),
+            *(r for r in self.distribution if not r.inconclusive),
         ]
         if not all(r.passed for r in conclusive):
             return "failed"
         if not self.finished:
             return "unfinished"
-        return "inconclusive" if any(r.inconclusive for r in self.law) else "passed"
+        return "inconclusive" if any(r.inconclusive for r in self.distribution) else "passed"
 
     @property
     def tokens(self) -> int:
@@ -72,7 +77,7 @@ class Certificate:
         whole = asdict(self)
         for name, part in self._parts().items():
             whole[name] = [{**entry, "passed": r.passed} for entry, r in zip(whole[name], part, strict=True)]
-        for entry, r in zip(whole["law"], self.law, strict=True):
+        for entry, r in zip(whole["distribution"], self.distribution, strict=True):
             entry["inconclusive"] = r.inconclusive
         totals = {
             "verdict": self.verdict,
@@ -128,8 +133,8 @@ def certify(llm: LLM, plan: Plan, certificate: Certificate, show: Callable[[str,
             progress.begin("bit identity at temperature 1", combinations)
             seeded = Rows([prompts[i] for i in numbers], new_tokens, seeds)
             texts = _identity(engine, plan, seeded, certificate.gumbel, progress)
-        progress.begin(f"law of {plan.coupling} coupling", 6)
-        certificate.law = laws(
+        progress.begin(f"distribution under {plan.coupling} coupling", 6)
+        certificate.distribution = distribution_tests(
             engine, texts[:8], VERIFIERS[plan.coupling], (plan.samples, plan.engine_samples), progress
         )
         certificate.finished = True
@@ -170,8 +175,7 @@ def _plain(llm: LLM, rows: Rows) -> list[Output]:
 
 def _drafters(llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Drafter]:
     """The user's drafter, the built-in ones, and rehearsed texts that make every outcome occur."""
-    known = built_in()
-    chosen: list[Drafter] = [known["copy"], known["ngram"], known["uniform"]]
+    chosen = [drafter for name, drafter in built_in().items() if name not in ("auto", "none")]
     chosen += [Rehearsed(texts, spoilt) for spoilt in (0.0, 0.3)]
     if llm.drafter.name not in {d.name for d in chosen} and llm.drafter.name != "none":
         chosen.insert(0, llm.drafter)
@@ -179,11 +183,12 @@ def _drafters(llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) ->
 
 
 def _left_out(llm: LLM, plan: Plan) -> list[str]:
-    drafts = llm.drafter.name not in UNTOLD
+    drafts = llm.drafter.name not in NEVER_KEPT
     run = {
         "temperature 1": plan.seeds,
-        "law of the rule": plan.samples,
-        f"law of the engine{'' if drafts else f' with draft {llm.drafter.name}'}": plan.engine_samples and drafts,
+        "distribution test of the rule": plan.samples,
+        f"distribution test of the engine{'' if drafts else f' with draft {llm.drafter.name}'}": plan.engine_samples
+        and drafts,
     }
     return [part for part, wanted in run.items() if not wanted]
 

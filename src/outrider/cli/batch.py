@@ -77,6 +77,7 @@ def batch(
 
     check_writable(out, "OUT")
     options = common.generation_options(context)
+    common.check_drafts([draft])
     if system is not None:
         common.check_utf8("--system", system)
     loading = Loading(target, common.loading_options(context))

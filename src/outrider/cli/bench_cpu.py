@@ -74,6 +74,7 @@ def cpu(
 
     common.check_writable(out, "--out")
     require(dtype == "auto" or dtype in DTYPES, f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
+    common.check_drafts([draft])
     pythons = by_engine(peer_python or [], "--peer-python")
     models = by_engine(peer_model or [], "--peer-model")
     chosen = installed(pythons) if engines is None else [name for name in engines.split(",") if name.strip()]

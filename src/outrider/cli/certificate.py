@@ -14,9 +14,9 @@ from outrider.cli.tables import show_table
 
 if TYPE_CHECKING:
     from outrider.certificate import Certificate
+    from outrider.certificate.distribution import DistributionResult
     from outrider.certificate.identity import IdentityResult
     from outrider.certificate.invariance import InvarianceResult
-    from outrider.certificate.law import LawResult
 
 
 def show_certificate(console: Console, certificate: Certificate) -> None:
@@ -31,9 +31,9 @@ def show_certificate(console: Console, certificate: Certificate) -> None:
                 console.print(f"  first difference with {r.drafter}, gamma {r.gamma}: {r.first}", markup=False)
             if r.error is not None:
                 console.print(f"  {r.drafter}, gamma {r.gamma}: {r.error}", markup=False)
-    if certificate.law:
-        show_table(console, _law_table(certificate.law))
-    for remedy in dict.fromkeys(r.remedy for r in certificate.law if r.remedy):
+    if certificate.distribution:
+        show_table(console, _distribution_table(certificate.distribution))
+    for remedy in dict.fromkeys(r.remedy for r in certificate.distribution if r.remedy):
         console.print(f"  no power: {remedy}", markup=False)
     if certificate.invariance:
         show_table(console, _invariance_table(certificate.invariance))
@@ -60,9 +60,9 @@ def _identity_table(title: str, results: Sequence[IdentityResult]) -> Table:
     return table
 
 
-def _law_table(results: Sequence[LawResult]) -> Table:
+def _distribution_table(results: Sequence[DistributionResult]) -> Table:
     table = _table(
-        "Law of maximal coupling: pairs of tokens",
+        "Distribution under the coupling: pairs of tokens",
         ("test of", "draft", "rule", "draws", "p-value", "detects"),
     )
     for r in results:
@@ -73,7 +73,7 @@ def _law_table(results: Sequence[LawResult]) -> Table:
             f"{r.samples:,}",
             f"{r.p_value:.2g}",
             f"{r.detects:.3f}",
-            _law_mark(r),
+            _distribution_mark(r),
         )
     return table
 
@@ -94,7 +94,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def _law_mark(result: LawResult) -> str:
+def _distribution_mark(result: DistributionResult) -> str:
     if result.inconclusive:
         return "no power"
     if result.part == "control":
@@ -102,5 +102,5 @@ def _law_mark(result: LawResult) -> str:
     return _mark(result)
 
 
-def _mark(result: IdentityResult | InvarianceResult | LawResult) -> str:
+def _mark(result: IdentityResult | InvarianceResult | DistributionResult) -> str:
     return "ok" if result.passed else "FAILED"

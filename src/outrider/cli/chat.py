@@ -146,7 +146,8 @@ class Chat:
         """The old drafter is given up once the new one is loaded, not before."""
         now = self.conversation.llm.drafter.name
         if not name:
-            notes.print(f"drafted for by {now}; /draft NAME changes it: auto, copy, none, a model ...", markup=False)
+            known = ", ".join(common.DRAFTERS)
+            notes.print(f"drafted for by {now}; /draft NAME changes it: {known}, a model ...", markup=False)
             return
         try:
             with progress.loading(name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +12,13 @@ import typer
 from rich.console import Console
 
 from outrider.checks import LOADING
+from outrider.cli.table_names import names_in
 from outrider.errors import NOT_UTF8, BadOption, PromptError, decode_utf8, require
 from outrider.runtime.gc_pause import gc_paused
 
 DEFAULT_TARGET = "smollm2-135m"
+DRAFTERS = names_in("outrider.drafters", "BUILT_IN")
+ENGINES = ("auto", *names_in("outrider.models.engine.backends", "BACKENDS"), "torch")
 
 answers = Console(soft_wrap=True, highlight=False)
 notes = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -29,8 +32,8 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         "-d",
-        help="Drafter: auto, copy, ngram, suffix, suffix:DIR (see `outrider suffix`), uniform, none, a model named "
-        "like a target, a chain 'copy>MODEL', or a class of your own: FILE.py:CLASS or MODULE:CLASS.",
+        help=f"Drafter: {', '.join(DRAFTERS)}, suffix:DIR (see `outrider suffix`), a model named like a target, "
+        "a chain 'copy>MODEL', or a class of your own: FILE.py:CLASS or MODULE:CLASS.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="Device of the models: auto, cpu, cuda, cuda:1 ...")]
@@ -66,14 +69,17 @@ Graphs = Annotated[
 ]
 Engine = Annotated[
     str,
-    typer.Option(help="Engine of the target: torch, or on a CPU numba; auto: numba where it supports the model."),
+    typer.Option(
+        help=f"Engine of the target: {', '.join(ENGINES)}. auto: on a CPU the first of the others that supports the "
+        "model, on a GPU torch."
+    ),
 ]
 Weights = Annotated[
     str, typer.Option(help="full (as saved; GGUF as it is), or int8, int4: matrices quantised to 8 or 4 bits.")
 ]
 KvCacheDtype = Annotated[
     str,
-    typer.Option(help="Dtype of keys and values on the numba engine: auto, float32, bfloat16 or float16."),
+    typer.Option(help="Dtype of the KV cache, on CPU engines other than torch: auto, float32, bfloat16 or float16."),
 ]
 TensorParallel = Annotated[
     int,
@@ -116,8 +122,25 @@ def generation_options(context: typer.Context) -> dict[str, Any]:
     options = {name: value for name, value in context.params.items() if name in Options.__dataclass_fields__}
     for name in read.keys() & options.keys():
         options[name] = read[name](options[name])
-    Options.parse(options)
+    check_gamma_fits(Options.parse(options).gamma, context.params.get("width"))
     return options
+
+
+def check_gamma_fits(gamma: Any, width: int | None) -> None:
+    """Refuse more guesses than a target run holds, before a model is loaded; None: the command has no --width."""
+    from outrider.decoding.loop import WIDTH
+
+    largest, most = gamma if isinstance(gamma, int) else 0, (WIDTH if width is None else width) - 1
+    remedy = f"choose at most {most}" if width is None else f"pass --width {largest + 1}"
+    require(largest <= most, f"--gamma {largest} needs a width of {largest + 1}, got {most + 1}; {remedy}")
+
+
+def check_drafts(names: Iterable[str]) -> None:
+    """Refuse names that mean no drafter, before a model is loaded or a replica is started for them."""
+    with gc_paused():
+        from outrider.drafters.by_name import check_draft
+    for name in names:
+        check_draft(name)
 
 
 def loading_options(context: typer.Context) -> dict[str, Any]:

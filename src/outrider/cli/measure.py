@@ -83,9 +83,8 @@ def measure(
     gammas = tuple(map(common.read_gamma, gamma))
     settings = MeasureSettings(tuple(temperature or [0.0]), repeats, options, gammas)
     for t, g in product(settings.temperatures, gammas):
-        parsed = Options.parse({**options, "temperature": t, "gamma": g})
-        largest = parsed.gamma if isinstance(parsed.gamma, int) else 0
-        require(largest < width, f"--gamma {g} needs a width of {largest + 1}, got {width}; pass --width {largest + 1}")
+        common.check_gamma_fits(Options.parse({**options, "temperature": t, "gamma": g}).gamma, width)
+    common.check_drafts(drafts)
     given = None if prompts is None else read(prompts, per_task)
     import outrider
 

@@ -65,7 +65,7 @@ def plan(
     export_to: Annotated[Path | None, typer.Option(help="With --export: write it here instead of printing it.")] = None,
     as_json: common.Json = False,
 ) -> None:
-    """Measure acceptance, prices of guesses and costs of runs; predict the speed-up of each draft, gamma and batch.
+    """Measure acceptance and the costs of guesses and runs; predict the speed-up of each draft, gamma and batch.
 
     Recommends one of them, or not to speculate, and runs it beside plain decoding: predicted, measured, and the error.
     Ctrl-C keeps what was measured.
@@ -161,14 +161,12 @@ def _measured(context: typer.Context, batches: tuple[int, ...]) -> dict[str, Any
     require(len(set(names)) == len(names), f"--drafts: each can be named once, got {', '.join(names)}")
     same = [name for name in names if name in ("none", "plain")]
     require(not same, f"--drafts {','.join(same)} is what drafts are compared with; leave it out")
+    common.check_drafts(names)
     width = asked["width"]
     every = range(1, width)
     gammas = tuple(every) if asked["gamma"] is None else numbers("--gamma", asked["gamma"])
     require(len(gammas) > 0, f"--width {width} has no room for guesses; pass --width 2 or more")
-    largest = max(gammas)
-    require(
-        largest < width, f"--gamma {largest} needs a width of {largest + 1}, got {width}; pass --width {largest + 1}"
-    )
+    common.check_gamma_fits(max(gammas), width)
     options = {name: asked[name] for name in ("max_new_tokens", "temperature", "coupling", "seed")}
     Options.parse(options)
     checks = () if asked["check"] is None else numbers("--check", asked["check"])

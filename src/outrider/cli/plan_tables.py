@@ -18,9 +18,9 @@ BUSY = 0.2
 EXPLAINED = """\
 cost of a run: in plain steps of the same batch, by its tokens in a row; alpha:
 kept over examined guesses; by number: chance that guess 1, 2, ... is made and
-kept, if those before it were; price: what the drafter adds to a step, in plain
-steps; speed-up: over plain decoding of the same batch, without prefill.
-Intervals: 95 %, over prompts."""
+kept, if those before it were; cost of a guess: what the drafter adds to a
+step, in plain steps; speed-up: over plain decoding of the same batch, without
+prefill. Intervals: 95 %, over prompts."""
 
 
 def show(content: dict[str, Any]) -> None:
@@ -30,7 +30,7 @@ def show(content: dict[str, Any]) -> None:
     for title, table in (
         ("Cost of a run by width", _costs(content)),
         ("Acceptance", _acceptance(content)),
-        ("Price of a guess", _prices(content)),
+        ("Cost of a guess", _prices(content)),
         ("Predicted speed-up by gamma", _predicted(content)),
         ("Predicted and measured", _checks(content)),
     ):

@@ -13,6 +13,7 @@ from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.errors import require
 from outrider.report import plots
+from outrider.report.kinds import KINDS
 
 
 def report(
@@ -20,8 +21,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RESULTS...",
-            help="Files written by `outrider measure --out`, `bench cpu|gpu|serve --out`, `verify --out`, "
-            "`generate --trace`, `generate --json` and `batch`.",
+            help=f"Files written by outrider {', '.join(command for kind in KINDS for command in kind.written_by)}.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page: one HTML file that needs nothing else.")] = Path(

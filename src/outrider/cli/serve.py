@@ -20,6 +20,7 @@ from outrider.cli.common import (
     Trust,
     Weights,
     Width,
+    check_drafts,
     loading_options,
     notes,
     read_gamma,
@@ -116,6 +117,7 @@ def serve(
         )
     set_by_plan = planned(command, plan, slots or 1)
     draft = draft or [set_by_plan.get("draft", "auto")]
+    check_drafts(draft)
     width = command.params["width"] = set_by_plan.get("width", width)
     guesses = _gamma(str(set_by_plan.get("gamma", gamma)), width)
     settings = ServerSettings(

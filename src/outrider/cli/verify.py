@@ -31,12 +31,12 @@ def verify(
     ] = None,
     gammas: Annotated[str, typer.Option(help="Guesses per run to try, as 1,4,8 or 1-8.")] = "1,4,8",
     seeds: Annotated[int, typer.Option(min=0, help="Seeds for temperature 1; 0 leaves that part out.")] = 3,
-    samples: Annotated[int, typer.Option(help="Draws per law test of the rule; 0 leaves it out.")] = 50_000,
+    samples: Annotated[int, typer.Option(help="Draws per distribution test of the rule; 0 leaves it out.")] = 50_000,
     engine_samples: Annotated[
-        int, typer.Option(help="Draws of the law test by runs of the model; 0 leaves it out.")
+        int, typer.Option(help="Draws of the distribution test by runs of the model; 0 leaves it out.")
     ] = 256,
     coupling: Annotated[
-        str, typer.Option(help="The coupling whose law is tested: maximal, block or gumbel.")
+        str, typer.Option(help="The coupling whose distribution is tested: maximal, block or gumbel.")
     ] = "maximal",
     lenience: Annotated[float, typer.Option(help="1, or refused: lenience is inexact by design.")] = 1.0,
     width: common.Width = 9,
@@ -55,9 +55,9 @@ def verify(
     out: Annotated[Path | None, typer.Option(help="Also write the certificate here, as JSON.")] = None,
     as_json: common.Json = False,
 ) -> None:
-    """Check bit identity, the law of a coupling and row invariance.
+    """Check bit identity, the distribution under a coupling and row invariance.
 
-    Exit code 1 if anything fails, 3 if nothing does but a law test had no power.
+    Exit code 1 if anything fails, 3 if nothing does but a distribution test had no power.
     """
     common.check_writable(out, "--out")
     import outrider

@@ -45,8 +45,8 @@ def speculative_step(
     at = at[:, : draft.tokens.shape[1] + 1]  # a drafter may have fewer guesses than asked for
     logits = target.score(draft.tokens)  # [B, G+1, V]: M_p on every prefix, one run
     seen = verify.sees(sampling)
-    law = choices if seen.greedy and verify.compares else standardise  # at temperature 0 tokens say it all
-    p = law(logits, seen, target.context, draft.tokens)
+    probabilities = choices if seen.greedy and verify.compares else standardise  # at temperature 0 tokens say it all
+    p = probabilities(logits, seen, target.context, draft.tokens)
     verdict = verify(p, draft, noise, at)  # n accepted, t from the adjusted distribution
     emitted, count = splice(draft.tokens, verdict)
     step = Step(emitted, count, draft, draft.overlap(verify.ceiling(p)), p)

@@ -36,7 +36,7 @@ class Draft:
     tokens: Tensor  # [B, G] int64
     probs: Tensor | None  # [B, G, V], or [B, G, N] with ``support``; None means point masses on the tokens
     proposed: Tensor  # [B, G] bool: True for a prefix of each row, False where nothing was proposed
-    by_law: bool = False  # tokens follow probs without being draw(probs, race): they were verified, not drawn
+    by_verification: bool = False  # tokens follow probs without being draw(probs, race): they were verified, not drawn
     support: Tensor | None = None  # [N] ascending: the tokens that probs are about, zero elsewhere; None: all
 
     @staticmethod

@@ -169,9 +169,9 @@ class DraftSession(Protocol):
 
         Rows may differ (``proposed``), and all may be shorter than gamma (fewer columns).
         Contract, tested bit for bit: tokens == draw(probs, noise.race("token", at)), so the q returned is
-        the q drawn from. A draft that is itself the outcome of verification says ``by_law``: each token then
+        the q drawn from. A draft that is itself the outcome of verification says ``by_verification``: each token then
         follows its probs given the tokens before it, as a function of ``noise`` up to its own position, and with
-        the target's own noise the equation holds all the same. Tested as a law, and bit for bit.
+        the target's own noise the equation holds all the same. Tested as a distribution, and bit for bit.
         """
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:

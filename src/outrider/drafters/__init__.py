@@ -36,14 +36,17 @@ __all__ = [
 
 
 BUILT_IN: dict[str, Callable[[], Drafter]] = {
+    "auto": lambda: Mixture(Copying(), Ngram()),
     "copy": Copying,
     "ngram": Ngram,
     "suffix": Suffix,
     "uniform": Uniform,
     "none": Nothing,
-    "auto": lambda: Mixture(Copying(), Ngram()),
 }
-"""What makes the drafters that need no model, by the names ``draft=`` takes. A new one is a new entry."""
+"""What makes the drafters that need no model, by the names ``draft=`` takes. A new one is a new entry.
+
+Requests of different users of a server share the one that is made there, so it keeps nothing of a text but its row.
+"""
 
 
 def built_in() -> dict[str, Drafter]:

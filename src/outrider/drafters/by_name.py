@@ -10,6 +10,7 @@ from pathlib import Path
 
 from outrider.core.protocols import Drafter
 from outrider.drafters import (
+    BUILT_IN,
     Cascade,
     Copying,
     Mixture,
@@ -17,7 +18,6 @@ from outrider.drafters import (
     OutputMemory,
     Suffix,
     SuffixIndex,
-    built_in,
     suffix_index,
 )
 from outrider.drafters.eagle3 import Eagle3Drafter, is_checkpoint
@@ -48,12 +48,39 @@ class Beside:
 
 
 def check_draft(draft: object) -> None:
-    """Refuse what names no drafter and is none."""
+    """Refuse what names no drafter and is none, as far as that shows before a model is loaded."""
     rule = "draft must be a name or have `name` and `start`"
     require(draft is None or isinstance(draft, (str, Drafter)), f"{rule}, got {draft!r}")
     require(draft != "", f"{rule}, got ''; leave it out for 'auto', or give 'none'")
     if isinstance(draft, type):
         raise BadOption(f"{rule}, got the class {draft.__name__}; give an instance, as {draft.__name__}()")
+    if isinstance(draft, str):
+        _check_name(draft)
+
+
+def _check_name(draft: str) -> None:
+    """What is wrong with a name whatever the target is."""
+    if ">" in draft:
+        check_draft(_links(draft)["lower"].strip())
+        return
+    require(draft != _OWN_TEXTS, f"draft {draft!r} names no index; write suffix:DIR, or 'suffix' to search rows alone")
+    require(not draft.endswith(".py"), f"draft {draft!r} is a file of Python: name the class in it, as {draft}:Class")
+    if draft in BUILT_IN or searches_suffixes(draft) or names_a_class(draft) or Path(draft).exists():
+        return
+    near = difflib.get_close_matches(draft, BUILT_IN, n=1)
+    if near and "/" not in draft:
+        raise BadOption(f"draft {draft!r} is not known; did you mean {near[0]!r}? Built in: {', '.join(BUILT_IN)}")
+
+
+def _links(draft: str) -> re.Match[str]:
+    """A chain in its parts: ``lower``, ``link`` and ``middle``."""
+    parts = _CHAIN.fullmatch(draft)
+    if parts is None:
+        raise BadOption(f"draft {draft!r} is not a chain: write LOWER>MODEL, for instance 'copy>my-draft'")
+    middle = parts["middle"].strip()
+    own = middle in BUILT_IN or names_a_class(middle) or searches_suffixes(middle)
+    require(not own, f"draft {draft!r}: {middle!r} cannot check guesses; put a model after '>'")
+    return parts
 
 
 def drafter_named(draft: str | Drafter | None, beside: Beside) -> Drafter:
@@ -63,23 +90,18 @@ def drafter_named(draft: str | Drafter | None, beside: Beside) -> Drafter:
         return draft
     if draft is not None and ">" in draft:
         return _chain(draft, beside)
-    known = built_in()
     if draft == "auto" and pairs.draft_of(beside.target.name) is not None:
         draft = beside.target.name
     if draft == "auto" and (head := shipped_draft(beside.target)) is not None:
         return Mixture(Copying(), head)
     if draft is not None and searches_suffixes(draft):
         return _suffix(draft, beside)
-    if draft is None or draft in known:
-        return known[draft or "none"]
+    if draft is None or draft in BUILT_IN:
+        return BUILT_IN[draft or "none"]()
     if names_a_class(draft) and not Path(draft).exists():
         return imported(draft)
-    require(not draft.endswith(".py"), f"draft {draft!r} is a file of Python: name the class in it, as {draft}:Class")
     if (Path(draft) / CONFIG).is_file():
         return _trained(Path(draft), beside.target)
-    near = difflib.get_close_matches(draft, known, n=1)
-    if near and "/" not in draft and not Path(draft).exists():
-        raise BadOption(f"draft {draft!r} is not known; did you mean {near[0]!r}? Built in: {', '.join(known)}")
     published = _published_head(draft, beside.trust)
     if published is not None:
         name = Path(draft).name
@@ -106,18 +128,13 @@ def _suffix(draft: str, beside: Beside) -> Suffix:
     if draft == "suffix":
         return Suffix(memory=beside.memory)
     folder = Path(draft.removeprefix(_OWN_TEXTS))
-    require(draft != _OWN_TEXTS, f"draft {draft!r} names no index; write suffix:DIR, or 'suffix' to search rows alone")
     index = SuffixIndex.load(folder, beside.target.tokenizer)
     return Suffix(index, beside.memory, name=f"{_OWN_TEXTS}{folder.name}")
 
 
 def _chain(draft: str, beside: Beside) -> Drafter:
-    parts = _CHAIN.fullmatch(draft)
-    if parts is None:
-        raise BadOption(f"draft {draft!r} is not a chain: write LOWER>MODEL, for instance 'copy>my-draft'")
+    parts = _links(draft)
     middle, name = parts["middle"].strip(), parts["lower"].strip()
-    own = middle in built_in() or names_a_class(middle) or searches_suffixes(middle)
-    require(not own, f"draft {draft!r}: {middle!r} cannot check guesses; put a model after '>'")
     once = parts["link"] == ">>"
     published = _published_head(middle, beside.trust) is not None
     if not published and not (Path(middle) / CONFIG).is_file():
@@ -135,7 +152,7 @@ def _chain(draft: str, beside: Beside) -> Drafter:
             "put a model after '>' (outrider distill --kind model)"
         )
     # A model trained for the target has no head of its own, and what is drafted for it speaks the target's tokens.
-    lower = built_in()["auto"] if name == "auto" else drafter_named(name, beside)
+    lower = BUILT_IN["auto"]() if name == "auto" else drafter_named(name, beside)
     require(
         not isinstance(lower, (HeadDrafter, Eagle3Drafter)),
         f"draft {draft!r}: {name!r} is a head of the target and cannot draft for {middle!r}",

@@ -125,7 +125,7 @@ class _CascadeSession:
                 _put(probs, step.p, offset)
         proposed = context.active[:, None].expand(-1, gamma)
         q = None if probs is None else probs[:, :gamma]
-        return Draft(context.read(start, gamma), q, proposed, by_law=not verify.shares_noise)
+        return Draft(context.read(start, gamma), q, proposed, by_verification=not verify.shares_noise)
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:
         """What was believed and is true stays, with all that was computed for it; the rest is taken back."""

@@ -1,4 +1,4 @@
-"""One drafter where it has something to say, another where it has not."""
+"""One drafter where it has a guess, another where it has none."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def joined(first: Draft, second: Draft, use_first: Tensor, vocab_size: int) -> D
         torch.where(use_first, first.tokens, second.tokens),
         None if points else torch.where(use_first[..., None], dense(first), dense(second)),
         torch.where(use_first, first.proposed, second.proposed),
-        first.by_law or second.by_law,
+        first.by_verification or second.by_verification,
     )
 
 
@@ -142,6 +142,6 @@ def _joined_on_support(first: Draft, second: Draft, use_first: Tensor) -> Draft:
         torch.where(use_first, first.tokens, second.tokens),
         torch.from_numpy(probs),
         torch.where(use_first, first.proposed, second.proposed),
-        first.by_law or second.by_law,
+        first.by_verification or second.by_verification,
         support=torch.from_numpy(support),
     )

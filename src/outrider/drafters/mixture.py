@@ -167,7 +167,7 @@ class _MixtureSession(CompositeSession):
 
     def _join(self, copied: Draft, second: Draft, use_first: Tensor, checked: Tensor | None, width: int) -> Draft:
         """Rows of the copy where use_first [B] says so. In others the rest of it stands behind a first guess that is
-        ``checked`` [B], its first token, -1: none. That depends on a guess and those before it, so the law holds."""
+        ``checked`` [B], its first token, -1: none. That depends on a guess and those before it only."""
         copied, second = widened(copied, width), widened(second, width)
         if checked is None:
             return joined(copied, second, use_first[:, None], self.vocab_size)
@@ -280,7 +280,7 @@ class _MixtureSession(CompositeSession):
                 counts[row, AGREED] += agreements[row] * max(guess - 1, 0)
 
     def rewind(self, lengths: Tensor) -> None:
-        # What was learnt rests on tokens that were only believed: a choice that remembered them could bias the law.
+        # What was learnt rests on tokens that are taken back: a choice that remembered them could bias the text.
         self.kept.zero_()
         self.tried.zero_()
         self.last, self.copied, self.asked = self.nothing, self.nothing, None

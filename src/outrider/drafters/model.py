@@ -187,16 +187,16 @@ class _ModelSession:
 
     def _written(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft | None:
         """The draft of a model that writes by itself: nothing but its own logits decides; None where it does not."""
-        context, laws = self.session.context, list[Tensor]()
+        context, distributions = self.session.context, list[Tensor]()
 
         def drawn(guess: int, logits: Tensor) -> Tensor:
-            laws.append(standardise(logits[:, None], sampling, context, at[:, :0]))
-            return noise.winner("token", at[:, guess : guess + 1], laws[-1])[:, 0]
+            distributions.append(standardise(logits[:, None], sampling, context, at[:, :0]))
+            return noise.winner("token", at[:, guess : guess + 1], distributions[-1])[:, 0]
 
         tokens = self.session.guess(gamma) if sampling.greedy else self.session.guess_chosen(gamma, drawn)
         if tokens is None:
             return None
-        probs = None if sampling.greedy else torch.cat(laws, 1)
+        probs = None if sampling.greedy else torch.cat(distributions, 1)
         return Draft(tokens, probs, context.active[:, None].expand(-1, gamma))
 
     def commit(self, tokens: Tensor, count: Tensor) -> None:

@@ -1,8 +1,8 @@
 """A draft model whose tokenizer is not the target's: it guesses the tokens that both have.
 
 q is the draft's distribution over the tokens that both vocabularies have, renormalised, so a guess is drawn from the q
-that is reported and the text keeps its law whatever the two tokenizers are. The draft reads the text as its own
-tokenizer encodes it. At temperature 0 it writes in its own tokens, and what it wrote is encoded for the target.
+that is reported and the text keeps its distribution whatever the two tokenizers are. The draft reads the text as its
+own tokenizer encodes it. At temperature 0 it writes in its own tokens, and what it wrote is encoded for the target.
 """
 
 from __future__ import annotations

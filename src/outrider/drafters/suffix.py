@@ -4,11 +4,11 @@ Of several matches of one length the row's own count, then those of earlier outp
 followed at all places of the match, with counts, is q; guesses are drawn from it one after another, each among the
 places that agree with the guesses before it, for as long as the chance of the whole path is worth a guess.
 
-Why the law holds. A guess is a function of the row's text, of texts of the user's own, and of the draft's noise; where
-earlier outputs are searched, of those, too. That is done only where the text is the target's whatever the guesses are:
-at temperature 0 and with Gumbel coupling. Under maximal coupling q must be independent of the noise that accepts and
-corrects at the positions to come, and an output may have met that very noise (the same prompt and seed, asked for
-again), or be there because another one that did ended sooner.
+Why the text keeps the target's distribution. A guess is a function of the row's text, of texts of the user's own, and
+of the draft's noise; where earlier outputs are searched, of those, too. That is done only where the text is the
+target's whatever the guesses are: at temperature 0 and with Gumbel coupling. Under maximal coupling q must be
+independent of the noise that accepts and corrects at the positions to come, and an output may have met that very noise
+(the same prompt and seed, asked for again), or be there because another one that did ended sooner.
 """
 
 from __future__ import annotations

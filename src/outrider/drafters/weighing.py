@@ -67,7 +67,7 @@ def copied_lengths(copied: Draft, most: Tensor, noise: Noise) -> Tensor:
     """Guesses of a copy that it is weighed by [B], no more than most [B].
 
     Where they were drawn, and not with the target's own noise, how many there are follows from the draws: whether they
-    count must not, or those that do would have another law than q. Then those are weighed that there may be.
+    count must not, or those that do would have another distribution than q. Then those are weighed that there may be.
     """
     if copied.probs is None or noise.is_the_targets:
         return copied.proposed.sum(1)

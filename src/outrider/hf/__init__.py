@@ -1,4 +1,4 @@
-"""The transformers door: an existing script changes one line.
+"""Speculative decoding inside transformers' ``generate``: an existing script changes one line.
 
     model.generate(**inputs, custom_generate=outrider.transformers_generate, draft="copy")
 
@@ -6,6 +6,6 @@ transformers prepares inputs, processors and criteria as always; the decoding lo
 honoured is refused by name: docs/transformers.md lists both.
 """
 
-from outrider.hf.door import transformers_generate
+from outrider.hf.generate import transformers_generate
 
 __all__ = ["transformers_generate"]

@@ -1,4 +1,4 @@
-"""What the transformers door refuses, by name: an option that is silently ignored gives a wrong text.
+"""What ``transformers_generate`` refuses, by name: an option that is silently ignored gives a wrong text.
 
 Every field of transformers' GenerationConfig is in one of three tables; a test compares them with docs/transformers.md.
 """
@@ -93,7 +93,7 @@ _FIELDS = tuple(GenerationConfig().__dict__)
 
 
 def check_config(config: GenerationConfig) -> None:
-    """Refuse what the generation config asks for and the door cannot give."""
+    """Refuse what the generation config asks for and cannot be had here."""
     defaults = GenerationConfig._get_default_generation_params()
     known = HONOURED | WITHOUT_EFFECT.keys()
     for name in _FIELDS:

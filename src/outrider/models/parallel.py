@@ -204,8 +204,8 @@ class ShardedModel(CheckpointModel):
     @property
     def embedding(self) -> NoReturn:
         raise BadOption(
-            "with tensor_parallel the target's embeddings are sharded; use a draft that does not read them: copy, "
-            "ngram, or a model of its own"
+            "with tensor_parallel the target's embeddings are sharded; use a draft that does not read them: one that "
+            "needs no model, as 'copy', or a model of its own"
         )
 
     @property

@@ -68,6 +68,6 @@ EXPERIMENTS = (
          Unit("rows nothing stands for", not_here)],
         "Theirs is an 11B target on a TPU whose wide runs are free; ours are targets of 4M to 135M parameters, where a "
         "guess costs a larger share of a run and, on a CPU, every further token of a run costs something, which "
-        "Theorem 3.8 leaves out. At temperature 1 with maximal coupling texts differ and their law does not.",
+        "Theorem 3.8 leaves out. At temperature 1 with maximal coupling texts differ and their distribution does not.",
     ),
 )  # fmt: skip

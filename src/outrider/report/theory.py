@@ -81,7 +81,7 @@ def speed_and_operations(case: Case) -> Figure:
     )
     return Figure(
         "figure-4",
-        "Figure 4: gain in time and price in operations (Theorems 3.8 and 3.11); guesses free but for yours",
+        "Figure 4: gain in time and cost in operations (Theorems 3.8 and 3.11); guesses free but for yours",
         panels,
     )
 

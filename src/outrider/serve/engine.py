@@ -28,8 +28,12 @@ from outrider.serve.observed import Observed
 from outrider.serve.settings import public_name
 from outrider.trace import Trace
 
-WITHOUT_MODEL = ("none", "copy", "ngram")
-"""Drafters that every request may name."""
+NOT_BY_REQUEST = {
+    "auto": "the server's own drafter, whatever that is",
+    "uniform": "random guesses, for tests: gamma is planned from what all guesses of a batch have gained",
+}
+"""Built-in drafters that no request is given, and why. Every other one may be named by all users of a server: it needs
+no model, and guesses from nothing but the row it drafts for."""
 
 TRIES = 3
 """Batches in a row that may fail before any of their steps has ended; then the engine gives up."""
@@ -55,13 +59,14 @@ class Limits:
 
 def drafters_by_name(llm: LLM, more: Mapping[str, Drafter]) -> dict[str, Drafter]:
     """The drafters of a server by the names that requests may give: the model's own first, then others that were
-    loaded, and those that need no model. With CUDA graphs the model's own only, and none."""
+    loaded, and those of ``BUILT_IN``. With CUDA graphs the model's own only, and none."""
     own = {public_name(llm.drafter.name): llm.drafter}
     if llm.graphs:
         several = f"draft {', '.join(more)}: with CUDA graphs there is one drafter; use --no-graphs for several"
         require(not more, several)
         return own
-    return own | dict(more) | {name: BUILT_IN[name]() for name in WITHOUT_MODEL if name not in {*own, *more}}
+    taken = {*own, *more, *NOT_BY_REQUEST}
+    return own | dict(more) | {name: make() for name, make in BUILT_IN.items() if name not in taken}
 
 
 @dataclass

@@ -19,7 +19,7 @@ from outrider.decoding.stopping import Stopping
 from outrider.drafters import Nothing
 from outrider.errors import BadOption
 from outrider.models.toy import ToyModel
-from outrider.testing.law import assert_same_law
+from outrider.testing.distribution import assert_same_distribution
 from outrider.trace import Trace
 
 SAMPLINGS = {
@@ -29,7 +29,7 @@ SAMPLINGS = {
     "penalties": Sampling(temperature=1.0, repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.3),
 }
 
-LAW_ROWS = 4_000
+DISTRIBUTION_ROWS = 4_000
 
 PATTERN = (1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 1, 2)
 """Repetitive, so that a drafter that looks back has something to say."""
@@ -49,7 +49,7 @@ def check_drafter(
     for name, sampling in SAMPLINGS.items():
         bench.check_contract(name, sampling)
         bench.check_contract(name, sampling, shared=True)
-    bench.check_law("temperature 1", SAMPLINGS["temperature 1"])
+    bench.check_distribution("temperature 1", SAMPLINGS["temperature 1"])
     bench.check_layout()
     bench.check_fork()
     bench.check_prefix_only()
@@ -106,7 +106,7 @@ class _Bench:
         for round_ in range(3):
             draft, noise, at = pair.propose(self.gamma, sampling, seeds, shared)
             _check_form(draft, rows, self.gamma, self.vocab_size, name)
-            if shared or sampling.greedy or not draft.by_law:  # else the law is checked, on more rows
+            if shared or sampling.greedy or not draft.by_verification:  # else the distribution is checked, on more rows
                 _check_drawn(draft, noise, at, name, sampling.greedy)
             place = torch.arange(draft.tokens.shape[1] + 1, device=self.device)
             kept = draft.proposed.sum(-1) * round_ // 2  # none, half, all of them
@@ -118,21 +118,21 @@ class _Bench:
             f"propose with gamma 0 must return Draft.empty(rows, device), got tokens {tuple(nothing.tokens.shape)}"
         )
 
-    def check_law(self, name: str, sampling: Sampling) -> None:
-        """Guesses that say ``by_law``: each follows its q given the guesses before it, one false alarm in 1e9.
+    def check_distribution(self, name: str, sampling: Sampling) -> None:
+        """Guesses that say ``by_verification``: each follows its q given the guesses before it, one false alarm in 1e9.
 
         Two rounds, so that guesses are also checked behind guesses that were kept in part.
         """
-        rows = torch.arange(LAW_ROWS, device=self.device)
+        rows = torch.arange(DISTRIBUTION_ROWS, device=self.device)
         pair = self.start(self.prompts[:1])
-        if not pair.propose(self.gamma, sampling, rows[:1])[0].by_law:
+        if not pair.propose(self.gamma, sampling, rows[:1])[0].by_verification:
             return
         pair = self.start(self.prompts[:1])
         pair.select(rows * 0)
         for _ in range(2):
             draft, _, _ = pair.propose(self.gamma, sampling, rows)
             for k in range(draft.tokens.shape[1]):
-                _check_guess_law(draft, k, f"{name}, guess {k}")
+                _check_guess_distribution(draft, k, f"{name}, guess {k}")
             # Every row keeps its first guess and gets one same token: the contexts differ in one place only.
             emitted = torch.cat([draft.tokens[:, :1], torch.ones_like(draft.tokens[:, :1])], 1)
             pair.commit(draft.tokens, emitted, torch.full_like(rows, 2))
@@ -261,9 +261,9 @@ def _check_drawn(draft: Draft, noise: Noise, at: Tensor, name: str, greedy: bool
         )
 
 
-def _check_guess_law(draft: Draft, k: int, what: str) -> None:
+def _check_guess_distribution(draft: Draft, k: int, what: str) -> None:
     """Guess k against its q, for all distributions that occur at once: rows are grouped by their q."""
-    assert draft.probs is not None, "a draft without probs is a point mass and cannot be by_law"
+    assert draft.probs is not None, "a draft without probs is a point mass and cannot be by_verification"
     kept = draft.proposed[:, k]
     tokens, q = draft.tokens[kept, k], draft.probs[kept, k]
     if not len(tokens):
@@ -276,7 +276,9 @@ def _check_guess_law(draft: Draft, k: int, what: str) -> None:
     counts = torch.bincount(group * size + tokens, minlength=groups * size).reshape(groups, size)
     expected = torch.zeros((groups, size), dtype=torch.float64, device=q.device)
     expected.index_add_(0, group, q.to(torch.float64))
-    assert_same_law(counts, expected / expected.sum(), what=f"{what}: the guesses do not follow the q reported")
+    assert_same_distribution(
+        counts, expected / expected.sum(), what=f"{what}: the guesses do not follow the q reported"
+    )
 
 
 def _rows(draft: Draft, order: Tensor) -> Draft:

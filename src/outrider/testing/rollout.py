@@ -1,4 +1,4 @@
-"""Many short generations at once through the product's own step, and the exact law they should follow."""
+"""Many short generations at once through the product's own step, and the exact distribution they should follow."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def sample(
     return context.read(context.prompt_lengths, length)
 
 
-def exact_law(model: LanguageModel, sampling: Sampling, prompt: Sequence[int], length: int) -> Tensor:
+def exact_distribution(model: LanguageModel, sampling: Sampling, prompt: Sequence[int], length: int) -> Tensor:
     """Joint probabilities of the next ``length`` tokens, by enumeration -> [V] * length. For tiny vocabularies."""
     size = model.vocab_size
     prefixes = torch.tensor(list(product(range(size), repeat=length - 1)), dtype=torch.int64, device=model.device)

@@ -13,17 +13,17 @@ from outrider.core.protocols import Draft, Drafter, Verifier
 from outrider.core.sampling import Sampling
 from outrider.drafters import Copying, ModelDrafter, Ngram, Uniform
 from outrider.models.toy import ToyModel
-from outrider.testing.law import assert_same_law
-from outrider.testing.rollout import counts_of, exact_law, sample
+from outrider.testing.distribution import assert_same_distribution
+from outrider.testing.rollout import counts_of, exact_distribution, sample
 
 PROMPTS: tuple[Sequence[int], ...] = ((1, 2, 3, 1, 2, 3, 1, 2), (3,))
 
 
 def check_verifier(verifier: Verifier, *, rows: int = 40_000) -> None:
-    """Check a rule: its form, greedy equality, equality with plain decoding if it shares noise, and the law.
+    """Check a rule: its form, greedy equality, equality with plain decoding if it shares noise, and the distribution.
 
     A rule that does not call itself exact is checked for its form only.
-    The joint law of the first two tokens of ``rows`` generations is tested for every kind of drafter, with a
+    The joint distribution of the first two tokens of ``rows`` generations is tested for every kind of drafter, with a
     false-failure rate of 1e-9 each; the smallest total-variation distance found is about 0.05.
     """
     model = ToyModel(vocab_size=6, order=2, seed=5)
@@ -35,7 +35,7 @@ def check_verifier(verifier: Verifier, *, rows: int = 40_000) -> None:
         if verifier.shares_noise:
             _check_same_as_plain(verifier, model, drafter)
         if verifier.exact:
-            _check_law(verifier, model, drafter, rows)
+            _check_distribution(verifier, model, drafter, rows)
 
 
 def _drafters(model: ToyModel) -> list[Drafter]:
@@ -63,14 +63,14 @@ def _check_same_as_plain(verifier: Verifier, model: ToyModel, drafter: Drafter) 
     )
 
 
-def _check_law(verifier: Verifier, model: ToyModel, drafter: Drafter, rows: int) -> None:
+def _check_distribution(verifier: Verifier, model: ToyModel, drafter: Drafter, rows: int) -> None:
     sampling = Sampling(temperature=1.0)
     tokens = sample(model, drafter, verifier, sampling, prompts=PROMPTS, rows=rows, length=2, gamma=3)
     for i, prompt in enumerate(PROMPTS):
         counts = counts_of(tokens[i :: len(PROMPTS)], model.vocab_size)
-        law = exact_law(model, sampling, prompt, 2)
+        distribution = exact_distribution(model, sampling, prompt, 2)
         what = f"{verifier.name} with drafter {drafter.name!r}, first two tokens"
-        assert_same_law(counts, law, detects=0.05 if rows >= 40_000 else None, what=what)
+        assert_same_distribution(counts, distribution, detects=0.05 if rows >= 40_000 else None, what=what)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ class ResultKind:
     """How a kind of result is recognised and what is shown of it."""
 
     name: str
+    written_by: tuple[str, ...]  # commands of outrider
     recognises: Callable[[Mapping[str, Any]], bool]  # by the first record, where it does not say its kind
     chapter: Callable[[Sequence[ResultEntry]], Chapter]
     version: int = 1
@@ -31,13 +32,18 @@ def _keys(*names: str) -> Callable[[Mapping[str, Any]], bool]:
 
 
 KINDS: tuple[ResultKind, ...] = (
-    ResultKind("trace", _keys("trace", "drafter", "coupling"), traces.chapter, version_key="trace", lines=True),
-    ResultKind("texts", texts.recognises, texts.chapter, lines=True),
-    ResultKind("verify", _keys("verdict", "greedy", "gumbel", "law"), certificate.chapter),
-    ResultKind("measure", _keys("target", "drafters", "conditions", "rows"), measure.chapter),
-    ResultKind("outrider paper", _keys("experiment", "unit", "settings"), papers.chapter, lines=True),
-    ResultKind("plan", _keys("plan", "cells", "checks"), plans.chapter, version_key="plan"),
-    ResultKind("bench cpu", _keys("cpu", "threads", "engines", "rows"), engines.chapter),
-    ResultKind("bench serve", serving.recognises, serving.chapter),
-    ResultKind("bench gpu", _keys("machine", "size"), gpu.chapter),
-)
+    ResultKind(
+        "trace", ("generate --trace",), _keys("trace", "drafter", "coupling"), traces.chapter,
+        version_key="trace", lines=True,
+    ),
+    ResultKind(
+        "texts", ("generate --json", "batch", "generate --prompts"), texts.recognises, texts.chapter, lines=True
+    ),
+    ResultKind("verify", ("verify --out",), _keys("verdict", "greedy", "gumbel", "distribution"), certificate.chapter),
+    ResultKind("measure", ("measure --out",), _keys("target", "drafters", "conditions", "rows"), measure.chapter),
+    ResultKind("outrider paper", ("paper --out",), _keys("experiment", "unit", "settings"), papers.chapter, lines=True),
+    ResultKind("plan", ("plan --out",), _keys("plan", "cells", "checks"), plans.chapter, version_key="plan"),
+    ResultKind("bench cpu", ("bench cpu --out",), _keys("cpu", "threads", "engines", "rows"), engines.chapter),
+    ResultKind("bench serve", ("bench serve --out",), serving.recognises, serving.chapter),
+    ResultKind("bench gpu", ("bench gpu --out",), _keys("machine", "size"), gpu.chapter),
+)  # fmt: skip

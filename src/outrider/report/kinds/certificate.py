@@ -23,7 +23,7 @@ def chapter(records: Sequence[ResultEntry]) -> Chapter:
     ]
     found = (
         section("Bit identity", identity, "Speculative text beside the same engine's plain text, token by token."),
-        section("Law of a coupling", [_law(whole.each("law"))], LAW),
+        section("Distribution under a coupling", [_distribution(whole.each("distribution"))], DISTRIBUTION),
         section("Row invariance of the kernels", [_invariance(whole.each("invariance"))], INVARIANCE),
     )
     left_out = [f"Part of the certificate, as asked: {part.value}." for part in whole.each("left_out")]
@@ -33,7 +33,7 @@ def chapter(records: Sequence[ResultEntry]) -> Chapter:
     return Chapter(title, _headlines(whole), conditions(whole, "conditions"), sections(*found), (*left_out, *ELSEWHERE))
 
 
-LAW = (
+DISTRIBUTION = (
     "Pairs of tokens drawn by the rule, and by runs of the model, against the target's distribution. Controls are "
     "deliberately wrong rules, which must be caught. Detects: the smallest total variation found with chance 99.9 %."
 )
@@ -45,7 +45,7 @@ def _headlines(whole: ResultEntry) -> tuple[Headline, ...]:
     return (
         Headline("Verdict", whole.text("verdict"), f"in {whole.number('seconds'):.0f} s"),
         Headline("Tokens that differ", f"{differ:,}", f"of {whole.count('tokens_compared'):,} compared"),
-        Headline("Law tests", _passed(whole.each("law")), "passed, wrong rules caught"),
+        Headline("Distribution tests", _passed(whole.each("distribution")), "passed, wrong rules caught"),
         Headline("Row invariance", _passed(whole.each("invariance")), "passed"),
     )
 
@@ -81,19 +81,19 @@ def _identity(results: Sequence[ResultEntry], title: str) -> DataTable | None:
     return DataTable(f"Bit identity, {title}", columns, rows, frozenset({7})) if rows else None
 
 
-def _law(results: Sequence[ResultEntry]) -> DataTable | None:
+def _distribution(results: Sequence[ResultEntry]) -> DataTable | None:
     rows = tuple(
         (
             r.text("part"), r.text("drafter"), r.text("verifier"), f"{r.count('samples'):,}",
-            f"{r.number('p_value'):.2g}" if r.has("p_value") else "-", figure(r.known("detects")), _law_mark(r),
+            f"{r.number('p_value'):.2g}" if r.has("p_value") else "-", figure(r.known("detects")), _power_mark(r),
         )
         for r in results
     )  # fmt: skip
     columns = ("test of", "draft", "rule", "draws", "p-value", "detects", "result")
-    return DataTable("Law of a coupling", columns, rows, frozenset({1, 2, 6})) if rows else None
+    return DataTable("Distribution under a coupling", columns, rows, frozenset({1, 2, 6})) if rows else None
 
 
-def _law_mark(result: ResultEntry) -> str:
+def _power_mark(result: ResultEntry) -> str:
     if result.has("inconclusive") and result.flag("inconclusive"):
         return "no power"
     if result.text("part") == "control":

@@ -1,4 +1,4 @@
-"""The joint law of the first tokens, by the product's own step and drafters, against the enumerated one."""
+"""The joint distribution of the first tokens, by the product's own step and drafters, against the enumerated one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.core.protocols import Drafter, Verifier
 from outrider.core.sampling import Sampling
 from outrider.drafters import Cascade, Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform
 from outrider.models.toy import ToyModel
-from outrider.testing import SameLaw, assert_same_law, counts_of, exact_law, sample
+from outrider.testing import SameDistribution, assert_same_distribution, counts_of, exact_distribution, sample
 
 VOCAB = 5
 TARGET = ToyModel(VOCAB, order=2, seed=11, sharpness=1.0)
@@ -61,7 +61,7 @@ def cascade(once: bool = False) -> Cascade:
     return Cascade(far(), near(), guesses=3, once=once)
 
 
-def check_law(
+def check_distribution(
     drafter: Drafter | None,
     verifier: Verifier,
     sampling: Sampling = SAMPLINGS["temperature 1"],
@@ -71,12 +71,14 @@ def check_law(
     length: int = 2,
     gamma: int = 2,
     detects: float = 0.02,
-) -> SameLaw:
-    """Fail (one time in 1e9 if all is well) unless the first ``length`` tokens follow the target's law."""
+) -> SameDistribution:
+    """Fail (one time in 1e9 if all is well) unless the first ``length`` tokens follow the target's distribution."""
     tokens = sample(TARGET, drafter, verifier, sampling, prompts=prompts, rows=rows, length=length, gamma=gamma)
     count = len(prompts)
     counts = torch.stack([counts_of(tokens[i::count], VOCAB) for i in range(count)])
     # Every prompt has its share of the rows, so one table serves all: prompt by outcome.
     share = torch.tensor([len(tokens[i::count]) / rows for i in range(count)])
-    law = torch.stack([exact_law(TARGET, sampling, p, length) * s for p, s in zip(prompts, share, strict=True)])
-    return assert_same_law(counts, law, detects=detects)
+    distribution = torch.stack(
+        [exact_distribution(TARGET, sampling, p, length) * s for p, s in zip(prompts, share, strict=True)]
+    )
+    return assert_same_distribution(counts, distribution, detects=detects)

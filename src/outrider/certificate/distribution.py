@@ -1,6 +1,6 @@
-"""The distribution test for a coupling: many draws through the product's own step against the exact law.
+"""The distribution test for a coupling: many draws through the product's own step against the exact distribution.
 
-Draws that need a run of the model each are dear, so there are two tests. The rule is tested with many draws on the
+Draws that need a run of the model each are expensive, so there are two tests. The rule is tested with many draws on the
 target's own distributions at one place of a text, read from the model once and kept in a table; a wrong rule on the
 same table must be caught, or the test has no power. The whole engine, with its drafter, is tested with few.
 """
@@ -21,25 +21,25 @@ from outrider.core.sampling import Sampling, draw
 from outrider.core.verification.maximal import kept, take
 from outrider.drafters import ModelDrafter
 from outrider.llm import LLM
-from outrider.testing.law import chi_square_tail, same_law, samples_for
-from outrider.testing.rollout import counts_of, exact_law, sample
+from outrider.testing.distribution import chi_square_tail, same_distribution, samples_for
+from outrider.testing.rollout import counts_of, exact_distribution, sample
 
 FALSE_FAIL = 1e-6
-"""A right engine fails a law test once in a million certificates."""
+"""A right engine fails a distribution test once in a million certificates."""
 
 WEAKEST = 0.5
 """A test that only finds larger distances than this says nothing."""
 
-UNTOLD = ("none", "uniform")
-"""Drafters whose guesses are never the target's: the engine's law with them is plain sampling."""
+NEVER_KEPT = ("none", "uniform")
+"""Drafters whose guesses are never the target's: the engine's distribution with them is plain sampling."""
 
 WARM = Sampling(temperature=1.0)
 Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
-class LawResult:
-    """Joint law of two tokens under a coupling."""
+class DistributionResult:
+    """Joint distribution of two tokens under a coupling."""
 
     part: str  # rule, engine or control
     drafter: str
@@ -52,7 +52,7 @@ class LawResult:
     distance: float | None = None  # of the wrong rule: the total variation it is off by at the first token, exactly
     power: bool = True  # False: the test could not have found a mistake
     remedy: str | None = None
-    needed: int | None = None  # draws that would find WEAKEST on this law; None: not known
+    needed: int | None = None  # draws that would find WEAKEST on this distribution; None: not known
 
     @property
     def caught(self) -> bool:
@@ -77,16 +77,16 @@ def forgetful(p: Tensor, draft: Draft, noise: Noise, at: Tensor) -> Verdict:
 wrong_residual = Verifier("wrong residual", forgetful, exact=False, shares_noise=False)
 
 
-def laws(
+def distribution_tests(
     llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]], verifier: Verifier, samples: tuple[int, int],
     progress: Progress,
-) -> list[LawResult]:  # fmt: skip
+) -> list[DistributionResult]:  # fmt: skip
     """The rule, the rule with a mistake in it, and the engine with its drafter; ``texts`` are prompts and answers.
 
     ``samples``: draws of the rule on a table, and draws by runs of the model.
     """
     of_rule, of_engine = samples
-    of_engine = 0 if llm.drafter.name in UNTOLD else of_engine
+    of_engine = 0 if llm.drafter.name in NEVER_KEPT else of_engine
     if not of_rule and not of_engine:
         return []
     place = most_telling(llm, texts)
@@ -96,10 +96,10 @@ def laws(
     return judge(results)
 
 
-def _rule(place: Place, right: Verifier, samples: int, progress: Progress) -> list[LawResult]:
+def _rule(place: Place, right: Verifier, samples: int, progress: Progress) -> list[DistributionResult]:
     model = place.table
     hotter = ModelDrafter(model, place.draft_name, Sampling(temperature=place.temperature))
-    law = exact_law(model, WARM, place.table_prompt, 2)
+    distribution = exact_distribution(model, WARM, place.table_prompt, 2)
     results = []
     for number, verifier in enumerate((right, wrong_residual)):
 
@@ -112,14 +112,14 @@ def _rule(place: Place, right: Verifier, samples: int, progress: Progress) -> li
 
         counts = _collect(draws, samples, 10_000, lambda share, n=number: progress((n + share) / 2))  # type: ignore[misc]
         part, distance = ("rule", None) if verifier.exact else ("control", place.distance)
-        results.append(result_of(part, hotter.name, verifier, counts, law, distance))
+        results.append(result_of(part, hotter.name, verifier, counts, distribution, distance))
     return results
 
 
-def _engine(llm: LLM, place: Place, verifier: Verifier, samples: int, progress: Progress) -> LawResult:
+def _engine(llm: LLM, place: Place, verifier: Verifier, samples: int, progress: Progress) -> DistributionResult:
     """Real runs, the real drafter, the whole vocabulary; outcomes are named by the table's numbers."""
     size = place.table.vocab_size
-    law = exact_law(place.table, WARM, place.table_prompt, 2)
+    distribution = exact_distribution(place.table, WARM, place.table_prompt, 2)
     number = torch.zeros(llm.target.model.vocab_size, dtype=torch.int64)  # 0: impossible
     number[place.tokens] = torch.arange(1, size)
 
@@ -131,7 +131,7 @@ def _engine(llm: LLM, place: Place, verifier: Verifier, samples: int, progress: 
         return counts_of(number[tokens.cpu()], size)
 
     counts = _collect(draws, samples, 32, progress)
-    return result_of("engine", llm.drafter.name, verifier, counts, law, None)
+    return result_of("engine", llm.drafter.name, verifier, counts, distribution, None)
 
 
 def _collect(draws: Callable[[int, int], Tensor], samples: int, rows: int, progress: Progress) -> Tensor:
@@ -144,18 +144,18 @@ def _collect(draws: Callable[[int, int], Tensor], samples: int, rows: int, progr
 
 
 def result_of(
-    part: str, name: str, verifier: Verifier, counts: Tensor, law: Tensor, distance: float | None
-) -> LawResult:
-    tested = same_law(counts, law, false_fail_rate=FALSE_FAIL)
+    part: str, name: str, verifier: Verifier, counts: Tensor, distribution: Tensor, distance: float | None
+) -> DistributionResult:
+    tested = same_distribution(counts, distribution, false_fail_rate=FALSE_FAIL)
     p_value = chi_square_tail(tested.outcomes - 1, tested.statistic)
-    needed = samples_for(law, WEAKEST, false_fail_rate=FALSE_FAIL) if tested.detects > WEAKEST else None
-    return LawResult(
+    needed = samples_for(distribution, WEAKEST, false_fail_rate=FALSE_FAIL) if tested.detects > WEAKEST else None
+    return DistributionResult(
         part, name, verifier.name, tested.samples, tested.outcomes, p_value, tested.detects, verifier.exact, distance,
         needed=needed,
     )  # fmt: skip
 
 
-def judge(results: list[LawResult]) -> list[LawResult]:
+def judge(results: list[DistributionResult]) -> list[DistributionResult]:
     """A missed control takes the power from all tests, unless its mistake was large enough to be found."""
     control = next((r for r in results if r.part == "control"), None)
     blind = control is not None and not control.caught and (control.distance or 0.0) < control.detects
@@ -168,7 +168,7 @@ def judge(results: list[LawResult]) -> list[LawResult]:
     return judged
 
 
-def _remedy(result: LawResult, control: LawResult | None, option: str) -> str:
+def _remedy(result: DistributionResult, control: DistributionResult | None, option: str) -> str:
     distance = 0.0 if control is None or control.distance is None else control.distance
     if control is not None and not control.caught and distance < 0.02:
         return (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from laws import PROMPT, RAGGED, SAMPLINGS, TARGET, VOCAB, check_law, drafters
+from distributions import PROMPT, RAGGED, SAMPLINGS, TARGET, VOCAB, check_distribution, drafters
 
 from outrider.core.algorithm import speculative_step
 from outrider.core.noise import Noise
@@ -17,40 +17,40 @@ from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
-from outrider.testing import assert_same_law, counts_of, exact_law
+from outrider.testing import assert_same_distribution, counts_of, exact_distribution
 from outrider.trace import Trace
 
 BOTH = pytest.mark.parametrize("verifier", [maximal_coupling, gumbel_coupling], ids=lambda v: v.name)
 
 
 @pytest.mark.parametrize("name", drafters())
-def test_maximal_coupling_keeps_the_law_for_every_drafter(name: str) -> None:
+def test_maximal_coupling_keeps_the_distribution_for_every_drafter(name: str) -> None:
     """Catches a bias in acceptance or residual, for good, bad, point-mass, ragged and missing drafts."""
-    check_law(drafters()[name], maximal_coupling)
+    check_distribution(drafters()[name], maximal_coupling)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @BOTH
-def test_law_with_every_option(verifier: Verifier, sampling: str) -> None:
+def test_distribution_with_every_option(verifier: Verifier, sampling: str) -> None:
     """Catches options applied to p and q differently, twice, or not at each drafted prefix."""
-    check_law(drafters()["near"], verifier, SAMPLINGS[sampling], detects=0.022)
+    check_distribution(drafters()["near"], verifier, SAMPLINGS[sampling], detects=0.022)
 
 
 @pytest.mark.parametrize("name", ["far", "copy"])
-def test_gumbel_coupling_keeps_the_law(name: str) -> None:
+def test_gumbel_coupling_keeps_the_distribution(name: str) -> None:
     """Catches races that are not exponential, or draws that do not follow their weights."""
-    check_law(drafters()[name], gumbel_coupling)
+    check_distribution(drafters()[name], gumbel_coupling)
 
 
 @BOTH
-def test_joint_law_of_three_tokens(verifier: Verifier) -> None:
-    """Catches noise used twice along a row: each token alone may be right and the joint law wrong."""
-    check_law(drafters()["near"], verifier, rows=180_000, length=3, gamma=1, detects=0.02)
+def test_joint_distribution_of_three_tokens(verifier: Verifier) -> None:
+    """Catches noise used twice along a row: each token alone may be right and the joint distribution wrong."""
+    check_distribution(drafters()["near"], verifier, rows=180_000, length=3, gamma=1, detects=0.02)
 
 
 def test_ragged_batch() -> None:
     """Catches noise or residuals taken at the wrong place when rows have different lengths and drafts."""
-    check_law(drafters()["copy"], maximal_coupling, prompts=RAGGED, rows=150_000, detects=0.02)
+    check_distribution(drafters()["copy"], maximal_coupling, prompts=RAGGED, rows=150_000, detects=0.02)
 
 
 def first_step(verifier: Verifier, rows: int = 100_000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -70,25 +70,25 @@ def first_step(verifier: Verifier, rows: int = 100_000) -> tuple[torch.Tensor, t
 
 
 def test_maximal_coupling_accepts_as_often_as_the_distributions_overlap() -> None:
-    """Catches a rule that keeps the law but wastes guesses: Theorem 3.5, acceptance is the sum of min(p, q)."""
+    """Catches a rule that keeps the distribution but wastes guesses: Theorem 3.5, it is the sum of min(p, q)."""
     counts, p, q = first_step(maximal_coupling)
     beta = torch.minimum(p, q).sum()
-    assert_same_law(counts, torch.stack([beta, 1 - beta]), detects=0.02)
+    assert_same_distribution(counts, torch.stack([beta, 1 - beta]), detects=0.02)
 
 
 def test_gumbel_coupling_accepts_as_often_as_it_should() -> None:
     """Catches a draft that does not share the target's noise: Daliri et al. 2024 give the rate in closed form."""
     counts, p, q = first_step(gumbel_coupling)
     rate = (1 / torch.maximum(p / p[:, None], q / q[:, None]).sum(-1)).sum()
-    assert_same_law(counts, torch.stack([rate, 1 - rate]), detects=0.02)
+    assert_same_distribution(counts, torch.stack([rate, 1 - rate]), detects=0.02)
 
 
 @BOTH
-def test_law_through_the_decoder(verifier: Verifier) -> None:
+def test_distribution_through_the_decoder(verifier: Verifier) -> None:
     """Catches what only the loop can spoil: seeds lost, slots reused with old noise, tokens of other rows."""
     count = 8_000
     decoder = Decoder(TARGET, drafters()["near"], verifier, Sampling(1.0), 2, width=3, slots=2_000)
     requests = [Request(PROMPT, Stopping(2), seed) for seed in range(count)]
     tokens = {event.index: event.row.tokens for event in decoder.stream(requests, Trace())}
     counts = counts_of(torch.tensor([tokens[i] for i in range(count)]), VOCAB)
-    assert_same_law(counts, exact_law(TARGET, Sampling(1.0), PROMPT, 2), detects=0.08)
+    assert_same_distribution(counts, exact_distribution(TARGET, Sampling(1.0), PROMPT, 2), detects=0.08)

@@ -1,4 +1,4 @@
-"""Sampled text keeps its law with a draft of another tokenizer, and drafts that report a wrong q are caught."""
+"""Sampled text keeps its distribution with a draft of another tokenizer; drafts that report a wrong q are caught."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from laws import PROMPT, RAGGED, SAMPLINGS, check_law
+from distributions import PROMPT, RAGGED, SAMPLINGS, check_distribution
 from torch import Tensor
 
 from outrider.core.noise import Noise
@@ -29,20 +29,20 @@ def drafter() -> OtherTokenizerDrafter:
 
 
 @pytest.mark.parametrize("verifier", [maximal_coupling, gumbel_coupling, block_coupling], ids=lambda v: v.name)
-def test_the_law(verifier: Verifier) -> None:
+def test_the_distribution(verifier: Verifier) -> None:
     """Catches q that is not the draft's own over the shared tokens, and a draft that ends because of a token drawn."""
-    check_law(drafter(), verifier, **ROWS)
+    check_distribution(drafter(), verifier, **ROWS)
 
 
 @pytest.mark.parametrize("sampling", ["top-k", "top-p", "everything"])
-def test_the_law_with_options(sampling: str) -> None:
+def test_the_distribution_with_options(sampling: str) -> None:
     """Catches options applied to the draft's tokens instead of the target's."""
-    check_law(drafter(), maximal_coupling, SAMPLINGS[sampling], **ROWS)
+    check_distribution(drafter(), maximal_coupling, SAMPLINGS[sampling], **ROWS)
 
 
-def test_the_law_of_ragged_rows() -> None:
+def test_the_distribution_of_ragged_rows() -> None:
     """Catches rows whose encodings differ in length and are mixed up."""
-    check_law(drafter(), maximal_coupling, prompts=RAGGED, **ROWS)
+    check_distribution(drafter(), maximal_coupling, prompts=RAGGED, **ROWS)
 
 
 class Wrong:
@@ -76,12 +76,12 @@ class WrongSession(CompositeSession):
 
 @pytest.mark.parametrize("what", ["not renormalised", "columns of the draft", "ended by its token"])
 def test_mutants_are_caught(what: str) -> None:
-    with pytest.raises(AssertionError, match="not the expected law"):
-        check_law(Wrong(what), maximal_coupling, **ROWS)
+    with pytest.raises(AssertionError, match="not the expected distribution"):
+        check_distribution(Wrong(what), maximal_coupling, **ROWS)
 
 
 def test_guesses_are_made_and_kept() -> None:
-    """Catches laws that hold because nothing was drafted."""
+    """Catches distributions that hold because nothing was drafted."""
     shape = Shape(capacity=32, width=4)
     target = ToyModel(5, order=2, seed=11, sharpness=1.0).start(1, shape)
     session = drafter().start(1, shape, target)

@@ -1,9 +1,9 @@
-"""Suffix memory keeps the target's law. Rows are searched one by one, so there are fewer than in other laws."""
+"""Suffix memory keeps the target's distribution. Rows are searched one by one, so there are fewer than elsewhere."""
 
 from __future__ import annotations
 
 import pytest
-from laws import RAGGED, VOCAB, check_law, near
+from distributions import RAGGED, VOCAB, check_distribution, near
 
 from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape
 from outrider.core.verification.maximal import maximal_coupling
@@ -18,9 +18,9 @@ DRAFTERS: dict[str, Drafter] = {
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_law(name: str) -> None:
+def test_distribution(name: str) -> None:
     """Catches counts reported as q that were not drawn from, and drafts that end because of what was drawn."""
-    check_law(DRAFTERS[name], maximal_coupling, prompts=RAGGED, rows=18_000, detects=0.06)
+    check_distribution(DRAFTERS[name], maximal_coupling, prompts=RAGGED, rows=18_000, detects=0.06)
 
 
 WHERE = (1, 2, 0, 1, 3, 4, 2, 0, 3)
@@ -40,7 +40,7 @@ def test_a_mixture_does_not_weigh_what_was_drawn(on_cpu: bool, monkeypatch: pyte
         return session
 
     monkeypatch.setattr(mixture, "start", started)
-    check_law(mixture, maximal_coupling, prompts=[WHERE], rows=12_000, gamma=4, detects=0.06)
+    check_distribution(mixture, maximal_coupling, prompts=[WHERE], rows=12_000, gamma=4, detects=0.06)
 
 
 class _Shifted:
@@ -61,5 +61,5 @@ class _Shifted:
 
 
 def test_it_would_be_seen_if_q_were_another() -> None:
-    with pytest.raises(AssertionError, match="not the expected law|probability zero"):
-        check_law(_Shifted(), maximal_coupling, prompts=RAGGED, rows=18_000, detects=0.06)
+    with pytest.raises(AssertionError, match="not the expected distribution|probability zero"):
+        check_distribution(_Shifted(), maximal_coupling, prompts=RAGGED, rows=18_000, detects=0.06)

@@ -1,4 +1,4 @@
-"""The instrument itself: assert_same_law fails as rarely as it says and finds what it says."""
+"""The test of distributions itself: assert_same_distribution fails as rarely as it says and finds what it says."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from outrider.testing import assert_same_law, counts_of
-from outrider.testing.law import chi_square_quantile
+from outrider.testing import assert_same_distribution, counts_of
+from outrider.testing.distribution import chi_square_quantile
 
-LAW = torch.tensor([0.4, 0.3, 0.2, 0.05, 0.03, 0.02], dtype=torch.float64)
+DISTRIBUTION = torch.tensor([0.4, 0.3, 0.2, 0.05, 0.03, 0.02], dtype=torch.float64)
 
 
 def multinomial(p: Tensor, samples: int, generator: torch.Generator) -> Tensor:
@@ -30,7 +30,7 @@ def failures(p: Tensor, rate: float, trials: int, samples: int) -> int:
     failed = 0
     for _ in range(trials):
         try:
-            assert_same_law(multinomial(p, samples, generator), LAW, false_fail_rate=rate)
+            assert_same_distribution(multinomial(p, samples, generator), DISTRIBUTION, false_fail_rate=rate)
         except AssertionError:
             failed += 1
     return failed
@@ -38,32 +38,32 @@ def failures(p: Tensor, rate: float, trials: int, samples: int) -> int:
 
 def test_false_failures_are_as_rare_as_stated() -> None:
     """Catches an overconfident threshold: at a stated rate of 5 %, 600 right samplers fail about 30 times."""
-    assert 0 < failures(LAW, 0.05, 600, 5000) < scipy.stats.binom.isf(1e-9, 600, 0.06)
+    assert 0 < failures(DISTRIBUTION, 0.05, 600, 5000) < scipy.stats.binom.isf(1e-9, 600, 0.06)
 
 
 def test_the_stated_distance_is_found() -> None:
-    """Catches a power that is only claimed: a law at exactly that distance is found practically always."""
-    detects = assert_same_law((LAW * 5000).round(), LAW).detects
-    off = LAW + torch.tensor([-1, 1, 0, 0, 0, 0], dtype=torch.float64) * detects
+    """Catches a power that is only claimed: a distribution at exactly that distance is found practically always."""
+    detects = assert_same_distribution((DISTRIBUTION * 5000).round(), DISTRIBUTION).detects
+    off = DISTRIBUTION + torch.tensor([-1, 1, 0, 0, 0, 0], dtype=torch.float64) * detects
     assert failures(off, 1e-9, 300, 5000) >= 298
 
 
 def test_too_small_a_sample_is_an_error() -> None:
     """Catches a test that passes because it cannot fail."""
     with pytest.raises(ValueError, match="100 samples over .* draw about"):
-        assert_same_law((LAW * 100).round(), LAW, detects=0.02)
+        assert_same_distribution((DISTRIBUTION * 100).round(), DISTRIBUTION, detects=0.02)
 
 
 def test_impossible_outcomes_fail_at_once() -> None:
     """Catches a single token that a filter should have cut."""
     with pytest.raises(AssertionError, match="1 of 1001 samples have probability zero"):
-        assert_same_law(torch.tensor([500, 500, 1]), torch.tensor([0.5, 0.5, 0.0]))
+        assert_same_distribution(torch.tensor([500, 500, 1]), torch.tensor([0.5, 0.5, 0.0]))
 
 
 def test_what_is_pooled_counts_against_the_power() -> None:
     """Catches a stated distance that ignores what could hide among pooled rare outcomes."""
     rare = torch.tensor([0.5, 0.48, *[0.001] * 20], dtype=torch.float64)
-    assert assert_same_law((rare * 10_000).round(), rare).detects > 0.02
+    assert assert_same_distribution((rare * 10_000).round(), rare).detects > 0.02
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_is_pooled_counts_against_the_power() -> None:
 def test_bad_arguments(counts: Tensor, expected: Tensor, says: str) -> None:
     """Catches arguments mixed up in silence."""
     with pytest.raises(ValueError, match=says):
-        assert_same_law(counts, expected)
+        assert_same_distribution(counts, expected)
 
 
 def test_counts() -> None:

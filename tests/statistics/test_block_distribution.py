@@ -1,4 +1,4 @@
-"""Block verification through the product's own step and drafters: the joint law over several runs, and mutants.
+"""Block verification through the product's own step and drafters: joint distributions over several runs, and mutants.
 
 Chi-square with a false-failure rate of 1e-9 each; what one run's enumeration cannot see is noise used by two runs.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from laws import PROMPT, RAGGED, SAMPLINGS, TARGET, check_law, drafters
+from distributions import PROMPT, RAGGED, SAMPLINGS, TARGET, check_distribution, drafters
 from torch import Tensor
 
 from outrider.core.algorithm import speculative_step
@@ -19,25 +19,25 @@ from outrider.core.verification.maximal import maximal_coupling
 
 
 @pytest.mark.parametrize("name", ["near", "far", "cool", "uniform", "copy", "table"])
-def test_law_for_every_kind_of_drafter(name: str) -> None:
+def test_distribution_for_every_kind_of_drafter(name: str) -> None:
     """Catches a bias for good, bad, point-mass and ragged drafts."""
-    check_law(drafters()[name], block_coupling, rows=60_000, gamma=3, detects=0.026)
+    check_distribution(drafters()[name], block_coupling, rows=60_000, gamma=3, detects=0.026)
 
 
 @pytest.mark.parametrize("sampling", ["top-k", "penalties"])
-def test_law_with_options(sampling: str) -> None:
+def test_distribution_with_options(sampling: str) -> None:
     """Catches p and q of different supports judged jointly: zeros in either."""
-    check_law(drafters()["near"], block_coupling, SAMPLINGS[sampling], rows=60_000, detects=0.03)
+    check_distribution(drafters()["near"], block_coupling, SAMPLINGS[sampling], rows=60_000, detects=0.03)
 
 
-def test_joint_law_of_three_tokens_over_several_runs() -> None:
+def test_joint_distribution_of_three_tokens_over_several_runs() -> None:
     """Catches what a run leaves behind for the next one."""
-    check_law(drafters()["uniform"], block_coupling, rows=100_000, length=3, gamma=3, detects=0.025)
+    check_distribution(drafters()["uniform"], block_coupling, rows=100_000, length=3, gamma=3, detects=0.025)
 
 
 def test_ragged_batch() -> None:
     """Catches weights or noise of another row when rows have different lengths and drafts."""
-    check_law(drafters()["copy"], block_coupling, prompts=RAGGED, rows=60_000, gamma=3, detects=0.035)
+    check_distribution(drafters()["copy"], block_coupling, prompts=RAGGED, rows=60_000, gamma=3, detects=0.035)
 
 
 class _Unforgetful(Noise):
@@ -73,11 +73,11 @@ MUTANTS = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_wrong_noise_is_caught(mutant: str) -> None:
-    """Catches a law test blind to numbers that decide twice."""
-    with pytest.raises(AssertionError, match="not the expected law"):
+    """Catches a distribution test blind to numbers that decide twice."""
+    with pytest.raises(AssertionError, match="not the expected distribution"):
         # Each shows best with a draft of its kind: a uniform that decides twice needs guesses that are often kept.
         drafter, gamma = ("near", 2) if mutant.startswith("uniforms") else ("uniform", 3)
-        check_law(drafters()[drafter], MUTANTS[mutant], rows=80_000, gamma=gamma, detects=0.025)
+        check_distribution(drafters()[drafter], MUTANTS[mutant], rows=80_000, gamma=gamma, detects=0.025)
 
 
 def kept(verifier: Verifier, rows: int = 60_000, gamma: int = 3) -> Tensor:

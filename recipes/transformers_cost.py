@@ -1,12 +1,12 @@
-"""Speed through the transformers door over that of the same call without it, in one process.
+"""Speed of transformers' ``generate`` with Outrider's loop over that with its own, in one process.
 
-python recipes/door_cost.py smollm2-135m
-python recipes/door_cost.py --random --dtypes float32,bfloat16 --batches 1,4 --json
+python recipes/transformers_cost.py smollm2-135m
+python recipes/transformers_cost.py --random --dtypes float32,bfloat16 --batches 1,4 --json
 
-Both kinds of call take turns, so that whatever else the machine does falls on both. A ratio above 1 says that the door
+Both kinds of call take turns, so that whatever else the machine does falls on both. A ratio above 1 says that Outrider
 is faster. The spread is that of the ratios of single turns: their quartiles. ``--random`` makes a model of
-SmolLM2-135M's shape with random weights, which needs no download; its text has nothing to copy, so it shows the
-door's own cost.
+SmolLM2-135M's shape with random weights, which needs no download; its text has nothing to copy, so it shows
+what the loop itself costs.
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ def seconds(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> floa
     return time.perf_counter() - began
 
 
-def measured(model: Any, inputs: dict[str, Any], options: dict[str, Any], turns: int, door: dict[str, Any]) -> Any:
+def measured(model: Any, inputs: dict[str, Any], options: dict[str, Any], turns: int, ours: dict[str, Any]) -> Any:
     """Medians of both over ``turns`` turns, behind one that is not counted."""
-    taken: dict[str, list[float]] = {"plain": [], "door": []}
+    taken: dict[str, list[float]] = {"plain": [], "outrider": []}
     for _ in range(turns + 1):
         torch.manual_seed(0)
         taken["plain"].append(seconds(model, inputs, options))
-        taken["door"].append(seconds(model, inputs, options | door))
+        taken["outrider"].append(seconds(model, inputs, options | ours))
     plain, through = (times[1:] for times in taken.values())
     ratios = [a / b for a, b in zip(plain, through, strict=True)]
     quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
     tokens = options["max_new_tokens"] * len(inputs["input_ids"])
     return {
         "plain_tokens_per_second": tokens / statistics.median(plain),
-        "door_tokens_per_second": tokens / statistics.median(through),
+        "outrider_tokens_per_second": tokens / statistics.median(through),
         "ratio": statistics.median(plain) / statistics.median(through),
         "quartiles": [quartiles[0], quartiles[2]],
         "n": len(ratios),
@@ -120,8 +120,8 @@ def main() -> None:
             for sampling in asked.samplings.split(","):
                 for draft in asked.drafts.split(","):
                     length = {"max_new_tokens": asked.tokens, "min_new_tokens": asked.tokens}
-                    door = {"custom_generate": outrider.transformers_generate, "draft": draft}
-                    found = measured(model, inputs, SAMPLINGS[sampling] | length, asked.turns, door)
+                    ours = {"custom_generate": outrider.transformers_generate, "draft": draft}
+                    found = measured(model, inputs, SAMPLINGS[sampling] | length, asked.turns, ours)
                     rows.append({"dtype": dtype, "batch": size, "sampling": sampling, "draft": draft} | found)
                     if not asked.json:
                         sys.stdout.write(_line(rows[-1]) + "\n")
@@ -140,7 +140,8 @@ def _line(row: dict[str, Any]) -> str:
     low, high = row["quartiles"]
     return (
         f"{row['dtype']:9} batch {row['batch']:2} {row['sampling']:7} {row['draft']:7} "
-        f"transformers {row['plain_tokens_per_second']:7.1f} tok/s  door {row['door_tokens_per_second']:7.1f} tok/s  "
+        f"transformers {row['plain_tokens_per_second']:7.1f} tok/s  "
+        f"outrider {row['outrider_tokens_per_second']:7.1f} tok/s  "
         f"ratio {row['ratio']:.2f} ({low:.2f} to {high:.2f}, n={row['n']})"
     )
 

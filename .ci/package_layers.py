@@ -1,6 +1,6 @@
-"""Draw docs/assets/rooms.svg: the rooms of the package from top to bottom, as pyproject.toml layers their imports.
+"""Draw docs/assets/package-layers.svg: the folders and modules of the package, as pyproject.toml layers their imports.
 
-    python .ci/rooms.py
+    python .ci/package_layers.py
 
 A test compares the picture with the layers and with the folders; it says when to run this again.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).parents[1]
-PICTURE = ROOT / "docs" / "assets" / "rooms.svg"
+PICTURE = ROOT / "docs" / "assets" / "package-layers.svg"
 PACKAGE = ROOT / "src" / "outrider"
 
 JOBS = {
@@ -44,10 +44,10 @@ JOBS = {
     "trace": "records and statistics",
     "theory": "the papers' formulas",
     "runtime": "facts about the CPU, threads, cache directory",
-    "checks": "arguments that several doors check alike",
+    "checks": "checks of arguments that several entry points share",
     "errors": "every error",
 }
-"""What each room is for."""
+"""What each folder or module is for."""
 
 GROUPS = {
     "#dbe9fb": "cli serve cluster certificate bench training report paper",
@@ -56,23 +56,23 @@ GROUPS = {
     "#f6d5d5": "models kernels",
     "#fff3b0": "core",
 }
-COLOURS = {room: colour for colour, rooms in GROUPS.items() for room in rooms.split()}
-"""Tools, the public face, the decoding loop, what runs a model, the algorithm; everything else is grey."""
+COLOURS = {part: colour for colour, parts in GROUPS.items() for part in parts.split()}
+"""Tools, the public API, the decoding loop, what runs a model, the algorithm; everything else is grey."""
 
 WIDTH, LEFT, HIGH, GAP = 960, 70, 54, 10
 
 
 def layers() -> list[list[str]]:
-    """The rooms from top to bottom, those of one layer together."""
+    """Folders and modules from top to bottom, those of one layer together."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
     return [re.findall(r"[\w.]+", line) for line in contracts[0]["layers"]]
 
 
-def inner(room: str) -> list[str]:
-    """The folders within a room."""
-    return sorted(p.parent.name for p in (PACKAGE / room).glob("*/__init__.py"))
+def inner(part: str) -> list[str]:
+    """The folders within a folder."""
+    return sorted(p.parent.name for p in (PACKAGE / part).glob("*/__init__.py"))
 
 
 def drawn() -> str:
@@ -80,7 +80,7 @@ def drawn() -> str:
     height = len(rows) * (HIGH + GAP) + 30
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" role="img">',
-        "<title>The rooms of the package: imports run down only</title>",
+        "<title>The layers of the package: imports run down only</title>",
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
         '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="4" refY="4" orient="auto">'
         '<path d="M0,0 L8,4 L0,8 z" fill="#555"/></marker></defs>',
@@ -88,28 +88,28 @@ def drawn() -> str:
         f'<text x="18" y="{height // 2}" font-size="13" fill="#555" text-anchor="middle" '
         f'transform="rotate(-90 18 {height // 2})">imports run down only</text>',
     ]
-    for number, rooms in enumerate(rows):
-        wide = (WIDTH - LEFT - 20 - GAP * (len(rooms) - 1)) / len(rooms)
-        for place, room in enumerate(rooms):
-            parts += _box(room, LEFT + place * (wide + GAP), 15 + number * (HIGH + GAP), wide)
+    for number, layer in enumerate(rows):
+        wide = (WIDTH - LEFT - 20 - GAP * (len(layer) - 1)) / len(layer)
+        for place, part in enumerate(layer):
+            parts += _box(part, LEFT + place * (wide + GAP), 15 + number * (HIGH + GAP), wide)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _box(room: str, x: float, y: float, wide: float) -> list[str]:
+def _box(part: str, x: float, y: float, wide: float) -> list[str]:
     middle = x + wide / 2
-    job = JOBS.get(room, "") + "".join(f"  {part}/" for part in inner(room))
+    job = JOBS.get(part, "") + "".join(f"  {folder}/" for folder in inner(part))
     return [
         f'<rect x="{x:.0f}" y="{y}" width="{wide:.0f}" height="{HIGH}" rx="6" '
-        f'fill="{COLOURS.get(room, "#eeeeee")}" stroke="#999"/>',
-        f'<text class="room" x="{middle:.0f}" y="{y + 22}" font-size="16" font-weight="bold" text-anchor="middle" '
-        f'fill="#111">{escape(room)}</text>',
+        f'fill="{COLOURS.get(part, "#eeeeee")}" stroke="#999"/>',
+        f'<text class="part" x="{middle:.0f}" y="{y + 22}" font-size="16" font-weight="bold" text-anchor="middle" '
+        f'fill="#111">{escape(part)}</text>',
         f'<text x="{middle:.0f}" y="{y + 42}" font-size="12.5" text-anchor="middle" fill="#333" xml:space="preserve">'
         f"{escape(job)}</text>",
     ]
 
 
 if __name__ == "__main__":
-    missing = [room for rooms in layers() for room in rooms if room not in JOBS]
+    missing = [part for layer in layers() for part in layer if part not in JOBS]
     if missing:
         sys.exit(f"say in JOBS of {Path(__file__).name} what {', '.join(missing)} is for")
     PICTURE.parent.mkdir(exist_ok=True)

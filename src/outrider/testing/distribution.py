@@ -20,8 +20,8 @@ _MISS_SIGMA = 3.1
 
 
 @dataclass(frozen=True)
-class SameLaw:
-    """What a passed test says: it would have failed for any law at total variation ``detects`` or more."""
+class SameDistribution:
+    """What a passed test says: it would have failed for any distribution at total variation ``detects`` or more."""
 
     samples: int
     outcomes: int  # after pooling the rare ones
@@ -30,21 +30,21 @@ class SameLaw:
     detects: float  # smallest total-variation distance found with probability 99.9 %
 
 
-def assert_same_law(
+def assert_same_distribution(
     counts: Tensor, expected: Tensor, *, false_fail_rate: float = 1e-9, detects: float | None = None, what: str = ""
-) -> SameLaw:
+) -> SameDistribution:
     """Fail unless ``counts`` look like draws from the probabilities ``expected`` (same shape, any shape).
 
     A right sampler fails with probability ``false_fail_rate``. ``detects`` is the total-variation distance
     the test must be able to find; a sample too small for that is a ValueError, not a pass.
     """
     name = f"{what}: " if what else ""
-    tested = same_law(counts, expected, false_fail_rate=false_fail_rate)
+    tested = same_distribution(counts, expected, false_fail_rate=false_fail_rate)
     seen, p = counts.flatten().to(torch.float64), expected.flatten().to(torch.float64)
     total = float(seen.sum())
     impossible = (p == 0) & (seen > 0)
     assert not bool(impossible.any()), (
-        f"{name}{int(seen[impossible].sum())} of {total:.0f} samples have probability zero under the expected law, "
+        f"{name}{int(seen[impossible].sum())} of {total:.0f} samples have probability zero in what is expected, "
         f"first at outcome {int(impossible.nonzero()[0])}: something is drawn from an unfiltered distribution"
     )
     if detects is not None and tested.detects > detects:
@@ -54,14 +54,14 @@ def assert_same_law(
         )
     deviation = (seen / total - p).abs()
     assert tested.statistic <= tested.threshold, (
-        f"{name}not the expected law: statistic {tested.statistic:.1f} where {tested.threshold:.1f} is exceeded "
-        f"once in {1 / false_fail_rate:.0e} runs; observed total variation {float(deviation.sum() / 2):.4f} over "
-        f"{total:.0f} samples, largest deviation at outcome {int(deviation.argmax())}"
+        f"{name}not the expected distribution: statistic {tested.statistic:.1f} where {tested.threshold:.1f} is "
+        f"exceeded once in {1 / false_fail_rate:.0e} runs; observed total variation {float(deviation.sum() / 2):.4f} "
+        f"over {total:.0f} samples, largest deviation at outcome {int(deviation.argmax())}"
     )
     return tested
 
 
-def same_law(counts: Tensor, expected: Tensor, *, false_fail_rate: float = 1e-9) -> SameLaw:
+def same_distribution(counts: Tensor, expected: Tensor, *, false_fail_rate: float = 1e-9) -> SameDistribution:
     """The test without a verdict: its statistic (infinite for an impossible outcome), threshold and power."""
     seen, p = counts.flatten().to(torch.float64), expected.flatten().to(torch.float64)
     _check_arguments(counts, expected, seen, p, false_fail_rate)
@@ -73,7 +73,7 @@ def same_law(counts: Tensor, expected: Tensor, *, false_fail_rate: float = 1e-9)
     power = _detectable(threshold, freedom, total) + pooled
     present = seen > 0
     statistic = float(2 * (seen[present] * (seen[present] / (total * p[present])).log()).sum())
-    return SameLaw(int(total), len(p), math.inf if impossible else statistic, threshold, power)
+    return SameDistribution(int(total), len(p), math.inf if impossible else statistic, threshold, power)
 
 
 def samples_for(expected: Tensor, detects: float, *, false_fail_rate: float = 1e-9) -> int:
@@ -81,7 +81,7 @@ def samples_for(expected: Tensor, detects: float, *, false_fail_rate: float = 1e
     p = expected.flatten().to(torch.float64)
 
     def enough(samples: int) -> bool:
-        return same_law(p * samples, expected, false_fail_rate=false_fail_rate).detects <= detects
+        return same_distribution(p * samples, expected, false_fail_rate=false_fail_rate).detects <= detects
 
     samples = 1
     while not enough(samples):
@@ -113,7 +113,7 @@ def chi_square_quantile(freedom: int, tail: float) -> float:
 
 
 def _detectable(threshold: float, freedom: int, total: float) -> float:
-    """A law at total variation d shifts the statistic by 2 n KL >= 4 n d^2 (Pinsker); solve for 99.9 % power."""
+    """A total variation of d shifts the statistic by 2 n KL >= 4 n d^2 (Pinsker); solve for 99.9 % power."""
     excess, z = threshold - freedom, _MISS_SIGMA
     shift = excess + 2 * z * z + z * math.sqrt(4 * excess + 4 * z * z + 2 * freedom)
     return math.sqrt(shift / (4 * total))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.beam.search import BeamDecoder
-from outrider.beam.stepping_aside import DISMISSED_AFTER, Levels, TreeShape
+from outrider.beam.tree_levels import DISMISSED_AFTER, Levels, TreeShape
 from outrider.core.model_facts import ModelFacts
 from outrider.core.sampling import Sampling
 from outrider.core.traits import DrafterTraits
@@ -106,7 +106,7 @@ def test_levels_that_are_never_kept_end_the_drafter(clock: Ticking) -> None:
 
 
 def test_levels_that_pay_go_on(clock: Ticking) -> None:
-    """Catches a planner that steps aside for good although a run with guesses does the work of two."""
+    """Catches a planner that stops guessing for good although a run with guesses does the work of two."""
     search = levels(0.0, 2)
     found = steps(search, clock, 40, kept=1, wide=1.1)
     assert sum(asked > 0 for asked in found[-20:]) >= 18 and not search.dismissed

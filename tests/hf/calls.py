@@ -1,4 +1,4 @@
-"""The transformers door beside transformers itself."""
+"""Calls of transformers' ``generate``: by its own loop, and by Outrider's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plain(family: str, inputs: dict[str, Any] | None = None, **options: Any) -> 
 
 
 def through(family: str, inputs: dict[str, Any] | None = None, **options: Any) -> list[list[int]]:
-    """The same call through the door."""
+    """The same call, by Outrider's loop."""
     ids: torch.Tensor = call(tiny.build(family), inputs or batch(family), **options)
     return ids.tolist()
 

@@ -1,4 +1,4 @@
-"""Every option of transformers' generate through the door: its own tokens, in batches with padding."""
+"""Every option of transformers' generate by Outrider's loop: its own tokens, in batches with padding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from door import PROMPTS, alike, batch, call, plain, through
+from calls import PROMPTS, alike, batch, call, plain, through
 
 import tiny
 from outrider.errors import BadOption
@@ -91,7 +91,7 @@ def test_padding_is_no_repetition(family: str, name: str) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "mistral", "gemma2", "bloom", "opt", "bart", "marian"])
 def test_families(family: str) -> None:
-    """Catches positions, windows or masks of a family that the door gets wrong in a padded batch."""
+    """Catches positions, windows or masks of a family that Outrider gets wrong in a padded batch."""
     options = {**GREEDY, **OPTIONS["several eos"], "min_new_tokens": 4, "suppress_tokens": [4, 5]}
     assert through(family, **options) == plain(family, **options)
 
@@ -129,7 +129,7 @@ class Longer:
 
 @pytest.mark.parametrize("most", [9, 12, 30])
 def test_lengths_are_counted_with_padding(most: int) -> None:
-    """A user's length criterion counted without the padding: transformers stopped at 9 tokens, the door at 13.
+    """A user's length criterion counted without the padding: transformers stopped at 9 tokens, Outrider at 13.
 
     One of transformers' own replaces max_new_tokens, also where it is longer."""
     for criterion in (tf.MaxLengthCriteria(most), Longer(most)):
