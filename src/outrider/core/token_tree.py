@@ -15,7 +15,7 @@ ROOT = -1
 
 @dataclass(frozen=True)
 class TokenTree:
-    """Guesses, each behind its parent. A node's children are candidates for one position, in the order of their draw."""
+    """Guesses, each behind its parent. Children of a node are candidates for one position, as they were drawn."""
 
     tokens: tuple[int, ...]  # [N]
     parents: tuple[int, ...]  # [N]: an earlier node, or ROOT
