@@ -25,6 +25,10 @@ from outrider.core.token_tree import ROOT, TokenTree
 from outrider.core.verification.tree import Law, TreeDraft
 
 
+FIRST_CANDIDATE = 0.5
+"""A chance that first candidates often have. A node whose children would find no place with it is not asked about."""
+
+
 @dataclass(frozen=True)
 class GrowthRules:
     """What a tree may be, and how its candidates are drawn."""
@@ -163,7 +167,10 @@ def grow(oracle: Oracle, rules: GrowthRules, start: int) -> TreeDraft:
                 drawn.append(len(nodes.tokens))
                 nodes.tokens.append(token)
                 nodes.places.append(place)
-        frontier = [node for node in drawn if nodes.tokens[node] not in rules.ends]
+        least = promising(places, rules)
+        frontier = [
+            node for node in drawn if nodes.tokens[node] not in rules.ends and nodes.places[node].value > least
+        ]
         if not frontier:
             break
     return _finished(nodes, found, set(places), rules.vocab_size)
@@ -176,6 +183,13 @@ def best(places: Sequence[Place], rules: GrowthRules) -> list[Place]:
         if place.value < floor:
             return kept[:number]
     return kept
+
+
+def promising(places: Sequence[Place], rules: GrowthRules) -> float:
+    """The value above which a node may have a child among the best places, if drafters are as sure as they often are."""
+    worst = places[-1].value if len(places) == rules.nodes else 0.0
+    floor = rules.floors[min(len(places), len(rules.floors) - 1)] if rules.floors else 0.0
+    return max(worst, floor) / FIRST_CANDIDATE
 
 
 def _noise(rules: GrowthRules, text: tuple[int, ...]) -> Noise:

@@ -75,7 +75,9 @@ class OneRowBackend:
         return self._as_several(texts).select(texts, rows)
 
     def fork(self, texts: Texts, rows: Tensor) -> HeadBackend:
-        return self._as_several(texts).fork(texts, rows)
+        from outrider.drafters.head.backends.row_by_row import RowByRowBackend
+
+        return RowByRowBackend([self], self._several).fork(texts, rows)
 
     def begin(self, texts: Texts, gamma: int, caps: Tensor | None = None) -> int:
         length = int(texts.context.lengths[self.row])
