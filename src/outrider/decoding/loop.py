@@ -59,7 +59,9 @@ class Decoder(BatchRules):
         )
         tree_rule(self.verifier)
         facts = facts_of(self.target)
-        kind = "an encoder-decoder model" if facts.encoder_decoder else f"engine {facts.engine!r} on {facts.device.type!r}"
+        kind = (
+            "an encoder-decoder model" if facts.encoder_decoder else f"engine {facts.engine!r} on {facts.device.type!r}"
+        )
         require(
             facts.runs_trees,
             f"tree: {kind} does not run trees of guesses; use a decoder-only model of Llama's kind on a CPU with "

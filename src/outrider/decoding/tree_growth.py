@@ -1,10 +1,10 @@
 """Growing a tree of guesses: best first, by the drafter's own probabilities, a level at a time.
 
 A place in the tree, candidate j behind a node, has a value before anybody knows its token: the chance of the node times
-the j-th largest probability of q behind it. Values fall along a path and from one candidate to the next, so that the
-best places form a tree. Whether a place is taken depends on the places before it alone, never on the token that is
-drawn for it or on what follows that token: with maximal coupling anything else would bias the text. For the same reason
-the candidates behind each node are drawn from noise of their own.
+what the j-th largest probability of q behind it lets expect (``Outlook``). Values fall along a path and from one
+candidate to the next, so that the best places form a tree. Whether a place is taken depends on the places before it
+alone, never on the token that is drawn for it or on what follows that token: with maximal coupling anything else would
+bias the text. For the same reason the candidates behind each node are drawn from noise of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outrider.core.protocols import Draft, DraftSession
 from outrider.core.sampling import Sampling
 from outrider.core.token_tree import ROOT, TokenTree
 from outrider.core.verification.tree import Law, TreeDraft
-
+from outrider.planning.tree_costs import Outlook
 
 FIRST_CANDIDATE = 0.5
 """A chance that first candidates often have. A node whose children would find no place with it is not asked about."""
@@ -39,6 +39,7 @@ class GrowthRules:
     sampling: Sampling  # the target's; at temperature 0 the likeliest tokens are the candidates
     noise: Noise  # of the one row: the target's own, or with ``own_noise`` a stream that is independent of it
     own_noise: bool = False
+    outlook: Outlook = Outlook()
     floors: Sequence[float] = ()  # the least value of the first place, the second ...; none: 0
     ends: frozenset[int] = frozenset()  # tokens behind which nothing is guessed
 
@@ -157,8 +158,8 @@ def grow(oracle: Oracle, rules: GrowthRules, start: int) -> TreeDraft:
             if answer is not None:
                 found[node] = answer
                 value = 1.0 if node == ROOT else nodes.places[node].value
-                values = enumerate(answer.values(rules.nodes))
-                places += [Place(value * chance, level + 1, node, rank) for rank, chance in values]
+                chances = enumerate(rules.outlook.chances(answer.values(rules.nodes)))
+                places += [Place(value * chance, level + 1, node, rank) for rank, chance in chances]
         places = best(places, rules)
         drawn = list[int]()
         for node, noise in zip(frontier, draws, strict=True):
@@ -168,9 +169,7 @@ def grow(oracle: Oracle, rules: GrowthRules, start: int) -> TreeDraft:
                 nodes.tokens.append(token)
                 nodes.places.append(place)
         least = promising(places, rules)
-        frontier = [
-            node for node in drawn if nodes.tokens[node] not in rules.ends and nodes.places[node].value > least
-        ]
+        frontier = [node for node in drawn if nodes.tokens[node] not in rules.ends and nodes.places[node].value > least]
         if not frontier:
             break
     return _finished(nodes, found, set(places), rules.vocab_size)
@@ -186,7 +185,7 @@ def best(places: Sequence[Place], rules: GrowthRules) -> list[Place]:
 
 
 def promising(places: Sequence[Place], rules: GrowthRules) -> float:
-    """The value above which a node may have a child among the best places, if drafters are as sure as they often are."""
+    """The value above which a node has a child among the best places, if its drafter is as sure as often."""
     worst = places[-1].value if len(places) == rules.nodes else 0.0
     floor = rules.floors[min(len(places), len(rules.floors) - 1)] if rules.floors else 0.0
     return max(worst, floor) / FIRST_CANDIDATE

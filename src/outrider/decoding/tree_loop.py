@@ -26,7 +26,7 @@ from outrider.decoding.stopping import Row
 from outrider.decoding.tree_growth import ForkedOracle, GrowthRules, grow
 from outrider.errors import require
 from outrider.planning.policies import ASKING, declared_widths
-from outrider.planning.tree_costs import TreeCosts
+from outrider.planning.tree_costs import Outlook, SampledOutlook, TreeCosts
 from outrider.runtime import timer
 from outrider.theory import Costs
 from outrider.trace import Ending, Record, Stopwatch, Trace
@@ -57,7 +57,7 @@ class TreeDecoding:
     def __init__(self, rules: BatchRules, plan: TreePlan, runner: StepRunner, trace: Trace) -> None:
         self.rules, self.plan, self.runner, self.trace = rules, plan, runner, trace
         self.drafter, self.node_rule = runner.drafter, tree_rule(rules.verifier)
-        self.watch, self.costs = Stopwatch(trace.seconds), plan.costs(rules)
+        self.watch, self.costs, self.sampled = Stopwatch(trace.seconds), plan.costs(rules), SampledOutlook()
         assert isinstance(runner.target, TreeScoring)
         self.target: TreeScoring = runner.target
         self.context = runner.target.context
@@ -65,6 +65,7 @@ class TreeDecoding:
     def run(self, numbered: Numbered) -> Generator[Event]:
         index, request = numbered
         _check(request)
+        self.costs, self.sampled = self.plan.costs(self.rules), SampledOutlook()  # each row learns from itself alone
         row = self.rules.stopping(request).start(request.prompt)
         new = Admission(0, request.prompt, prediction=request.prediction, drafter=request.drafter, owner=request.owner)
         self.runner.target.admit(0, request.prompt)
@@ -95,6 +96,8 @@ class TreeDecoding:
         event = self._event(index, row, draft.tree, verdict, emitted)
         if self.costs is not None:
             self.costs.learn(len(draft.tree), len(emitted))
+        if not self.rules.sampling.greedy:
+            self._learn(draft, verdict)
         self.watch.lap("host")
         return replace(event, seconds=timer.now() - began)
 
@@ -107,9 +110,16 @@ class TreeDecoding:
         growth = GrowthRules(
             self.plan.nodes, depth, self.runner.target.vocab_size, rules.sampling,
             noise if shared else noise.child("draft"), own_noise=not shared,
+            outlook=Outlook() if rules.sampling.greedy else self.sampled.outlook,
             floors=() if self.costs is None else self.costs.floors, ends=row.rules.eos,
         )  # fmt: skip
         return self.drafter.attempt(lambda session: grow(ForkedOracle(session, growth), growth, start)) or NO_TREE
+
+    def _learn(self, draft: TreeDraft, verdict: TreeVerdict) -> None:
+        for node, kept in zip((ROOT, *verdict.path), (*verdict.path, None), strict=True):
+            children = draft.tree.children(node)
+            if children and (q := draft.law(node)) is not None:
+                self.sampled.learn(float(q.max()), kept == children[0])
 
     def _law(self, tree: TokenTree, logits: Tensor, node: int) -> Tensor | Choices:
         """p behind a node, as plain decoding would have it behind that text."""

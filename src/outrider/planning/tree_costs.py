@@ -1,4 +1,4 @@
-"""What a place in a tree of guesses must be worth: by what another row of the target's run costs. Math only."""
+"""What a place in a tree of guesses is worth, and what it must be, as a token more in the run costs. Math only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,49 @@ from outrider.core.prices import Ladder
 
 _PATIENCE = 8.0
 """Plain runs that the speed of a row counts as, before it has shown any."""
+
+
+_SAMPLED = 0.5, 8.0
+"""``Outlook.beyond`` above temperature 0, before a row has shown it, and examined positions that this counts as."""
+
+_OTHERS = 0.5
+"""How often a further candidate is kept there, over its probability, where the first is not."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """How often candidates are kept, by the largest probabilities of the q they are drawn from.
+
+    At temperature 0 the token of probability q is the target's about as often as q says. Where tokens are drawn, a
+    first candidate is kept more often than q's largest probability, be it ever so unlikely itself, and others less.
+    """
+
+    beyond: float = 0.0  # of what the largest probability leaves to one, the share that a first candidate is kept
+    others: float = 1.0
+
+    def chances(self, largest: Sequence[float]) -> list[float]:
+        """Of the first candidate, the second ...: that it is kept and none before it. Falling, as q's are."""
+        first = [self.beyond + (1 - self.beyond) * q for q in largest[:1]]
+        return first + [(1 - self.beyond) * self.others * q for q in largest[1:]]
+
+
+@dataclass
+class SampledOutlook:
+    """Learns from a row's own committed text how often first candidates are kept there."""
+
+    kept: float = 0.0
+    left: float = 0.0  # 1 - q's largest probability, added up over positions examined
+
+    @property
+    def outlook(self) -> Outlook:
+        share, weight = _SAMPLED
+        found = (self.kept + share * weight) / (self.left + weight)
+        return Outlook(min(max(found, 0.0), 1.0), _OTHERS)
+
+    def learn(self, largest: float, kept: bool) -> None:
+        """Of a position that was examined: q's largest probability, and whether the first candidate was kept."""
+        self.kept += kept - largest
+        self.left += 1 - largest
 
 
 def floors(ladder: Ladder, rate: float) -> list[float]:
