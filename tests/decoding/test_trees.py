@@ -82,7 +82,7 @@ def test_gumbel_text_is_plain_decodings(name: str, options: str) -> None:
 
 @pytest.mark.parametrize(("temperature", "gain"), [(0.0, 1.2), (1.0, 1.05)])
 def test_a_tree_gives_more_tokens_than_a_chain(temperature: float, gain: float) -> None:
-    """Catches candidates that are never looked at: a draft that is often right in its second choice, as many guesses."""
+    """Catches candidates that are never looked at: as many guesses, a draft that is often right in its second."""
     target = ToyModel(20, order=2, seed=3, sharpness=1.0)
     drafter, verifier = ModelDrafter(target.near(0.8), "draft"), maximal_coupling if temperature else gumbel_coupling
     chain, tree = (
