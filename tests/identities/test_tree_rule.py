@@ -34,7 +34,7 @@ from outrider.core.verification.tree import (
     tree_rule,
     walk,
 )
-from outrider.decoding.tree_growth import Place, best, grow
+from outrider.decoding.tree_growth import TreePlace, best, grow
 from outrider.errors import BadOption
 
 CLOSE = 1e-6
@@ -207,6 +207,6 @@ def test_rules_that_judge_chains_only_are_refused() -> None:
 
 def test_parents_come_before_their_children() -> None:
     """Catches a tie between a sure guess and its parent that leaves a child without it."""
-    places = [Place(0.5, 2, 0, 0), Place(0.5, 1, ROOT, 0), Place(0.5, 1, ROOT, 1)]
+    places = [TreePlace(0.5, 2, 0, 0), TreePlace(0.5, 1, ROOT, 0), TreePlace(0.5, 1, ROOT, 1)]
     rules = TreeWorld.random(0, 2, 2).rules(Noise(torch.tensor([0])))
     assert [place.depth for place in best(places, rules)] == [1, 1]

@@ -45,7 +45,7 @@ class GrowthRules:
 
 
 @dataclass(frozen=True)
-class Place:
+class TreePlace:
     """Candidate number ``rank`` behind a node. Places in order: the best first, parents before their children."""
 
     value: float
@@ -136,7 +136,7 @@ class _Nodes:
     """What was drawn so far. Node numbers are those of the order they were drawn in."""
 
     tokens: list[int] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    places: list[TreePlace] = field(default_factory=list)
 
     def text(self, node: int) -> tuple[int, ...]:
         return () if node == ROOT else (*self.text(self.places[node].parent), self.tokens[node])
@@ -144,7 +144,7 @@ class _Nodes:
 
 def grow(oracle: Oracle, rules: GrowthRules, start: int) -> TreeDraft:
     """The best places up to so many, each with its token; start: the position behind the text."""
-    nodes, found, places = _Nodes(), dict[int, Behind](), list[Place]()
+    nodes, found, places = _Nodes(), dict[int, Behind](), list[TreePlace]()
     frontier: list[int] = [ROOT]
     rows: dict[int, int] = {ROOT: 0}  # of the oracle's last answer
     for level in range(rules.depth):
@@ -159,7 +159,7 @@ def grow(oracle: Oracle, rules: GrowthRules, start: int) -> TreeDraft:
                 found[node] = answer
                 value = 1.0 if node == ROOT else nodes.places[node].value
                 chances = enumerate(rules.outlook.chances(answer.values(rules.nodes)))
-                places += [Place(value * chance, level + 1, node, rank) for rank, chance in chances]
+                places += [TreePlace(value * chance, level + 1, node, rank) for rank, chance in chances]
         places = best(places, rules)
         drawn = list[int]()
         for node, noise in zip(frontier, draws, strict=True):
@@ -175,7 +175,7 @@ def grow(oracle: Oracle, rules: GrowthRules, start: int) -> TreeDraft:
     return _finished(nodes, found, set(places), rules.vocab_size)
 
 
-def best(places: Sequence[Place], rules: GrowthRules) -> list[Place]:
+def best(places: Sequence[TreePlace], rules: GrowthRules) -> list[TreePlace]:
     """The first places in their order: as many as there may be, and none behind one that is below its floor."""
     kept = sorted(places, key=lambda place: place.key)[: rules.nodes]
     for number, (place, floor) in enumerate(zip(kept, rules.floors, strict=False)):
@@ -184,7 +184,7 @@ def best(places: Sequence[Place], rules: GrowthRules) -> list[Place]:
     return kept
 
 
-def promising(places: Sequence[Place], rules: GrowthRules) -> float:
+def promising(places: Sequence[TreePlace], rules: GrowthRules) -> float:
     """The value above which a node has a child among the best places, if its drafter is as sure as often."""
     worst = places[-1].value if len(places) == rules.nodes else 0.0
     floor = rules.floors[min(len(places), len(rules.floors) - 1)] if rules.floors else 0.0
@@ -205,7 +205,7 @@ def _tokens(
     return found[node].drawn(count, rules, noise, torch.tensor([[position]])) if count else []
 
 
-def _finished(nodes: _Nodes, found: Mapping[int, Behind], kept: set[Place], size: int) -> TreeDraft:
+def _finished(nodes: _Nodes, found: Mapping[int, Behind], kept: set[TreePlace], size: int) -> TreeDraft:
     """The places that are kept as a tree: each path of first candidates lies in one piece."""
     children: dict[int, list[int]] = {}
     for node, place in enumerate(nodes.places):

@@ -75,9 +75,7 @@ class OneRowBackend:
         return self._as_several(texts).select(texts, rows)
 
     def fork(self, texts: Texts, rows: Tensor) -> HeadBackend:
-        from outrider.drafters.head.backends.row_by_row import RowByRowBackend
-
-        return RowByRowBackend([self], self._several).fork(texts, rows)
+        return self._as_several(texts).fork(texts, rows)
 
     def begin(self, texts: Texts, gamma: int, caps: Tensor | None = None) -> int:
         length = int(texts.context.lengths[self.row])
