@@ -41,9 +41,9 @@ class DecoderBuilder:
 
     def decoder(
         self, drafter: Drafter, sampling: Sampling, coupling: str, gamma: Any, lenience: float = 1.0, *,
-        repeatable: bool,
+        repeatable: bool, tree: int | None = None,
     ) -> Decoder:  # fmt: skip
-        """gamma: as the option says it. repeatable: the same call must give the same text again."""
+        """gamma, tree: as the options say it. repeatable: the same call must give the same text again."""
         verifier = choose(coupling, sampling.temperature == 0, lenience)
         clock = not repeatable or (verifier.shares_noise and self._width_leaves_bits())
         policy = chosen(gamma, self.auto if clock else Auto(clock=False))
@@ -51,7 +51,7 @@ class DecoderBuilder:
             policy = 0  # nothing to find out
         return Decoder(
             self.target, drafter, verifier, sampling, policy, self.width, self.slots, self.exact, self.pool,
-            fresh_seeds=not repeatable,
+            fresh_seeds=not repeatable, tree=tree,
         )  # fmt: skip
 
     def _width_leaves_bits(self) -> bool:

@@ -249,7 +249,7 @@ class LLM:
         builder = DecoderBuilder(self.target.model, self._auto, self.pool, self.width, self.slots, self.exact)
         decoder = builder.decoder(
             self._drafter(options), options.sampling(), options.coupling, options.gamma, options.lenience,
-            repeatable=options.seed is not None,
+            repeatable=options.seed is not None, tree=options.tree,
         )  # fmt: skip
         model, tokenizer = self.target.model, self.tokenizer
         special: dict[str, int] = {}

@@ -12,7 +12,7 @@ from outrider.core.sampling import Sampling
 from outrider.errors import BadOption, require, require_unicode
 
 COUPLINGS = ("maximal", "gumbel", "block")
-SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "coupling", "lenience", "seed")
+SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "coupling", "lenience", "seed", "tree")
 BEAMS_ONLY = ("length_penalty", "early_stopping", "num_return", "draft_beams")
 
 
@@ -33,6 +33,7 @@ class Options:
     eos: int | Sequence[int] | None = None  # None: the model's own; () : never stop at a token
     seed: int | Sequence[int] | None = None
     gamma: Any = None  # guesses per run, "auto", "gradient" or a policy; None: "auto"
+    tree: int | None = None  # guesses of a run at most, in a tree with gamma levels at most; None: in a chain
     coupling: str = "maximal"
     lenience: float = 1.0  # below 1: more guesses kept, no longer exact
     draft_temperature: float | None = None  # None: the target's, here and in the next two
@@ -65,6 +66,7 @@ class Options:
             f"coupling must be one of {', '.join(COUPLINGS)}, got {self.coupling!r}",
         )
         self._check_lenience()
+        self._check_tree()
         self._check_draft()
         stops = self.stop_strings
         require(all(isinstance(s, str) and s for s in stops), f"stop must be non-empty strings, got {self.stop!r}")
@@ -113,6 +115,17 @@ class Options:
             self.lenience == 1 or self.coupling == "maximal",
             f"lenience {self.lenience!r} loosens coupling 'maximal' only, got {self.coupling!r}; leave one out",
         )
+
+    def _check_tree(self) -> None:
+        """What a tree of guesses cannot be judged by, or planned by, is refused beside it."""
+        if self.tree is None:
+            return
+        check_whole("tree", self.tree, 1)
+        planned = self.gamma is None or self.gamma == "auto" or isinstance(self.gamma, int)
+        require(planned, f"gamma must be a whole number with tree, its levels, got {self.gamma!r}; or leave it out")
+        judged = self.coupling != "block" and self.lenience == 1
+        what = f"lenience={self.lenience!r}" if self.lenience != 1 else f"coupling={self.coupling!r}"
+        require(judged, f"{what} judges chains of guesses only; use coupling 'maximal' or 'gumbel', or leave tree out")
 
     def _check_draft(self) -> None:
         own = self.draft_options

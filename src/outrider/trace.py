@@ -29,6 +29,9 @@ class Record:
     token: int  # the target's own token after them: t
     overlap: tuple[float | None, ...]  # sum-min(p, q) of each guess; None where there is none (beams, bad logits)
     emitted: int  # tokens that entered the text (fewer than accepted + 1 where it ended)
+    nodes: int | None = None
+    """Guesses of a tree, of which ``drafted`` are those on the path kept and the first candidate behind it; None: the
+    guesses were a chain."""
 
     @property
     def examined(self) -> int:
@@ -180,7 +183,7 @@ def summarise(trace: Trace) -> Stats:
     """Totals over totals: every rate is a ratio of sums over the whole trace."""
     records = trace.records
     tokens = sum(r.emitted for r in records)
-    drafted = sum(len(r.drafted) for r in records)
+    drafted = sum(len(r.drafted) if r.nodes is None else r.nodes for r in records)
     examined = sum(r.examined for r in records)
     overlaps = [x for r in records for x in r.overlaps]
     kept = sum(r.accepted for r in records)

@@ -59,6 +59,10 @@ Gamma = Annotated[
         help="Guesses per target run: 0 to width - 1, auto (adapted while it runs), or gradient (a baseline)."
     ),
 ]
+Tree = Annotated[
+    int | None,
+    typer.Option(help="Guesses of a target run as a tree, at most so many, with --gamma levels at most (numba, CPU)."),
+]
 Beams = Annotated[int, typer.Option(help="Beam search with this many hypotheses; 1: no beam search.")]
 DraftBeams = Annotated[
     int | None, typer.Option(help="Beams of the drafter and rows of a target run: at least as many as --beams.")

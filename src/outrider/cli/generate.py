@@ -61,6 +61,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
     seed: common.Seed = None,
     gamma: common.Gamma = "auto",
+    tree: common.Tree = None,
     coupling: common.Coupling = "maximal",
     lenience: common.Lenience = 1.0,
     draft_temperature: common.DraftTemperature = None,

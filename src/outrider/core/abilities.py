@@ -124,11 +124,12 @@ class Forkable(DraftSession, Protocol):
         """
 
 
-def forkable(session: DraftSession) -> Forkable:
-    """The session, if it can be forked; an error that says what to do if not."""
+def forkable(session: DraftSession, option: str = "beams") -> Forkable:
+    """The session, if it can be forked; an error that says what to do if not. ``option``: what asks for it."""
+    kind = "beam search" if option == "beams" else "a tree"
     require(
         isinstance(session, Forkable),
-        f"beams: {type(session).__name__} has no fork(rows), which drafting for beam search needs; "
+        f"{option}: {type(session).__name__} has no fork(rows), which drafting for {kind} needs; "
         "write one (see docs/adding-a-drafter.md) or use another draft",
     )
     return cast(Forkable, session)

@@ -32,6 +32,8 @@ class ModelFacts:
     """A token's bits depend neither on the width of its run nor on other rows: runs may be as narrow as they can be."""
     capacity_invariant: bool = False
     """Nor do they depend on the capacity of the KV cache: requests of any length may share one."""
+    runs_trees: bool = False
+    """Sessions of one row run a tree of guesses, each with the bits it has where its path is the text."""
     width_costs: Mapping[int, float] | None = None
     """Cost of a run by its tokens, in runs of one token, where runs are as narrow as they can be; None: all alike.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outrider.core.model_facts import facts_of
 from outrider.core.protocols import Shape, Source
+from outrider.core.verification.tree import tree_rule
 from outrider.decoding.batch import WIDTH as WIDTH
 from outrider.decoding.batch import BatchRules, RunningBatch
 from outrider.decoding.inbox import RequestList, RequestQueue
@@ -17,6 +18,7 @@ from outrider.decoding.request import Event as Event
 from outrider.decoding.request import Request as Request
 from outrider.decoding.session_pool import SessionPool
 from outrider.decoding.stopping import Row
+from outrider.decoding.tree_loop import TreeDecoding, TreePlan, tree_events
 from outrider.errors import PromptError, require
 from outrider.planning.policies import Policy
 from outrider.trace import Trace
@@ -28,6 +30,7 @@ class Decoder(BatchRules):
 
     pool: SessionPool = field(default_factory=SessionPool)  # where sessions come from, and whether steps are replayed
     common: Shape | None = None  # the shape of all requests, which then run side by side; None: each has its own
+    tree: int | None = None  # guesses of a run at most, where they are a tree, of gamma levels; None: they are a chain
 
     def __post_init__(self) -> None:
         require(self.width >= 1, f"width must be at least 1, got {self.width}")
@@ -38,11 +41,32 @@ class Decoder(BatchRules):
                 f"gamma {self.gamma} needs a width of {self.gamma + 1}, this model was loaded with {self.width}; "
                 f"load it with width={self.gamma + 1}",
             )
+        self._check_tree()
         require(isinstance(self.gamma, (int, Policy)), f"gamma must be a whole number or a policy, got {self.gamma!r}")
         require(self.slots is None or self.slots >= 1, f"slots must be at least 1, got {self.slots}")
         size = self.target.vocab_size
         outside = [token for token in self.sampling.logit_bias if not 0 <= token < size]
         require(not outside, f"logit_bias names token {outside}, the vocabulary has {size} tokens")
+
+    def _check_tree(self) -> None:
+        if self.tree is None:
+            return
+        require(self.tree >= 1, f"tree must be at least 1 guess, got {self.tree}")
+        require(
+            self.tree < self.width,
+            f"tree={self.tree} needs a width of {self.tree + 1}, this model was loaded with {self.width}; "
+            f"load it with width={self.tree + 1}",
+        )
+        tree_rule(self.verifier)
+        facts = facts_of(self.target)
+        kind = (
+            "an encoder-decoder model" if facts.encoder_decoder else f"engine {facts.engine!r} on {facts.device.type!r}"
+        )
+        require(
+            facts.runs_trees,
+            f"tree: {kind} does not run trees of guesses; use a decoder-only model of Llama's kind on a CPU with "
+            "engine='numba', or leave tree out",
+        )
 
     def stream(self, requests: Sequence[Request], trace: Trace, names: Sequence[int] | None = None) -> Generator[Event]:
         """Events in the order they happen. A row depends on its own request and the shapes, never on others.
@@ -57,13 +81,18 @@ class Decoder(BatchRules):
             groups.setdefault(shape, []).append(index)
         slots = self.slots or min(len(requests), facts_of(self.target).slots)
         decoder = self.ending(requests)
+        if self.tree is not None:
+            slots = 1  # one request after another
         distinct = len({request.seed for request in requests}) == len(requests)
         failed: dict[int, Row] = {}
         for shape, members in groups.items():
             with self.pool.lend((self.target, self.drafter), slots, shape) as runner:
-                batch = RunningBatch(decoder, runner, trace, distinct).run(
-                    RequestList((names[i], requests[i]) for i in members)
-                )
+                numbered = [(names[i], requests[i]) for i in members]
+                if self.tree is not None:
+                    plan = TreePlan(self.tree, self.gamma if isinstance(self.gamma, int) else None)
+                    batch = tree_events(TreeDecoding(decoder, plan, runner, trace), numbered)
+                else:
+                    batch = RunningBatch(decoder, runner, trace, distinct).run(RequestList(numbered))
                 with closing(batch):  # before its sessions serve another batch
                     for event in batch:
                         yield event
@@ -82,6 +111,7 @@ class Decoder(BatchRules):
         Rows share sessions of one capacity, so a text is the one ``stream`` gives where bits do not depend on it.
         Runs in the thread that asks for events; requests come from any.
         """
+        require(self.tree is None, "tree: a server does not decode with trees of guesses; leave tree out")
         shape = self.shape_for(capacity)
         with (
             self.pool.lend((self.target, self.drafter), slots, shape) as runner,

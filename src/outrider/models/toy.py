@@ -15,6 +15,7 @@ from outrider.core.context import Context
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import ModelFacts
 from outrider.core.protocols import Shape, Source
+from outrider.core.token_tree import ROOT, TokenTree
 from outrider.errors import BadOption
 
 
@@ -33,7 +34,7 @@ class ToyModel:
 
     @property
     def facts(self) -> ModelFacts:
-        return ModelFacts(self.vocab_size, self.device, self.max_length, torch.float64, "toy")
+        return ModelFacts(self.vocab_size, self.device, self.max_length, torch.float64, "toy", runs_trees=True)
 
     def near(self, distance: float, seed: int = 1) -> ToyModel:
         """A model like this one with noise on its logits: a drafter of a chosen quality."""
@@ -60,6 +61,7 @@ class ToySession:
         self.model, self.vocab_size = model, model.vocab_size
         self.context = Context(rows, shape.capacity, model.device)
         self.tail = torch.zeros((rows, 0), dtype=torch.int64)
+        self.tree = TokenTree((), ())
         self.hidden: Tensor | None = None
         self.states: Tensor | None = None
         self.embedding: EmbeddingTable | None = None
@@ -92,6 +94,15 @@ class ToySession:
 
     def commit(self, tokens: Tensor, count: Tensor, follows: bool = True) -> None:
         self.context.append(tokens, count)
+
+    def score_tree(self, tree: TokenTree) -> Tensor:
+        self.tree, behind = tree, range(ROOT, len(tree))
+        logits = [self.score(torch.tensor([tree.text(node)], dtype=torch.int64))[:, -1] for node in behind]
+        return torch.stack(logits, 1)
+
+    def commit_path(self, path: Sequence[int], token: int) -> None:
+        tokens = [*(self.tree.tokens[node] for node in path), token]
+        self.commit(torch.tensor([tokens]), torch.tensor([len(tokens)]))
 
     def fork(self, rows: Tensor) -> ToySession:
         other = copy(self)

@@ -11,7 +11,7 @@ from outrider.kernels.numba.kv_panels import write_key, write_value
 from outrider.kernels.numba.layer_math import norm_line, rotate
 from outrider.kernels.numba.llama_records import ROWS, LlamaRows, LlamaWeights
 from outrider.kernels.numba.products import ProductInput, multiply, some_rows
-from outrider.kernels.numba.tiled_attention import Room, add_up, attend_block
+from outrider.kernels.numba.tiled_attention import NOWHERE, Paths, Room, add_up, attend_block
 from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
 
 
@@ -79,10 +79,10 @@ def mix(model: LlamaWeights, batch: LlamaRows, layer: int, item: int, room: Room
     block, tile = (item // cut.tiles, item % cut.tiles) if cut.by_tile else (item, 0)
     pair, begin = block // cut.blocks, cut.tokens * (cut.blocks - 1 - block % cut.blocks)  # the longest first
     row, shared = pair // model.shared, pair % model.shared
-    tokens = min(cut.tokens, width - begin)
+    tokens, tree, first = min(cut.tokens, width - begin), len(batch.depths) > 0, row * width + begin
     for query in range(tokens * group):
         token, head = row * width + begin + query // group, group * shared + query % group
-        room.end[query] = batch.starts[row] + begin + query // group + 1
+        room.end[query] = batch.starts[row] + (batch.depths[token] if tree else begin + query // group) + 1
         room.first[query] = max(0, room.end[query] - model.windows[layer])
         for j in range(model.depth):
             room.queries[query, j] = batch.queries[token, head, j] * np.float32(model.scale)
@@ -94,6 +94,10 @@ def mix(model: LlamaWeights, batch: LlamaRows, layer: int, item: int, room: Room
         batch.stored, batch.keys[layer] + before * batch.lines, batch.lines,
         batch.values[layer] + before * model.padded, cut, tile, tokens * group, room, parts, finished,
         model.attention_cap,
+        Paths(
+            batch.starts[row] if tree else NOWHERE, batch.paths[first : first + tokens],
+            batch.depths[first : first + tokens],
+        ),
     ):  # fmt: skip
         return
     for query in range(tokens * group):

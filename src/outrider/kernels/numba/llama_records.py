@@ -61,6 +61,8 @@ class LlamaRows(NamedTuple):
     logits: np.ndarray[Any, Any]  # [N, V]: the other result; no rows where it is not wanted
     starts: np.ndarray[Any, Any]  # [B]
     slots: np.ndarray[Any, Any]  # [B]: the row of the buffers that each row's keys and values are in
+    paths: np.ndarray[Any, Any]  # [N, D]: where the tokens lie that lead to each, by depth, if they are a tree
+    depths: np.ndarray[Any, Any]  # [N]: and how deep each is; no entries: tokens follow one another
     cos: np.ndarray[Any, Any]  # [K, N, rotary / 2]: of all kinds of rotary positions
     sin: np.ndarray[Any, Any]
     capacity: int  # a multiple of PANEL

@@ -4,6 +4,7 @@ A key is read once for all queries of a block and all query heads that share it.
 positions, counted from the start of the text. In a tile a query gets the highest of its scores, the sum of its weights
 and the weighted sum of values; then the tiles are added up in their order. So the order of every sum depends on the
 query's own position alone: **bits depend neither on the width of a run, nor on which tiles other threads take.**
+Where the tokens of a run are a tree, the keys behind its root are gathered for each token in the order of its path.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from outrider.kernels.numba.kv_panels import (
 from outrider.kernels.numba.layer_math import exp
 from outrider.kernels.numba.products import chained
 from outrider.kernels.numba.tiles import PANEL, compiled, count_up
+from outrider.kernels.numba.tree_keys import copy_values, gather_keys, gather_values
 from outrider.kernels.numba.vector_math import HALF_WEIGHT, cap, weigh
 
 TILE = 256
@@ -60,7 +62,21 @@ class Room(NamedTuple):
     panel: np.ndarray[Any, Any]  # [TILE or padded, PANEL]: keys or values in float32
     unscaled: np.ndarray[Any, Any]  # [HALF_ROWS]: what to multiply products of ``halves`` with
     ones: np.ndarray[Any, Any]  # [PANEL], in float16
+    path_keys: np.ndarray[Any, Any]  # bytes of a block of keys and of sixteen columns of a tile's values, of one path
+    path_values: np.ndarray[Any, Any]
     parts: np.ndarray[Any, Any]  # [tiles, R, padded + PANEL], where an item is a whole block
+
+
+class Paths(NamedTuple):
+    """The paths of the tokens of a block, where they are a tree. A root by itself: tokens one behind the other."""
+
+    root: int  # its position; no key behind it is read by its place
+    places: np.ndarray[Any, Any]  # [T, D]: where the tokens on each path lie, by depth
+    depths: np.ndarray[Any, Any]  # [T]
+
+
+NOWHERE = 1 << 40
+"""A root that no text reaches."""
 
 
 def cut(rows: int, width: int, shared: int, group: int, longest: int, threads: int) -> Cut:
@@ -79,16 +95,16 @@ def room_for(cut: Cut, group: int, depth: int) -> Room:
         np.empty((queries, TILE), np.float32), np.empty((queries, TILE), np.uint16),
         np.empty((max(TILE, padded), PANEL), np.float32), np.full(HALF_ROWS, np.float32(1 / HALF_WEIGHT), np.float32),
         np.full(PANEL, 0x3C00, np.uint16),
+        np.empty(4 * PANEL * (chained(depth) + 1), np.uint8), np.empty(4 * PANEL * TILE, np.uint8),
         np.empty((0 if cut.by_tile else cut.tiles, queries, padded + PANEL), np.float32),
     )  # fmt: skip
 
 
 @compiled
-def _multiply_keys(stored: Any, block: int, lines: int, count: int, room: Room, column: int) -> None:
-    """Queries times a block of keys -> scores from a column on."""
+def _multiply_keys(stored: Any, block: int, lines: int, row: int, count: int, room: Room, column: int) -> None:
+    """Queries row..count times a block of keys -> scores from a column on."""
     padded = room.queries.shape[1]
     to = room.scores.ctypes.data + 4 * column
-    row = 0
     if multiplied_in_half(stored):
         while row < count:
             rows = min(HALF_ROWS, count - row)
@@ -108,11 +124,14 @@ def _multiply_keys(stored: Any, block: int, lines: int, count: int, room: Room, 
 
 
 @compiled
-def _multiply_values(stored: Any, values: int, low: int, high: int, count: int, room: Room, to: int) -> None:
-    """Weights of the keys low..high of a tile times sixteen columns of its values -> ``to``."""
-    stride, padded = 4 * (room.queries.shape[1] + PANEL), room.queries.shape[1]
-    apart = stored.itemsize * padded
-    row = 0
+def _multiply_values(
+    stored: Any, values: int, apart: int, low: int, high: int, row: int, count: int, room: Room, to: int
+) -> None:
+    """Weights of the keys low..high of a tile, in lines row..count, times sixteen columns of its values -> ``to``.
+
+    ``apart``: bytes from one value to the next.
+    """
+    stride = 4 * (room.queries.shape[1] + PANEL)
     if multiplied_in_half(stored):
         while row < count:
             rows = min(HALF_ROWS, count - row)
@@ -132,8 +151,9 @@ def _multiply_values(stored: Any, values: int, low: int, high: int, count: int, 
 
 @compiled
 def _attend_tile(
-    stored: Any, keys: int, lines: int, values: int, tile: int, count: int, room: Room, parts: Any, most: float
-) -> None:
+    stored: Any, keys: int, lines: int, values: int, tile: int, count: int, room: Room, parts: Any, most: float,
+    paths: Any,
+) -> None:  # fmt: skip
     """``count`` queries over the keys of one tile -> parts [count, padded + PANEL]: sums of values and ``weigh``'s.
 
     ``most``: what scores are bounded by, or 0.
@@ -141,8 +161,18 @@ def _attend_tile(
     padded, start, size = room.queries.shape[1], TILE * tile, stored.itemsize
     low = max(room.first[:count].min() - start, 0) // GRANULE * GRANULE  # keys that any of them sees
     high = (min(room.end[:count].max() - start, TILE) + GRANULE - 1) // GRANULE * GRANULE
-    for place in range(low, high, PANEL):
-        _multiply_keys(stored, keys + size * lines * (start + place), lines, count, room, place)
+    common = high  # keys before it are the same ones for all queries
+    if paths is not None:
+        common = min(high, max(low, (paths.root + 1 - start) // PANEL * PANEL))
+    for place in range(low, common, PANEL):
+        _multiply_keys(stored, keys + size * lines * (start + place), lines, 0, count, room, place)
+    if paths is not None:
+        group, block = count // len(paths.depths), room.path_keys.ctypes.data
+        for token in range(len(paths.depths) if common < high else 0):
+            for place in range(common, high, PANEL):
+                path, depth = paths.places[token], paths.depths[token]
+                gather_keys(stored, keys, lines, start + place, paths.root, path, depth, block)
+                _multiply_keys(stored, block, lines, group * token, group * (token + 1), room, place)
     if most > 0:
         for row in range(count):
             for place in range(low, high, PANEL):
@@ -152,8 +182,17 @@ def _attend_tile(
         first, end = max(room.first[row] - start, 0), min(room.end[row] - start, TILE)
         weigh(room.scores[row].ctypes.data, first, end, low, high, halves, parts[row, padded:].ctypes.data)
     for column in range(0, padded, PANEL):
-        to = parts.ctypes.data + 4 * column
-        _multiply_values(stored, values + size * (padded * start + column), low, high, count, room, to)
+        to, first = parts.ctypes.data + 4 * column, values + size * column
+        if common == high:
+            _multiply_values(stored, first + size * padded * start, size * padded, low, high, 0, count, room, to)
+        elif paths is not None:
+            gathered = room.path_values.ctypes.data
+            copy_values(stored, first + size * padded * start, padded, low, common, gathered)
+            for token in range(len(paths.depths)):
+                path, depth = paths.places[token], paths.depths[token]
+                gather_values(stored, first, padded, start, common, high, paths.root, path, depth, gathered)
+                rows = group * token, group * (token + 1)
+                _multiply_values(stored, gathered, size * PANEL, low, high, rows[0], rows[1], room, to)
 
 
 @compiled
@@ -188,11 +227,13 @@ def attend_block(
     parts: Any,
     finished: int,
     most: float = 0.0,
+    paths: Any = None,
 ) -> bool:
     """All tiles of a block, or one where items are tiles -> whether every tile of it is done now.
 
     Queries and what they see are in ``room``. ``finished``: address of the count of the block's tiles that are done.
-    ``most``: what scores are bounded by, smoothly; 0: by nothing.
+    ``most``: what scores are bounded by, smoothly; 0: by nothing. ``paths``: where the tokens of the block are a tree;
+    None: they never are.
     """  # fmt: skip
     first, last = room.first[:queries].min() // TILE, (room.end[:queries].max() - 1) // TILE
     if cut.by_tile:
@@ -200,5 +241,5 @@ def attend_block(
     if first <= last and multiplied_in_half(stored):
         narrow(room.queries[:queries], QUERY_LIMIT, 0, room.bits, room.factors)
     for each in range(first, last + 1):  # the one place that calls it: compiled twice, bits could differ
-        _attend_tile(stored, keys, lines, values, each, queries, room, parts[each], most)
+        _attend_tile(stored, keys, lines, values, each, queries, room, parts[each], most, paths)
     return not cut.by_tile or count_up(finished, 1) + 1 == cut.tiles

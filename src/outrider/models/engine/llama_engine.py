@@ -14,6 +14,7 @@ from torch import Tensor
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import CPU, ModelFacts
 from outrider.core.protocols import Shape, Source
+from outrider.core.token_tree import TokenTree
 from outrider.models import masks
 from outrider.models.engine.prepared import Prepared
 from outrider.models.engine.rotary import frequencies, kinds_of_layers
@@ -36,6 +37,7 @@ class Run:
     sin: Tensor
     masks: Mapping[str, Tensor] | None  # [B, 1, heads that share keys * W, C] each, where the engine reads them
     turns: tuple[Tensor, Tensor]  # cos and sin [K, N, rotary / 2] of all kinds of rotary positions; the first is above
+    tree: TokenTree | None = None  # what the tokens behind the first of the only row are; None: they follow it
 
 
 Found = tuple[Tensor, dict[int, Tensor], Tensor | None]
@@ -50,6 +52,7 @@ class LlamaEngine(ABC):
     name: str
     kernels: str  # what else its bits depend on
     reads_masks: bool
+    runs_trees = False
     embedding: EmbeddingTable  # of float32 rows
     unembedding: EmbeddingTable
 
@@ -80,6 +83,7 @@ class LlamaEngine(ABC):
             weight_format=weights,
             hidden_size=sizes.hidden,
             layers=sizes.layers,
+            runs_trees=self.runs_trees,
             weights_read=sizes.weights + sizes.hidden * self.vocabulary,
         )
 
@@ -114,7 +118,7 @@ class LlamaEngine(ABC):
         cos, sin = (table.index_select(1, positions.flatten()) for table in self._turns)
         starts, seen = positions[:, 0].contiguous(), self._masks(positions, cache)
         inner = [layer for layer in wanted.states if layer != 0 and layer not in self._last]
-        run = Run(x, starts, slots, cos[0], sin[0], seen, (cos, sin))
+        run = Run(x, starts, slots, cos[0], sin[0], seen, (cos, sin), wanted.tree)
         hidden, states, logits = self.run_layers(cache, run, inner, wanted.logits)
 
         def shaped(flat: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import CPU
 from outrider.core.protocols import Shape
+from outrider.core.token_tree import TokenTree
 from outrider.errors import require
 from outrider.kernels.numba import (
     amx_products,
@@ -53,12 +54,25 @@ def _norm_rows(norms: LayerNorms, layers: int) -> np.ndarray[Any, Any]:
     return np.array([[-1 if place is None else each * n + place for place in of_layer] for n in range(layers)])
 
 
+def _paths(tree: TokenTree | None, root: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Of the root and every node: places of the tokens on its path [N, D], and its depth [N]; none without a tree."""
+    if tree is None:
+        return np.zeros((0, 0), np.int64), np.zeros(0, np.int64)
+    depths = np.array([0, *tree.depths])
+    places = np.zeros((len(depths), int(depths.max()) + 1), np.int64)
+    for token in range(len(depths)):
+        path = tree.path(token - 1)
+        places[token, : len(path) + 1] = [root, *(root + 1 + node for node in path)]
+    return places, depths
+
+
 class NumbaEngine(LlamaEngine):
     """Runs a model by code that numba compiles, on memory-mapped weights. Threads may share it."""
 
     name = f"numba {numba.__version__}"
     kernels = DIGEST
     reads_masks = False
+    runs_trees = True
 
     def __init__(self, prepared: Prepared, config: Any, kv_cache_dtype: str = "auto") -> None:
         super().__init__(prepared, config)
@@ -190,11 +204,12 @@ class NumbaEngine(LlamaEngine):
             )
         cut = tiled_attention.cut(rows, tokens // rows, model.shared, self.sizes.groups, end, self.threads)
         blocks = rows * model.shared * cut.blocks if cut.by_tile else 0
+        paths, depths = _paths(given.tree, first)
         found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))
         output = torch.empty((tokens if logits else 0, self.vocabulary))
         batch = llama_records.LlamaRows(
             x=given.x.numpy().copy(), found=found.numpy(), logits=output.numpy(), starts=given.start.numpy(),
-            slots=given.slots.numpy(),
+            slots=given.slots.numpy(), paths=paths, depths=depths,
             cos=given.turns[0].numpy(), sin=given.turns[1].numpy(), capacity=room,
             stored=self._stored, lines=self._lines, keys=keys, values=values,
             kept=kept, states=states.numpy(),

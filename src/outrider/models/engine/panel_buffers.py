@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from outrider.models.kv_buffers import Buffers
@@ -17,6 +19,7 @@ class PanelBuffers(Buffers):
     """
 
     BLOCK = 32
+    PANEL = 16  # keys that lie side by side
 
     def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], capacity: int | None = None) -> None:
         super().__init__(layers)
@@ -32,6 +35,17 @@ class PanelBuffers(Buffers):
 
     def move(self, to: Tensor, source: Tensor, length: int, start: int = 0) -> None:
         super().move(to, source, -(-length // self.BLOCK) * self.BLOCK, start // self.BLOCK * self.BLOCK)
+
+    def move_positions(self, row: int, to: Sequence[int], source: Sequence[int]) -> None:
+        """Overwrite positions of a row with others of it, as they were before."""
+        width = self.PANEL
+        for keys, values in self.buffers():
+            bits = torch.int32 if keys.dtype == torch.float32 else torch.int16  # numpy knows no bfloat16
+            lines = values[row].view(bits).numpy()  # [H, C, padded]
+            lines[:, to] = lines[:, source]
+            blocks = keys[row].view(bits).numpy().reshape(keys.shape[1], -1, keys.shape[3], width)
+            (old, left), (new, right) = (divmod(np.asarray(places), width) for places in (to, source))
+            blocks[:, old, :, left] = blocks[:, new, :, right]
 
     def clear(self, rows: Tensor, positions: Tensor) -> None:
         """Nothing: scores of masked keys are replaced, and values are always finite."""

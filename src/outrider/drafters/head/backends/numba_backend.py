@@ -145,6 +145,10 @@ class NumbaBackend(OneRowBackend):
         self._between = np.empty((1, 2 * matrices.heads * matrices.depth + matrices.inner), np.float32)
         self._items = max(1, min(64 * weights.team.threads, -(-matrices.tokens // 16)))  # of the output layer
 
+    def fork(self, texts: Texts, rows: Tensor) -> HeadBackend:
+        """Row by row: what was read need not be read anew, and by another backend."""
+        return RowByRowBackend([self], self._several).fork(texts, rows)
+
     def read(self, states: Tensor, tokens: Tensor, start: int) -> None:
         given, after = states.float().contiguous().numpy(), tokens.float().contiguous().numpy()
         self._unread: tuple[int, Array, Array] = start, given, after  # until the guess, in one call
