@@ -91,5 +91,5 @@ def test_numbers_that_are_used_twice_are_found(mutant: Decided) -> None:
 
     With several candidates the second mutant is nearly right, and not found: what is left of a race is memoryless.
     """
-    with pytest.raises(AssertionError, match="not the expected law"):
+    with pytest.raises(AssertionError, match="not the expected distribution"):
         mutant.check()
