@@ -33,7 +33,6 @@ from outrider.models.hub import generation_config, loading
 from outrider.models.settings import has_chat_template
 from outrider.options import Options
 from outrider.output import Chunk, Output
-from outrider.planning.adaptive import GRAPH_GAMMAS
 from outrider.planning.policies import Auto, Rehearsal
 from outrider.prompts import named, render, several, token_ids
 from outrider.runtime.gc_pause import gc_paused
@@ -184,10 +183,8 @@ class LLM:
         most = self.width - 1
         if self.drafter.name == "none" or most == 0:
             return
-        numbers = [0, *(number for number in GRAPH_GAMMAS if number < most), most] if self.graphs else [most]
-        runs = tuple(number for number in reversed(numbers) for _ in range(4))  # captured, and timed a few times
-        length = sum(runs) + len(runs) + 2  # all may be kept
-        rehearsing.generate(prompts, **options, gamma=Rehearsal(runs, self._auto), eos=(), max_new_tokens=length)
+        runs = Rehearsal.of_graphs(most, self._auto) if self.graphs else Rehearsal((most,) * 4, self._auto)
+        rehearsing.generate(prompts, **options, gamma=runs, eos=(), max_new_tokens=runs.tokens)
 
     def _search(self, call: Call, requests: list[Request], prompts: list[list[int]]) -> Iterator[Output]:
         """Beam search, one prompt after another."""

@@ -174,6 +174,11 @@ def finite(value: Any) -> Any:
     return [finite(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
+def known(numbers: Sequence[float]) -> tuple[float | None, ...]:
+    """``finite`` of numbers, for every row of every run: None where one is undefined."""
+    return tuple([number if math.isfinite(number) else None for number in numbers]) if numbers else ()
+
+
 def strict_json(value: Any, **options: Any) -> str:
     """JSON that every parser takes: null where a number is undefined."""
     return json.dumps(finite(value), allow_nan=False, **options)

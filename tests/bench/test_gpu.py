@@ -82,6 +82,15 @@ def test_a_model_inflated_drafted_for_by_itself_keeps_every_guess(measured: tupl
     assert "inflated to" in found["inflated_pair"]["about"]
 
 
+def test_loads_are_captured_before_they_are_timed(measured: tuple[str, dict[str, Any]]) -> None:
+    """Numbers of guesses that had not been asked for before were captured in timed turns, which took twice as long."""
+    _, found = measured
+    for temperature in (0, 1):
+        for point in found[f"pair_load_temperature_{temperature}"]:
+            assert point["speculative"]["captures_while_timed"] == point["plain"]["captures_while_timed"] == 0
+            assert len(point["speculative"]["seconds"]) == len(point["plain"]["seconds"]) > 0
+
+
 def test_the_table_names_what_was_measured(measured: tuple[str, dict[str, Any]]) -> None:
     shown, _ = measured
     for words in ("transformers, plain generate", "roofline", "speculative against plain", "Theorem 3.8", "0 of"):

@@ -145,3 +145,19 @@ def test_one_that_may_decline_is_asked_less_and_less() -> None:
     assert asked[:PATIENCE] == list(range(PATIENCE))
     gaps = [b - a for a, b in zip(asked[PATIENCE - 1 :], asked[PATIENCE:], strict=False)]
     assert gaps == sorted(gaps) and gaps[0] == SHORTEST + 1 and gaps[-1] == 4 * SHORTEST + 1
+
+
+@pytest.mark.parametrize(("waking", "guesses"), [(0.5, True), (20.0, False)])
+def test_a_drafter_is_not_woken_for_less_than_that_takes(waking: float, guesses: bool) -> None:
+    """On a slow host waking takes longer than was supposed, and short texts did not make up for it."""
+    policy = Auto()
+    given = Setting(2, LIMIT, Nothing(), "shape", splits=False, joint=True)
+    teacher = policy.start(given)
+    for gamma in (0, 0, 0, 0, 4, 4, 4):
+        teacher.timed(Timing(gamma + 1, 1.0 + 0.1 * gamma))
+    for _ in range(3):
+        teacher.timed(Timing(5, 1.4 + waking, waking=True))
+    planner = policy.start(given)
+    assert isinstance(planner, JointPlanner)
+    planner.begin([16, 16], waiting=False)
+    assert (planner.choose(0) > 0) == guesses

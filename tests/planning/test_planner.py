@@ -249,6 +249,19 @@ def test_depths_are_learnt_apart() -> None:
     assert optimal_gamma(chances, 0.1, LIMIT) == 3
 
 
+def test_rows_that_ran_together_are_counted_at_once() -> None:
+    """As if one after another, but for what fades between them; in whatever order; rows not asked say nothing."""
+    told = [(4, 2, 3), (0, 0, 0), (4, 4, 4), (2, 0, 1)]
+    at_once, other, in_turn = (Acceptance(LIMIT, fade=0.999) for _ in range(3))
+    at_once.add_all(told)
+    other.add_all(told[::-1])
+    for one in told:
+        in_turn.add(*one)
+    assert (at_once.asked, at_once.made, at_once.kept) == (other.asked, other.made, other.kept)
+    assert at_once.made[:4] == [3.0, 2.0, 2.0, 1.0] and at_once.kept[:4] == [2.0, 2.0, 1.0, 1.0]
+    assert at_once.chances() == pytest.approx(in_turn.chances(), abs=0.002)
+
+
 @pytest.mark.parametrize("step", [0.5, 1.2])
 def test_plain_steps_are_timed_now_and_then(step: float) -> None:
     """Catches an engine that never learns what plain decoding costs, and so never finds out that it is faster."""

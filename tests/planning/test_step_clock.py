@@ -189,3 +189,28 @@ def test_a_clock_is_read_by_one_thread_while_another_adds(monkeypatch: pytest.Mo
     monkeypatch.setattr(clock_module.CostCurve, "rising", interrupted)
     clock.ladder()
     assert waits == [True]
+
+
+def test_what_waking_a_drafter_takes_is_timed() -> None:
+    """It was taken for eight plain runs on every host. Other steps are not dearer for it."""
+    clock = taught(Clock(Costs(), 8), [1, 3])
+    assert clock.waking() == clock_module.WAKING
+    before = clock.ladder()
+    for _ in range(3):
+        clock.add(Timing(3, RUNS[2] + 12 * RUNS[0], waking=True))
+    assert clock.waking() == pytest.approx(12)
+    assert clock.ladder() == before and clock.steps == 7
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(1e6, 3 * clock_module.WAKING), (0.0, 0.0)])
+def test_no_waking_is_beyond_belief(seconds: float, runs: float) -> None:
+    """One that compiled something on the way must not be the last: a drafter left alone is not timed again."""
+    clock = taught(Clock(Costs(), 8), [1, 3])
+    clock.add(Timing(3, seconds, waking=True))
+    assert clock.waking() == runs
+
+
+def test_waking_is_declared_until_plain_runs_are_known() -> None:
+    clock = Clock(Costs(), 8)
+    clock.add(Timing(3, 12.0, waking=True))
+    assert clock.waking() == clock_module.WAKING

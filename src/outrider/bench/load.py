@@ -1,13 +1,16 @@
 """Throughput against the number of requests that come at once: ours and transformers' in one process.
 
-Every batch is decoded once to capture its steps and once or more for the clock; prefill counts. The texts of every
-batch are compared with those of the same requests alone.
+Before the clock starts, every number of guesses that may be asked for is captured and each batch is decoded twice;
+captures that happen all the same are counted. Prefill counts. The texts of every batch are compared with those of the
+same requests alone.
 """
 
 from __future__ import annotations
 
+import secrets
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +26,7 @@ from outrider.decoding.step_runner import Rule
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import Nothing
 from outrider.models.transformers.model import HuggingFaceModel
-from outrider.planning.policies import Auto, Policy
+from outrider.planning.policies import Auto, Policy, Rehearsal
 from outrider.runtime import timer
 from outrider.trace import Trace
 
@@ -43,15 +46,39 @@ class DecoderUnderLoad:
         self, target: HuggingFaceModel, drafter: Drafter, rule: Rule, policy: int | Policy, width: int
     ) -> None:
         self.pool = SessionPool(graphs=True)
-        self.decoder = Decoder(target, drafter, rule.verifier, rule.sampling, policy, width, pool=self.pool)
+        # Where the text depends on gamma and a policy chooses it, seeds are drawn for every call, as without a seed:
+        # only then do rows decide together.
+        self.fresh = not rule.verifier.compares and not isinstance(policy, int)
+        self.decoder = Decoder(
+            target, drafter, rule.verifier, rule.sampling, policy, width, pool=self.pool, fresh_seeds=self.fresh
+        )
 
     def texts(
         self, prompts: Sequence[tuple[int, ...]], tokens: int, first_seed: int = 0
     ) -> tuple[list[list[int]], Trace]:
-        """``tokens`` new ones after each prompt; seeds count up from ``first_seed``."""
-        trace = Trace(self.decoder.drafter.name)
+        """``tokens`` new ones after each prompt; seeds count up from ``first_seed``, or from a number drawn now."""
+        return self._texts(self.decoder, prompts, tokens, secrets.randbits(62) if self.fresh else first_seed)
+
+    def warm_up(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        """Capture what calls with as many prompts may replay, and let the policy time it."""
+        plain, policy = replace(self.decoder, gamma=0), self.decoder.gamma
+        self._texts(plain, prompts, 2, 0)
+        if not isinstance(policy, int):
+            runs = Rehearsal.of_graphs(self.decoder.width - 1, policy)
+            self._texts(replace(self.decoder, gamma=runs), prompts, runs.tokens, 0)
+
+    @property
+    def captures(self) -> int:
+        """CUDA graphs captured so far, by the sessions that are kept."""
+        return sum(runner.captures for runner in self.pool.idle)
+
+    @staticmethod
+    def _texts(
+        decoder: Decoder, prompts: Sequence[tuple[int, ...]], tokens: int, first_seed: int
+    ) -> tuple[list[list[int]], Trace]:
+        trace = Trace(decoder.drafter.name)
         requests = [Request(prompt, Stopping(tokens), seed=seed) for seed, prompt in enumerate(prompts, first_seed)]
-        rows = {event.index: event.row for event in self.decoder.stream(requests, trace)}
+        rows = {event.index: event.row for event in decoder.stream(requests, trace)}
         return [list(rows[index].tokens) for index in range(len(prompts))], trace
 
 
@@ -90,16 +117,19 @@ def points(
         point: dict[str, Any] = {"rows": count, "tokens": tokens}
         took: dict[str, list[float]] = {name: [] for name in ways}
         for name, way in ways.items():
+            way.warm_up(asked)
             first = seconds(lambda: way.texts(asked, tokens), setting.device, 1)[0]  # noqa: B023
             found, trace = way.texts(asked, tokens)
             point[name] = {"first_seconds": first, "runs": trace.runs, "prefill_seconds": trace.seconds["prefill"]}
             if name == "plain" or rule.verifier is gumbel_coupling:  # else guesses change what noise is for what
                 point[name]["mismatches"] = _differing(alone, found)
+        before = {name: way.captures for name, way in ways.items()}
         for turn in range(repeats):
             for name in list(ways)[:: 1 if turn % 2 else -1]:
                 took[name] += seconds(lambda: ways[name].texts(asked, tokens), setting.device, 1)  # noqa: B023
         for name, times in took.items():
             point[name] |= {"tokens_per_second": count * tokens / statistics.median(times), "seconds": times}
+            point[name]["captures_while_timed"] = ways[name].captures - before[name]
         if drafter is not None:
             ratios = [plain / guessed for plain, guessed in zip(took["plain"], took["speculative"], strict=True)]
             point["speculative_over_plain"] = spread(ratios)

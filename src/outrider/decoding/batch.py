@@ -19,14 +19,13 @@ from outrider.decoding.inbox import Inbox
 from outrider.decoding.memory import exhausted
 from outrider.decoding.request import Event, Request, TokenLogprobs
 from outrider.decoding.row_rules import joint_rule
-from outrider.decoding.step_result import HostStep, PendingStep
 from outrider.decoding.step_runner import Rule, StepRunner
+from outrider.decoding.step_timer import Launched, StepTimer
 from outrider.decoding.stopping import Row, Stopping
 from outrider.errors import require
 from outrider.planning.policies import ClockPlanner, Fixed, JointPlanner, Policy, Pricing, Setting, declared_widths
-from outrider.planning.step_clock import Timing
 from outrider.runtime import timer
-from outrider.trace import Ending, Record, Stopwatch, Trace, add_levels, finite
+from outrider.trace import Ending, Record, Stopwatch, Trace, add_levels, known
 
 WIDTH = 9
 """Default W: tokens per row in every target run, so gamma can be anything up to 8."""
@@ -51,18 +50,6 @@ class BatchRules:
         limit, rules = self.target.max_length, request.stopping
         room = rules.max_new_tokens if limit is None else limit - len(request.prompt)
         return replace(rules, max_new_tokens=min(rules.max_new_tokens, room))
-
-
-@dataclass
-class _Launched:
-    """A step that is under way: whose rows are in it, and what was asked for."""
-
-    step: PendingStep
-    rows: list[tuple[int, Row] | None]
-    asked: list[int]  # guesses, by slot
-    began: float
-    drafted: float  # seconds of drafts before it
-    captured: bool  # a CUDA graph was captured for it, which takes long, once
 
 
 class RunningBatch:
@@ -103,7 +90,7 @@ class RunningBatch:
         self.drafter.rest(self.lookahead or (free and not isinstance(policy, Fixed)), again=self.lookahead)
         self.pricing = self.planner if isinstance(self.planner, Pricing) else None
         self.joint = self.planner if isinstance(self.planner, JointPlanner) else None
-        self.read_at = 0.0  # when the last step was read
+        self.timer = StepTimer(self.drafter, self.watch, self.splits, self.narrow)
 
     @property
     def lookahead(self) -> bool:
@@ -118,7 +105,7 @@ class RunningBatch:
             self.trace.levels = add_levels(self.trace.levels, self.drafter.levels)
 
     def _run(self, inbox: Inbox) -> Generator[Event]:
-        under_way: deque[_Launched] = deque()
+        under_way: deque[Launched] = deque()
         while any(self.rows) or self.entering is not None or inbox.waiting or inbox.more():
             yield from self._cancel(inbox.cancelled())
             yield from self._admit(inbox)
@@ -211,8 +198,8 @@ class RunningBatch:
             self.requests[one.row] = request
         self._set_rule()
 
-    def _begin(self, waiting: bool) -> _Launched:
-        began, drafted, captures = timer.now(), self.trace.seconds["draft"], self.runner.captures
+    def _begin(self, waiting: bool) -> Launched:
+        began = timer.now()
         drafting = self.drafter.session is not None
         if self.joint is not None:
             self.joint.begin([max(1, row[1].left) if row else 0 for row in self.rows], waiting)
@@ -223,40 +210,21 @@ class RunningBatch:
         if any(asked):
             self.drafter.price(None if self.pricing is None else self.pricing.prices)
         self.trace.runs += 1
+        self.watch.lap("host")  # planning is not drafting
+        drafted = self.trace.seconds["draft"]
         step = self.runner.launch(self.rule, max(asked), self.watch)
-        return _Launched(step, list(self.rows), asked, began, drafted, self.runner.captures != captures)
+        return Launched(step, list(self.rows), asked, self.lookahead, began, drafted, timer.now() - began)
 
     def _gamma(self, slot: int) -> int:
         chosen, entry, request = self.planner.choose(slot), self.rows[slot], self.requests[slot]
         return chosen if entry is None or request is None else request.guesses(entry[1], chosen, self.decoder.width - 1)
 
-    def _read(self, launched: _Launched) -> HostStep:
-        host = launched.step.read()
-        if self.target.device.type != "cpu":  # what a replay did inside cannot be told apart: all of it is 'target'
-            self.watch.lap("target")
-        self.trace.graphs |= self.runner.graphs and self.rule.capturable and self.runner.captures > 0
-        now = timer.now()
-        if not launched.captured:
-            seconds = launched.step.device_seconds or now - max(launched.began, self.read_at)
-            self.planner.timed(self._timing(launched, host.guesses, seconds))
-        self.read_at = now
-        return host
-
-    def _timing(self, launched: _Launched, guesses: int, seconds: float) -> Timing:
-        if not self.splits:
-            return Timing(guesses + 1, seconds)
-        width, rows = guesses + 1 if self.narrow else 1, sum(map(bool, launched.rows))
-        drafting = self.trace.seconds["draft"] - launched.drafted
-        if max(launched.asked) == 0:
-            return Timing(width, seconds - drafting, rows=rows)
-        spent, own = self.drafter.spent, None if self.drafter.first_draft else drafting  # the first reads prompts, too
-        return Timing(width, seconds - drafting, own, guesses if spent is None else spent, rows)
-
-    def _take(self, launched: _Launched) -> list[Event]:
+    def _take(self, launched: Launched) -> list[Event]:
         """What a step gave goes into rows, planner and trace; rows that ended leave their slots."""
-        host, events = self._read(launched), []
+        host, events = self.timer.read(launched), []
+        self.trace.graphs |= self.runner.graphs and self.rule.capturable and self.runner.captures > 0
         self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
-        seconds = self.read_at - launched.began
+        seconds = launched.ready - launched.began
         for slot, entry in enumerate(launched.rows):
             if entry is None or entry[1].finish_reason is not None:  # it ended while the step was under way
                 continue
@@ -279,9 +247,7 @@ class RunningBatch:
             self.planner.learn(slot, *told)
             record = None
             if taken:
-                record = Record(
-                    index, position, tuple(drafted), accepted, emitted[-1], tuple(finite(overlap)), len(taken)
-                )
+                record = Record(index, position, tuple(drafted), accepted, emitted[-1], known(overlap), len(taken))
                 self.trace.records.append(record)
             kept = min(accepted, len(taken))
             events.append(Event(index, tuple(taken), kept, row, record, asked, seconds, logprobs))
@@ -290,9 +256,11 @@ class RunningBatch:
         if self.joint is not None:
             same = zip(self.rows, launched.rows, strict=True)
             self.joint.ended([max(1, now[1].left) if now is not None and now is then else 0 for now, then in same])
+        if (timing := self.timer.timing(launched, host.guesses)) is not None:
+            self.planner.timed(timing)
         return events
 
-    def _logprobs(self, launched: _Launched, slot: int, taken: list[int]) -> TokenLogprobs | None:
+    def _logprobs(self, launched: Launched, slot: int, taken: list[int]) -> TokenLogprobs | None:
         """Of the tokens a step gave to a row, where its request asks for them."""
         request, logits = self.requests[slot], launched.step.logits
         if logits is None or request is None or request.rule is None or request.rule.logprobs is None:

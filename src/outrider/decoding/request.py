@@ -36,6 +36,8 @@ class Request:
 
     def guesses(self, row: Row, planned: int, most: int) -> int:
         """Guesses to ask for: its own number, or what the planner chooses and more where they are sure."""
+        if self.gamma is None and self.forced is None:
+            return planned
         most = min(most, max(0, row.left - 1))
         if self.gamma is not None:
             return min(self.gamma, most)

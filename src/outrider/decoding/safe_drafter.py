@@ -120,8 +120,8 @@ class SafeDrafter:
             self.caps = (
                 torch.zeros(self.rows, dtype=torch.int64, device=self.target.device) if self.caps is None else self.caps
             )
-            if self._capped != list(guesses):  # sending something waits for the device: not in every step
-                self.caps.copy_(torch.tensor(guesses))
+            if self._capped != list(guesses):  # pinned: sending them does not wait for the step under way
+                self.caps.copy_(torch.tensor(guesses, pin_memory=self.caps.is_cuda), non_blocking=True)
         else:
             alike = min(guesses) == max(guesses)
             self.caps = None if alike else torch.tensor(guesses, dtype=torch.int64, device=self.target.device)

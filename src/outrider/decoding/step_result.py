@@ -59,10 +59,12 @@ class HostStep:
     def row(self, slot: int) -> tuple[list[int], list[int], list[float], int]:
         """Tokens emitted, guesses drafted, their overlaps, and how many of the emitted rest on numbers."""
         values = self.rows[slot]
+        count, drafted, healthy = int(values[0]), int(values[1]), int(values[2])
+        emitted = list(map(int, values[3 : 3 + count]))
+        if drafted == 0:
+            return emitted, [], [], healthy
         g = self.guesses
-        count, drafted, healthy = (int(v) for v in values[:3])
-        emitted = [int(v) for v in values[3 : 3 + count]]
-        guesses = [int(v) for v in values[4 + g : 4 + g + drafted]]
+        guesses = list(map(int, values[4 + g : 4 + g + drafted]))
         return emitted, guesses, values[4 + 2 * g : 4 + 2 * g + drafted], healthy
 
 
@@ -74,7 +76,10 @@ class PendingStep:
         self._began = began
         self.logits: Tensor | None = None  # [B, G+1, V] that it chose from, where somebody wants them
         self._event: torch.cuda.Event | None = None
-        self.device_seconds: float | None = None  # of the step, once it was read, where the device can tell
+        self.device_seconds: float | None = None  # of the step, once it was waited for, where the device can tell
+        self.usual = True  # False: captured as a CUDA graph on the way, or eager for once: it took longer than others
+        self.woke = False  # it was the first of a drafter that had rested, which read the texts before
+        self.settled = 0.0  # seconds that launching it had to wait for earlier work of the device
         self._read: HostStep | None = None
         if isinstance(result, Step) and result.count.device.type == "cpu":
             self._read = HostStep.of(result)
@@ -88,17 +93,22 @@ class PendingStep:
         self._event = torch.cuda.Event(enable_timing=began is not None)  # type: ignore[no-untyped-call]
         self._event.record()
 
+    def wait(self) -> None:
+        """Until the device has done the step, but not for ever."""
+        if self._event is None:
+            return
+        began = time.monotonic()
+        while not self._event.query():  # type: ignore[no-untyped-call]
+            waited = time.monotonic() - began
+            if waited > PATIENCE:
+                raise DeviceError(f"the GPU has not answered for {PATIENCE:.0f} s; check it with nvidia-smi")
+            time.sleep(NAP if waited > SPIN else 0)  # 0: other threads may run
+        if self._began is not None:
+            self.device_seconds = self._began.elapsed_time(self._event) / 1000
+
     def read(self) -> HostStep:
-        """Waits for the step, but not for ever."""
+        """What the step gave; waits for it."""
         if self._read is not None:
             return self._read
-        if self._event is not None:
-            began = time.monotonic()
-            while not self._event.query():  # type: ignore[no-untyped-call]
-                waited = time.monotonic() - began
-                if waited > PATIENCE:
-                    raise DeviceError(f"the GPU has not answered for {PATIENCE:.0f} s; check it with nvidia-smi")
-                time.sleep(NAP if waited > SPIN else 0)  # 0: other threads may run
-            if self._began is not None:
-                self.device_seconds = self._began.elapsed_time(self._event) / 1000
+        self.wait()
         return HostStep(self._host.tolist())

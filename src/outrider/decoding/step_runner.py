@@ -19,6 +19,7 @@ from outrider.decoding.capture.graphs import StepGraphs
 from outrider.decoding.safe_drafter import SafeDrafter
 from outrider.decoding.step_result import PendingStep, table
 from outrider.errors import OutriderError
+from outrider.runtime import timer
 from outrider.trace import Stopwatch
 
 
@@ -72,19 +73,33 @@ class StepRunner:
         """Start a step; its result is read from the pending, at once or while the next step runs."""
         noise = Silence(self.seeds) if rule.sampling.greedy else Noise(self.seeds)
         gamma = gamma if self.drafter.session is not None else 0
+        replays, wakes, captures = self.graphs and rule.capturable, gamma > 0 and self.drafter.resting, self.captures
+        settled = self._settle() if wakes and replays else 0.0
         self.drafter.prepare(gamma)
         watch = watch or Stopwatch(_Anything())
-        began = self._mark() if self.graphs and rule.capturable else None
-        replayed = self._replay(rule, noise, gamma) if self.graphs and rule.capturable else None
+        began = self._mark() if replays else None
+        replayed = self._replay(rule, noise, gamma) if replays else None
         if replayed is not None:
             watch.lap("target")
-            return PendingStep(replayed, began)
-        timed = TimedTarget(self.target, watch)
-        step = speculative_step(timed, self.drafter, rule.verifier, rule.sampling, noise, gamma)
-        pending = PendingStep(step)
-        pending.logits = timed.logits if rule.logprobs is not None else None
-        watch.lap("accept")
+            pending = PendingStep(replayed, began)
+        else:
+            timed = TimedTarget(self.target, watch)
+            pending = PendingStep(speculative_step(timed, self.drafter, rule.verifier, rule.sampling, noise, gamma))
+            pending.logits = timed.logits if rule.logprobs is not None else None
+            watch.lap("accept")
+        if replays:
+            captured = self.captures != captures
+            pending.usual = replayed is not None and not captured and not wakes
+            pending.woke, pending.settled = wakes and not captured, settled
         return pending
+
+    def _settle(self) -> float:
+        """Wait for what the device has still to do, as waking a drafter would -> the seconds that took."""
+        if self.target.device.type != "cuda":
+            return 0.0
+        began = timer.now()
+        torch.cuda.current_stream(self.target.device).synchronize()
+        return timer.now() - began
 
     def _mark(self) -> torch.cuda.Event | None:
         """Where the device is now: steps are timed by its own clock, since the host may be behind or ahead."""

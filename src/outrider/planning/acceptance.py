@@ -60,11 +60,21 @@ class Acceptance:
         self.asked, self.made, self.kept = ([0.0] * self.limit for _ in range(3))
 
     def add(self, asked: int, accepted: int, examined: int) -> None:
-        if asked == 0:
+        """Of one run."""
+        if asked:
+            self.add_all([(asked, accepted, examined)])
+
+    def add_all(self, told: Sequence[tuple[int, int, int]]) -> None:
+        """Of rows that ran together, or of one: guesses asked for, accepted and examined."""
+        told = [one for one in told if one[0]]
+        if not told:
             return
-        reached = (min(accepted + 1, asked), examined, accepted)
-        for counts, depths in zip((self.asked, self.made, self.kept), reached, strict=True):
-            counts[:] = [count * self.fade + (depth < depths) for depth, count in enumerate(counts)]
+        fade = self.fade ** len(told)
+        for index, counts in enumerate((self.asked, self.made, self.kept)):
+            counts[:] = [count * fade for count in counts]  # for every row and run: it must not take long
+            for asked, accepted, examined in told:
+                for depth in range(min((min(accepted + 1, asked), examined, accepted)[index], self.limit)):
+                    counts[depth] += 1
 
     @property
     def alpha(self) -> float:

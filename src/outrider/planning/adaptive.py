@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from outrider.core.prices import Ladder, Prices
 from outrider.planning.acceptance import PATIENCE, Acceptance, Asking, Experience, Pause
 from outrider.planning.setting import RESTS_AFTER, Setting
-from outrider.planning.step_clock import Clock, Timing
+from outrider.planning.step_clock import WAKING, Clock, Timing
 from outrider.theory import Costs
 
 _WORTHWHILE = 1.02
@@ -21,13 +21,11 @@ be that sure, and of several rows the least lucky counts."""
 
 
 _FEW = 8
-"""Rows that are looked at. Of more, those count that will be last; or while others wait, what all rows have shown."""
+"""Rows that are looked at. Of more, those count that will be last; or while others wait, what all rows have shown. On a
+GPU, where beginning to guess is dear, what a few rows have shown counts as it does of many: as far as rows differ."""
 
 _LOOKS = 8
-"""Runs after which it is looked again what guesses would bring to many rows."""
-
-_WAKING = 8.0
-"""What it costs, in plain runs, to ask a drafter again that was told nothing for a while, on a GPU."""
+"""Runs after which it is looked again what guesses would bring to many rows, or on a GPU to any."""
 
 GRAPH_GAMMAS = (1, 2, 3, 4, 6)
 """Where steps are CUDA graphs, numbers of guesses that are worth a graph each, beside none and as many as may be."""
@@ -57,6 +55,7 @@ class Adaptive:
         few = sorted({0, setting.limit, *(number for number in GRAPH_GAMMAS if number < setting.limit)})
         self.choices: Sequence[int] = range(setting.limit + 1) if setting.splits else few
         self.ladder = Ladder.of(costs, setting.limit) if isinstance(costs, Costs) else costs(0).ladder()
+        self.waking = WAKING if self.clock is None else self.clock.waking()
         self.rows = [self._new_row() for _ in range(setting.rows)]
         self.asking = [Asking() if experience is None else experience.asking for _ in range(setting.rows)]
         self.rates = [1.0] * setting.rows
@@ -64,6 +63,7 @@ class Adaptive:
         self.run = _Run([1] * setting.rows, waiting=False)  # the one that begins
         self.begun: deque[_Run] = deque()  # runs that were not learnt from yet, that one included
         self.kept = dict[int, int]()  # guesses kept in the oldest of them, by row
+        self.told: list[tuple[int, int, int]] = []  # what its rows have shown
         self.ended_rows: set[int] = set()  # rows that have ended
         self.idle = RESTS_AFTER  # runs since guesses were asked for
         self.single_rates = dict[int, list[float]]()  # of a row by itself, until something new is known
@@ -96,7 +96,7 @@ class Adaptive:
         self.begun.append(self.run)
         if self.clock_of is not None and (clock := self.clock_of(sum(map(bool, left)))) is not self.clock:
             self.clock, self.cached_rates = clock, None
-            self._set_ladder(clock.ladder())
+            self._set_ladder(clock)
 
     def ended(self, left: Sequence[int]) -> None:
         run = self.begun.popleft()
@@ -106,7 +106,9 @@ class Adaptive:
                 if before and not left[row] and row not in self.ended_rows:
                     self.ended_rows.add(row)  # a run that was launched ahead ends without it once more
                     self.experience.done(self.rows[row])
-        self.kept = {}
+        if self.experience is not None:
+            self.experience.seen.add_all(self.told)
+        self.kept, self.told = {}, []
 
     def _gained(self, run: _Run, left: Sequence[int]) -> bool:
         """Whether a run gained something for all: by every row that will be last, or by the mean while others wait."""
@@ -136,7 +138,7 @@ class Adaptive:
     def _rates(self, rows: Sequence[int]) -> list[float]:
         """How fast these rows would be with 0, 1, 2 ... guesses."""
         left = None if self.run.waiting or self.experience is None else [self.run.left[row] for row in rows]
-        if self.experience is None or len(rows) <= _FEW:
+        if self.experience is None or (len(rows) <= _FEW and (self.setting.splits or left is None)):
             outlooks = [(self.rows[row].chances(), self.rows[row].shares()) for row in rows]
         elif left is None:
             outlooks = [(self.experience.seen.chances(), self.experience.seen.shares())]
@@ -147,16 +149,18 @@ class Adaptive:
         rates = self.ladder.joint_rates([self._in_time(*outlook) for outlook in outlooks], left)
         if left is None or self.setting.splits or self.idle < RESTS_AFTER:
             return rates
-        woken = _WAKING / max(left)
+        woken = self.waking / max(left)
         return [rates[0], *(rate / (1 + rate * woken) for rate in rates[1:])]
 
     def _recent_rates(self, rows: Sequence[int]) -> list[float]:
-        """The same; of many rows that nobody guesses for, as it was a few runs ago: looking takes its time, too."""
+        """The same; where nobody guesses, of many rows or on a GPU, as it was a few runs ago: looking takes its time,
+        and a replayed step does not take long."""
         if len(rows) == 1 and self.setting.splits:  # how much is left of it does not count, then
             if rows[0] not in self.single_rates:
                 self.single_rates[rows[0]] = self._rates(rows)
             return self.single_rates[rows[0]]
-        if len(rows) <= _FEW or self.cached_rates is None or self.idle == 0 or self.cached_for >= _LOOKS:
+        looks = 1 if self.setting.splits and len(rows) <= _FEW else _LOOKS
+        if self.cached_rates is None or self.idle == 0 or self.cached_for >= looks:
             self.cached_rates, self.cached_for = self._rates(rows), 0
         self.cached_for += 1
         return self.cached_rates
@@ -190,8 +194,8 @@ class Adaptive:
             self.payable = self.ladder, max(rates[guesses] for guesses in self.choices) > rates[0]
         return self.payable[1]
 
-    def _set_ladder(self, ladder: Ladder) -> None:
-        self.ladder = ladder
+    def _set_ladder(self, clock: Clock) -> None:
+        self.ladder, self.waking = clock.ladder(), clock.waking()
         self.single_rates.clear()
 
     def _price(self, rows: Sequence[int], rate: float) -> None:
@@ -211,7 +215,7 @@ class Adaptive:
         """As short as can be for a row by itself, which starts afresh; else as what a try costs lets it."""
         if self.experience is None:
             return Pause()
-        return Pause.worth(self._cost(guesses) + (0.0 if self.setting.splits else _WAKING))
+        return Pause.worth(self._cost(guesses) + (0.0 if self.setting.splits else self.waking))
 
     def _cost(self, guesses: int) -> float:
         """What a run with so many takes beyond a plain one."""
@@ -237,7 +241,7 @@ class Adaptive:
         if self.experience is None:
             self.asking[row].learn(asked > 0, accepted > 0)
         else:
-            self.experience.seen.add(asked, accepted, examined)
+            self.told.append((asked, accepted, examined))
             self.kept[row] = accepted
 
     def timed(self, step: Timing) -> None:
@@ -245,5 +249,5 @@ class Adaptive:
             return
         clock = self.clock_of(step.rows)  # the run that begins next may have other rows
         clock.add(step)
-        if clock is self.clock and clock.tells_more:
-            self._set_ladder(clock.ladder())
+        if clock is self.clock and (clock.tells_more or step.waking):
+            self._set_ladder(clock)

@@ -23,7 +23,7 @@ from outrider.core.protocols import LanguageModel
 from outrider.core.traits import declared_cost
 from outrider.errors import require
 from outrider.planning.acceptance import PRIOR, Experience
-from outrider.planning.adaptive import Adaptive
+from outrider.planning.adaptive import GRAPH_GAMMAS, Adaptive
 from outrider.planning.setting import ASKING as ASKING
 from outrider.planning.setting import Setting as Setting
 from outrider.planning.step_clock import Clock, Timing
@@ -130,6 +130,17 @@ class Rehearsal:
     numbers: tuple[int, ...]
     told: Policy | None = None
 
+    @staticmethod
+    def of_graphs(most: int, told: Policy | None = None) -> Rehearsal:
+        """Every number up to ``most`` that "auto" may choose beside CUDA graphs: captured, and timed a few times."""
+        numbers = {0, most, *(number for number in GRAPH_GAMMAS if number < most)}
+        return Rehearsal(tuple(number for number in sorted(numbers, reverse=True) for _ in range(4)), told)
+
+    @property
+    def tokens(self) -> int:
+        """What a text must have room for: all guesses may be kept."""
+        return sum(self.numbers) + len(self.numbers) + 2
+
     def start(self, setting: Setting) -> Planner:
         return _Rehearsing(self.numbers, None if self.told is None else self.told.start(setting))
 
@@ -137,6 +148,9 @@ class Rehearsal:
 class _Rehearsing:
     def __init__(self, numbers: tuple[int, ...], told: Planner | None) -> None:
         self.numbers, self.run, self.told = [*numbers, 0], -1, told
+        # As who listens: its steps must overlap as theirs will, or they would take longer here than there.
+        listener: object = told
+        self.timed_by_clock = isinstance(listener, ClockPlanner) and listener.timed_by_clock
 
     def admit(self, row: int) -> None:
         """All rows are alike."""

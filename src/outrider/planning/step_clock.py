@@ -19,6 +19,10 @@ _OFTEN = 3
 _FAR = 1.5
 """How much longer than expected fewer steps may take and be believed."""
 
+WAKING = 8.0
+"""What it costs, in plain runs, to ask a drafter again that was told nothing for a while, on a GPU, until it is timed;
+at most three times as much is believed, or it would never be timed again."""
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -29,6 +33,7 @@ class Timing:
     drafting: float | None = None  # None: nobody was asked, or it cannot be told apart and is in ``seconds``
     guesses: int = 0  # that drafting gave, and took time for
     rows: int = 0  # that were in the run; 0: all slots
+    waking: bool = False  # a drafter that had rested was woken for it, and read the texts
 
 
 @dataclass
@@ -51,12 +56,16 @@ class Clock:
         numbers = range(self.limit + 1)
         self.runs = CostCurve([0.0, *(self.declared.run(guesses + 1) for guesses in numbers)])
         self.drafts = CostCurve([self.declared.drafts(guesses) for guesses in numbers])
+        self.woken: deque[Timing] = deque(maxlen=_MEMORY)
 
     def add(self, step: Timing) -> None:
         with self._lock:
             self._add(step)
 
     def _add(self, step: Timing) -> None:
+        if step.waking:
+            self.woken.append(step)
+            return
         self.steps += 1
         if self.steps == 1 or step.seconds <= 0 or (step.drafting is not None and step.drafting < 0):
             return  # the first step of a shape warms up; a process that was stopped may see clocks run backwards
@@ -85,6 +94,15 @@ class Clock:
             runs = self.runs.table(range(1, self.limit + 2), 1.0)
             drafts = self.drafts.table(range(self.limit + 1), runs[0], doubting=True)
         return Ladder(tuple(t / runs[0] for t in runs), tuple(t / runs[0] for t in drafts))
+
+    def waking(self) -> float:
+        """What a step takes beyond others of its width if a drafter is woken for it, in plain runs."""
+        with self._lock:
+            if not self.woken or not self.runs.seen:
+                return WAKING
+            runs = self.runs.table(range(1, self.limit + 2), 1.0)
+            beyond = _quick([step.seconds - runs[step.width - 1] for step in self.woken])
+        return min(max(beyond / runs[0], 0.0), 3 * WAKING)
 
 
 @dataclass
