@@ -1,4 +1,4 @@
-"""Trees proved, not sampled: the law of a step, added up over all draws of a tree and all ways it can be judged."""
+"""Trees proved, not sampled: the distribution of a step, added up over all draws of a tree and all judgements."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from outrider.core.verification.lenient import lenient
 from outrider.core.verification.maximal import maximal_coupling
 from outrider.core.verification.tree import (
     Decision,
-    Law,
     NodeRule,
+    Probabilities,
     Residual,
     TreeDraft,
     by_matching,
@@ -59,7 +59,7 @@ def test_law_with_floors_and_point_masses(seed: int) -> None:
     world = TreeWorld.random(seed, nodes=4, depth=2)
     floored = replace(world, floors=(0.1, 0.2, 0.25, 0.3))
     assert distance(floored) < CLOSE
-    sure = {text: len(text) % SIZE if sum(text) % 2 else law for text, law in world.q.items()}
+    sure = {text: len(text) % SIZE if sum(text) % 2 else distribution for text, distribution in world.q.items()}
     assert distance(replace(world, q=sure)) < CLOSE
 
 
@@ -69,7 +69,7 @@ def test_law_of_one_position(seed: int, candidates: int, size: int) -> None:
     """Catches a q that is not renormalised after a rejection: all orders of all candidates, added up."""
     rng = np.random.default_rng(seed)
     p, q = rng.dirichlet(np.ones(size) * 0.5), rng.dirichlet(np.ones(size) * 0.5)
-    law = np.zeros(size)
+    distribution = np.zeros(size)
     for order in permutations(range(size), min(candidates, size)):
         left, chance = Residual(p, q), 1.0
         rest, share = q.copy(), 1.0
@@ -78,11 +78,11 @@ def test_law_of_one_position(seed: int, candidates: int, size: int) -> None:
             rest[x] = 0
         for x in order:
             kept = left.chance(x)
-            law[x] += share * chance * kept
+            distribution[x] += share * chance * kept
             chance *= 1 - kept
             left.reject(x)
-        law += share * chance * left.p
-    np.testing.assert_allclose(law, p, atol=1e-9)
+        distribution += share * chance * left.p
+    np.testing.assert_allclose(distribution, p, atol=1e-9)
 
 
 def test_one_candidate_is_maximal_coupling() -> None:
@@ -103,7 +103,7 @@ def test_one_candidate_is_maximal_coupling() -> None:
 
 
 def never_renormalised(
-    p: Tensor | Choices, candidates: Sequence[int], q: Law | None, noise: Noise, at: Tensor
+    p: Tensor | Choices, candidates: Sequence[int], q: Probabilities | None, noise: Noise, at: Tensor
 ) -> Decision:
     """A mutant: the second candidate is judged by the q of the first."""
 
@@ -116,7 +116,9 @@ def never_renormalised(
     return _with(Wrong, p, candidates, q, noise, at)
 
 
-def from_p_itself(p: Tensor | Choices, candidates: Sequence[int], q: Law | None, noise: Noise, at: Tensor) -> Decision:
+def from_p_itself(
+    p: Tensor | Choices, candidates: Sequence[int], q: Probabilities | None, noise: Noise, at: Tensor
+) -> Decision:
     """A mutant: every candidate is judged by p, and the last token is drawn from it."""
 
     class Wrong(Residual):
@@ -129,7 +131,7 @@ def from_p_itself(p: Tensor | Choices, candidates: Sequence[int], q: Law | None,
 
 
 def _with(
-    kind: Any, p: Tensor | Choices, candidates: Sequence[int], q: Law | None, noise: Noise, at: Tensor
+    kind: Any, p: Tensor | Choices, candidates: Sequence[int], q: Probabilities | None, noise: Noise, at: Tensor
 ) -> Decision:
     with mock.patch("outrider.core.verification.tree.Residual", kind):
         return one_by_one(p, candidates, q, noise, at)
@@ -144,7 +146,7 @@ def test_wrong_rules_are_found(mutant: NodeRule) -> None:
 def peeking(oracle: Any, rules: Any, start: int) -> TreeDraft:
     """A mutant: of all candidates behind the text, those with the largest q are run, as with topk after drawing."""
     draft = grow(oracle, replace(rules, depth=1, nodes=SIZE - 1), start)
-    q = draft.law(ROOT)
+    q = draft.probabilities(ROOT)
     assert q is not None
     likeliest = max(draft.tree.tokens, key=lambda token: float(q[token]))
     return TreeDraft(TokenTree((likeliest,), (ROOT,)), lambda node: q)
@@ -154,7 +156,7 @@ def by_what_follows(oracle: Any, rules: Any, start: int) -> TreeDraft:
     """A mutant: a guess is run only if the drafter is sure of what follows it."""
     draft = grow(oracle, replace(rules, nodes=2, floors=()), start)
     node = draft.tree.children(ROOT)[0]
-    q = draft.law(node) if draft.tree.children(node) else None
+    q = draft.probabilities(node) if draft.tree.children(node) else None
     return draft if q is None or q.max() > 0.7 else TreeDraft(TokenTree((), ()))
 
 
@@ -165,7 +167,7 @@ def test_a_tree_that_knows_its_tokens_is_found(mutant: Any) -> None:
 
 
 def _as_point_masses(
-    p: Tensor | Choices, candidates: Sequence[int], q: Law | None, noise: Noise, at: Tensor
+    p: Tensor | Choices, candidates: Sequence[int], q: Probabilities | None, noise: Noise, at: Tensor
 ) -> Decision:
     return one_by_one(p, candidates, None, noise, at)
 

@@ -62,8 +62,8 @@ class Scripted(Noise):
     chances: Chances = field(default_factory=Chances)
 
     def winner(self, stream: str, at: Tensor, weights: Tensor, counter: Tensor | None = None) -> Tensor:
-        law = (weights.flatten().double() / weights.double().sum()).tolist()
-        return torch.tensor([[self.chances.choose(law)]])
+        distribution = (weights.flatten().double() / weights.double().sum()).tolist()
+        return torch.tensor([[self.chances.choose(distribution)]])
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ class TreeWorld:
         generator = torch.Generator().manual_seed(seed)
         texts = [x for n in range(depth + 1) for x in product(range(SIZE), repeat=n)]
 
-        def laws() -> dict[Prefix, Tensor]:
+        def distributions() -> dict[Prefix, Tensor]:
             drawn = torch.randn((len(texts), SIZE), generator=generator, dtype=torch.float64) * sharpness
             return dict(zip(texts, drawn.softmax(-1), strict=True))
 
-        return TreeWorld(laws(), dict(laws()), nodes, depth)
+        return TreeWorld(distributions(), dict(distributions()), nodes, depth)
 
     def rules(self, noise: Noise) -> GrowthRules:
         return GrowthRules(self.nodes, self.depth, SIZE, Sampling(1.0), noise, floors=self.floors)
@@ -112,8 +112,8 @@ def bare(tree: TokenTree) -> str:
 
 
 def law_of_a_step(world: TreeWorld, rule: NodeRule = one_by_one, growing: Grow = grow) -> Tensor:
-    """The joint law of depth + 1 tokens: a step, then the target's own continuation."""
-    law = torch.zeros([SIZE] * (world.depth + 1), dtype=torch.float64)
+    """The joint distribution of depth + 1 tokens: a step, then the target's own continuation."""
+    distribution = torch.zeros([SIZE] * (world.depth + 1), dtype=torch.float64)
     found: list[Prefix] = []
 
     def step(chances: Chances) -> None:
@@ -136,17 +136,17 @@ def law_of_a_step(world: TreeWorld, rule: NodeRule = one_by_one, growing: Grow =
             after = 1.0
             for i in range(len(text), world.depth + 1):
                 after *= float(world.p[whole[:i]][whole[i]])
-            law[whole] += run.chance * after
-    return law
+            distribution[whole] += run.chance * after
+    return distribution
 
 
 def targets_law(world: TreeWorld) -> Tensor:
-    law = torch.zeros([SIZE] * (world.depth + 1), dtype=torch.float64)
+    distribution = torch.zeros([SIZE] * (world.depth + 1), dtype=torch.float64)
     for whole in product(range(SIZE), repeat=world.depth + 1):
-        law[whole] = torch.stack([world.p[whole[:i]][whole[i]] for i in range(len(whole))]).prod()
-    return law
+        distribution[whole] = torch.stack([world.p[whole[:i]][whole[i]] for i in range(len(whole))]).prod()
+    return distribution
 
 
 def distance(world: TreeWorld, rule: NodeRule = one_by_one, growing: Grow = grow) -> float:
-    """Total variation between the law of a step and the target's."""
+    """Total variation between the distribution of a step and the target's."""
     return float((law_of_a_step(world, rule, growing) - targets_law(world)).abs().sum() / 2)

@@ -32,7 +32,7 @@ def texts(drafter: object, nodes: int, gamma: int) -> torch.Tensor:
     return torch.tensor([rows[index].tokens[1:] for index in range(TEXTS)])
 
 
-def law() -> torch.Tensor:
+def distribution() -> torch.Tensor:
     """Of the second and third token."""
     return exact_distribution(TARGET, Sampling(1.0), PROMPT, LENGTH + 1).sum(0)
 
@@ -42,7 +42,7 @@ def law() -> torch.Tensor:
 def test_law_over_several_runs(name: str) -> None:
     """Catches noise that is used twice: by two runs, by two nodes, or by the draft and by the target."""
     found = counts_of(texts(drafters()[name], 4, 2), TARGET.vocab_size)
-    assert_same_distribution(found, law(), detects=0.2, what=name)
+    assert_same_distribution(found, distribution(), detects=0.2, what=name)
 
 
 def _laws(sharpness: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,7 +22,7 @@ from outrider.core.noise import Noise, counter_of, row_seeds
 from outrider.core.protocols import Draft, DraftSession
 from outrider.core.sampling import Sampling
 from outrider.core.token_tree import ROOT, TokenTree
-from outrider.core.verification.tree import Law, TreeDraft
+from outrider.core.verification.tree import Probabilities, TreeDraft
 from outrider.planning.tree_costs import Outlook
 
 FIRST_CANDIDATE = 0.5
@@ -95,7 +95,7 @@ class Behind:
                 left[places[-1]] = 0
         return places if self.tokens is None else self.tokens[places].tolist()
 
-    def law(self, size: int) -> Law | None:
+    def probabilities(self, size: int) -> Probabilities | None:
         if self.weights is None:
             return None
         whole = np.zeros(size)
@@ -219,5 +219,5 @@ def _finished(nodes: _Nodes, found: Mapping[int, Behind], kept: set[TreePlace], 
     parents = tuple(number[nodes.places[node].parent] for node in order)
     known = {number[node]: found[node] for node in children}
     return TreeDraft(
-        TokenTree(tuple(nodes.tokens[node] for node in order), parents), lambda node: known[node].law(size)
+        TokenTree(tuple(nodes.tokens[node] for node in order), parents), lambda node: known[node].probabilities(size)
     )

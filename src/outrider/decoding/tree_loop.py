@@ -118,7 +118,7 @@ class TreeDecoding:
     def _learn(self, draft: TreeDraft, verdict: TreeVerdict) -> None:
         for node, kept in zip((ROOT, *verdict.path), (*verdict.path, None), strict=True):
             children = draft.tree.children(node)
-            if children and (q := draft.law(node)) is not None:
+            if children and (q := draft.probabilities(node)) is not None:
                 self.sampled.learn(float(q.max()), kept == children[0])
 
     def _law(self, tree: TokenTree, logits: Tensor, node: int) -> Tensor | Choices:

@@ -41,7 +41,7 @@ def _numbers(p: Tensor) -> Tensor:
     """p [B, G+1, V] with an even distribution wherever it is none.
 
     A row ends at such a place and what is drawn there is discarded, but p behind a guess has a say in whether the
-    guess is kept: any distribution there leaves the tokens before it their law, and NaN does not.
+    guess is kept: any distribution there leaves the tokens before it their distribution, and NaN does not.
     """
     most = p.amax(-1)  # NaN where p has one
     return p.masked_fill((most - most != 0)[..., None], 1 / p.shape[-1])

@@ -21,8 +21,8 @@ from outrider.errors import require
 def lenient(lenience: float) -> Verifier:
     """Keep x with probability min(1, p / (l q)), else draw from norm(max(0, p - q)). With l = 1: maximal coupling.
 
-    The correction is Algorithm 1's own. It goes to none but the tokens that q underrates, so among all laws with
-    this acceptance the text's is the nearest to p.
+    The correction is Algorithm 1's own. It goes to none but the tokens that q underrates, so among all distributions
+    with this acceptance the text's is the nearest to p.
     """
     _check(lenience)
 

@@ -27,12 +27,12 @@ from outrider.core.token_tree import ROOT, TokenTree
 from outrider.core.verification.maximal import maximal_coupling
 from outrider.errors import require
 
-Law = NDArray[np.float64]
+Probabilities = NDArray[np.float64]
 """Probabilities of the vocabulary [V]."""
 
 
 def point_masses(node: int) -> None:
-    """The law of children that nobody drew."""
+    """The probabilities of children that nobody drew."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TreeDraft:
     """A tree of guesses with the distributions that they were drawn from."""
 
     tree: TokenTree
-    law: Callable[[int], Law | None] = point_masses
+    probabilities: Callable[[int], Probabilities | None] = point_masses
     """Of a node: q [V] that its children were drawn from, without replacement and in their order; None: nobody drew
     them."""
 
@@ -57,7 +57,7 @@ class TreeVerdict:
 class Residual:
     """What the token of a position must still follow, while candidates are rejected one by one."""
 
-    def __init__(self, p: Law, q: Law | None) -> None:
+    def __init__(self, p: Probabilities, q: Probabilities | None) -> None:
         """q: what the candidates were drawn from without replacement; None: they are point masses."""
         self.p, self.q = p / p.sum(), None if q is None else q / q.sum()
 
@@ -96,11 +96,13 @@ class NodeRule(Protocol):
     """Decides one position: by p, the candidates in their order, and what they were drawn from, if they were."""
 
     def __call__(
-        self, p: Tensor | Choices, candidates: Sequence[int], q: Law | None, noise: Noise, at: Tensor
+        self, p: Tensor | Choices, candidates: Sequence[int], q: Probabilities | None, noise: Noise, at: Tensor
     ) -> Decision: ...
 
 
-def one_by_one(p: Tensor | Choices, candidates: Sequence[int], q: Law | None, noise: Noise, at: Tensor) -> Decision:
+def one_by_one(
+    p: Tensor | Choices, candidates: Sequence[int], q: Probabilities | None, noise: Noise, at: Tensor
+) -> Decision:
     """Maximal coupling with several candidates: p [1, 1, V] at position ``at`` [1, 1]."""
     assert isinstance(p, Tensor)
     if not candidates:
@@ -115,7 +117,9 @@ def one_by_one(p: Tensor | Choices, candidates: Sequence[int], q: Law | None, no
     return Decision(None, int(noise.winner("token", at, rest)))
 
 
-def by_matching(p: Tensor | Choices, candidates: Sequence[int], q: Law | None, noise: Noise, at: Tensor) -> Decision:
+def by_matching(
+    p: Tensor | Choices, candidates: Sequence[int], q: Probabilities | None, noise: Noise, at: Tensor
+) -> Decision:
     """The target's own token, and the candidate that is this token."""
     y = int(p.tokens if isinstance(p, Choices) else noise.winner("token", at, p))
     return Decision(candidates.index(y) if y in candidates else None, y)
@@ -129,23 +133,23 @@ def tree_rule(verifier: Verifier) -> NodeRule:
 
 
 def walk(
-    draft: TreeDraft, law: Callable[[int], Tensor | Choices], rule: NodeRule, noise: Noise, start: int
+    draft: TreeDraft, target: Callable[[int], Tensor | Choices], rule: NodeRule, noise: Noise, start: int
 ) -> TreeVerdict:
     """Follow candidates that are kept, down from the root.
 
-    law: p behind a node, [1, 1, V], asked for only where the walk comes by; start: the position behind the root.
+    target: p behind a node, [1, 1, V], asked for only where the walk comes by; start: the position behind the root.
     """
     path: list[int] = []
     healthy = 0
     while True:
         node = path[-1] if path else ROOT
-        children, p = draft.tree.children(node), law(node)
+        children, p = draft.tree.children(node), target(node)
         weight = float(p.weight if isinstance(p, Choices) else p.amax())
         if not np.isfinite(weight):  # the text ends here, whatever is said to follow
             return TreeVerdict(tuple(path), 0, healthy)
         candidates = [draft.tree.tokens[child] for child in children]
         at = torch.tensor([[start + len(path)]])
-        found = rule(p, candidates, draft.law(node) if candidates else None, noise, at)
+        found = rule(p, candidates, draft.probabilities(node) if candidates else None, noise, at)
         healthy += 1
         if found.kept is None:
             return TreeVerdict(tuple(path), found.token, healthy)

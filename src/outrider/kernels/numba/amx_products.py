@@ -1,11 +1,11 @@
-"""Matrix products by AMX, the matrix unit of some x86 CPUs, compiled by numba: sixteen rows for the price of one.
+"""Matrix products by AMX, the matrix unit of some x86 CPUs, compiled by numba: sixteen rows cost little more than one.
 
 AMX multiplies bfloat16 and adds in float32. Weights of bfloat16 are exact there. An input is split into two bfloat16
 numbers, the nearest one and the nearest to what is left: together they have 17 significant bits, and their products are
 added one behind the other. As in ``tiles.py`` each output is a sum over one row in a fixed order, so products are
 batch-invariant: **bits do not depend on the width of a run.**
 
-A third part would make inputs exact; it took a fifth longer at one row, and half as long again at 64.
+A third part would make inputs exact; it took an eighth longer at one row, and half as long again at 64.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from outrider.kernels.numba.tiles import FLOAT, PANEL, WORD, compiled, fetch, loop, number, pointer
+from outrider.kernels.numba.tiles import FLOAT, PANEL, WORD, by_count, compiled, fetch, loop, number, pointer
 from outrider.runtime import cpu
 
 AVAILABLE = cpu.facts().has_amx
@@ -170,11 +170,11 @@ def split(x: Any, parts: Any) -> None:
             _split_chunk(last.ctypes.data, to + PARTS * size * (inputs // CHUNK), size)
 
 
-def _tile(panels: int, first: bool) -> Any:
+def _tile(panels: int, prefetch: bool) -> Any:
     """A function (weights, parts, rows, chunks, out, out's stride): addresses and stride in bytes.
 
-    Up to sixteen rows times ``panels`` panels, one behind the other -> out [rows, 16 * panels]. ``first``: whether
-    weights come from memory, and are asked for ahead of time.
+    Up to sixteen rows times ``panels`` panels, one behind the other -> out [rows, 16 * panels]. ``prefetch``: weights
+    come from memory, and are asked for ahead of time.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -190,7 +190,7 @@ def _tile(panels: int, first: bool) -> Any:
         for panel in range(panels):
             before = builder.add(builder.mul(chunks, number(panel)), chunk)
             start = builder.add(weights, builder.mul(before, number(_CHUNK_BYTES)))
-            for offset in range(0, _CHUNK_BYTES if first else 0, 64):
+            for offset in range(0, _CHUNK_BYTES if prefetch else 0, 64):
                 fetch(builder, start, number(offset))
             _call(builder, "tileloadd64", _register(_WEIGHTS), _at(builder, start, number(0)), line)
             for part in range(PARTS):
@@ -211,8 +211,7 @@ def _tile(panels: int, first: bool) -> Any:
     return product
 
 
-_first_by_one, _first_by_two, _first_by_four = (_tile(panels, True) for panels in (1, 2, 4))
-_by_one, _by_two, _by_four = (_tile(panels, False) for panels in (1, 2, 4))
+_from_memory, _from_cache = (by_count([_tile(panels, prefetch) for panels in (1, 2, 4)]) for prefetch in (True, False))
 
 
 @compiled
@@ -232,19 +231,11 @@ def _product(weights: int, parts: Any, registers: Registers, out: int, stride: i
                 _configure(registers.shapes[count].ctypes.data)
                 registers.rows[0] = count
             given, to = parts[row].ctypes.data, out + 4 * (stride * row + PANEL * panel)
+            which = wide // 2 + 1  # of one, two and four panels
             if row == 0:
-                if wide == 4:
-                    _first_by_four(here, given, count, chunks, to, 4 * stride)
-                elif wide == 2:
-                    _first_by_two(here, given, count, chunks, to, 4 * stride)
-                else:
-                    _first_by_one(here, given, count, chunks, to, 4 * stride)
-            elif wide == 4:
-                _by_four(here, given, count, chunks, to, 4 * stride)
-            elif wide == 2:
-                _by_two(here, given, count, chunks, to, 4 * stride)
+                _from_memory(which, here, given, count, chunks, to, 4 * stride)
             else:
-                _by_one(here, given, count, chunks, to, 4 * stride)
+                _from_cache(which, here, given, count, chunks, to, 4 * stride)
         panel += wide
 
 

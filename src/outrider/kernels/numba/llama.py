@@ -33,8 +33,8 @@ from outrider.kernels.numba.output_matrix import write_logits
 from outrider.kernels.numba.products import (
     ProductInput,
     convert_input,
+    end_products,
     input_room,
-    leave,
     multiply,
     product_input,
     some_rows,
@@ -223,7 +223,7 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
         found = product_input(model.half, batch.found, room)
         scale, most = np.float32(model.logits_scale), np.float32(model.logits_cap)
         write_logits(found, model.output, model.last_powers, batch.logits, counters, piece + 1, threads, scale, most)
-    leave(around)
+    end_products(around)
 
 
 amx_layers = on_disk(layers.py_func, "amx_layers")

@@ -65,7 +65,7 @@ class AmxRoom(NamedTuple):
 
 
 Half = bool | int | float | np.ndarray[Any, Any]
-"""What a product is told by, as ``LlamaWeights.half``."""
+"""``LlamaWeights.half``: what weights are and products are computed in."""
 
 Given = ProductInput | PackedInput | AmxInput
 """Inputs of a product."""
@@ -222,13 +222,13 @@ def _multiply(given: Any, weights: Any, first: Any, panels: Any, out: Any) -> An
     return full if _of_float32(given) else floating
 
 
-def leave(given: Given) -> None:
-    """A thread has done its products."""
+def end_products(given: Given) -> None:
+    """A thread has done the products of a run: AMX's registers are released."""
     raise NotImplementedError
 
 
-@overload(leave, jit_options=OPTIONS, strict=False)
-def _leave(given: Any) -> Any:
+@overload(end_products, jit_options=OPTIONS, strict=False)
+def _end_products(given: Any) -> Any:
     if given.instance_class is AmxInput:
         return lambda given: release(given.registers)
     return lambda given: None
