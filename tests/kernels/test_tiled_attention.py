@@ -47,7 +47,7 @@ def _attend(
     stored: Any, keys: int, lines: int, values: int, cut: Cut, group: int, q: Any, first: Any, end: Any, shared: Any,
     finished: Any, order: Any, out: Any,
 ) -> None:  # fmt: skip
-    room = tiled_attention.room_for(cut, group, q.shape[1])
+    room = tiled_attention.room_for(cut, q.shape[1])
     parts = shared if cut.by_tile else room.parts
     for tile in order:
         for row in range(len(q)):
@@ -84,9 +84,10 @@ class Cache:
     ) -> Array:
         """Queries [T, group, depth] at positions -> [T, group, depth]; ``order``: of the tiles as items of work."""
         tiles = -(-LENGTH // TILE)
-        cut = Cut(len(q), 1, tiles, order is not None)
         end = np.repeat(positions + 1, group)
-        shared = np.full((tiles, len(end), self.padded + PANEL), np.nan, np.float32)
+        room = tiled_attention.query_room(len(end))
+        cut = Cut(len(q), room, 1, tiles, order is not None)
+        shared = np.full((tiles, room, self.padded + PANEL), np.nan, np.float32)
         out, flat = np.full((len(end), self.depth), np.nan, np.float32), q.reshape(-1, self.depth)
         _attend(
             self.stored, self.keys.ctypes.data, self.lines, self.values.ctypes.data, cut, group, flat,

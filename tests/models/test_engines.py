@@ -87,9 +87,10 @@ def run_by(engine: str, model: Any, folder: Path, weights: str = "bfloat16") -> 
     """The model, saved in bfloat16 and loaded for an engine."""
     deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     config = tf.AutoConfig.from_pretrained(folder)
-    # numba in float32 arithmetic: test_half.py has it in float16
+    # numba in float32 arithmetic: test_half.py has it in float16, test_long_context.py keys and values in 16 bits
     prepared = library.prepared(folder, config, engine, weights)
-    opened = BACKENDS[engine].open(prepared, config)
+    stored = {"kv_cache_dtype": "float32"} if BACKENDS[engine].kv_cache_dtypes else {}
+    opened = BACKENDS[engine].open(prepared, config, **stored)
     return EngineModel(opened, config, tf.GenerationConfig.from_model_config(config))
 
 

@@ -132,7 +132,8 @@ def test_from_a_packed_file(architecture: str, as_it_is: bool, tmp_path: Path, m
     file = write_gguf(tmp_path / "file.gguf", {"": "Q8_0"}, architecture=architecture)
     assert gguf.read_header(file).weights == ("Q8_0" if as_it_is else None)
     found = loading.load(str(file), "cpu", kernels=Kernels("auto")).model
-    unpacked = loading.load(str(file), "cpu", "bfloat16", kernels=Kernels("numba")).model
+    in_full = Kernels("numba", kv_cache_dtype="float32")
+    unpacked = loading.load(str(file), "cpu", "bfloat16", kernels=in_full).model
     reference = loading.load(str(file), "cpu", "float32", kernels=Kernels("torch")).model
     assert found.facts.engine.startswith("numba") and (found.facts.weights_in == "Q8_0") == as_it_is
     assert unpacked.facts.weights_in == "bfloat16"

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import initialize_native_asmparser
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -22,6 +23,8 @@ from outrider.kernels.numba.tiles import FLOAT, PANEL, WORD, by_count, compiled,
 from outrider.runtime import cpu
 
 AVAILABLE = cpu.facts().has_amx
+if AVAILABLE:
+    initialize_native_asmparser()  # for ``parts_of``
 
 PARTS = 2
 """Numbers of bfloat16 that an input is split into."""
@@ -46,41 +49,40 @@ _FLOATS, _WORDS = ir.VectorType(FLOAT, 16), ir.VectorType(WORD, 16)
 _HALVES = ir.VectorType(ir.IntType(16), 16)
 
 
-def _call(builder: Any, name: str, *arguments: Any) -> None:
+def call_amx(builder: Any, name: str, *arguments: Any) -> None:
+    """An instruction, as LLVM names it. For other CPUs code is compiled without, and nothing calls it."""
+    if not AVAILABLE:
+        return
     kinds = [argument.type for argument in arguments]
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_NOTHING, kinds), f"llvm.x86.{name}")
     builder.call(function, arguments)
 
 
-def _register(which: int) -> Any:
+def register(which: int) -> Any:
     return ir.Constant(_BYTE, which)
 
 
-def _words(value: int) -> Any:
-    return ir.Constant(_WORDS, [value] * 16)
-
-
-def _at(builder: Any, address: Any, offset: Any) -> Any:
+def at_address(builder: Any, address: Any, offset: Any) -> Any:
     return builder.inttoptr(builder.add(address, offset), _ADDRESS)
 
 
 @intrinsic
-def _configure(typing: Any, address: Any) -> Any:
+def configure(typing: Any, address: Any) -> Any:
     """Set the shapes of all registers as the 64 bytes at an address say."""
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        _call(builder, "ldtilecfg", _at(builder, args[0], number(0)))
+        call_amx(builder, "ldtilecfg", at_address(builder, args[0], number(0)))
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
 
 
 @intrinsic
-def _release(typing: Any) -> Any:
+def release(typing: Any) -> Any:
     """The registers are not needed any more: nobody has to save them."""
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        _call(builder, "tilerelease")
+        call_amx(builder, "tilerelease")
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -103,14 +105,13 @@ class Registers(NamedTuple):
     """What a thread's registers are set to."""
 
     shapes: np.ndarray[Any, Any]
-    rows: np.ndarray[Any, Any]  # [1]: for products of so many; 0: they are free
+    rows: np.ndarray[Any, Any]  # [1]: for products of so many; 0: that is not known
 
 
 @compiled
-def release(registers: Registers) -> None:
-    if registers.rows[0]:
-        _release()
-        registers.rows[0] = 0
+def begin(registers: Registers) -> None:
+    """Products begin: what the registers are set to is not known."""
+    registers.rows[0] = 0
 
 
 @compiled
@@ -130,27 +131,38 @@ def panel_size(inputs: int) -> Any:
     return _CHUNK_BYTES * chunks_of(inputs)
 
 
+def parts_of(builder: Any, vector: Any) -> list[Any]:
+    """Sixteen numbers -> the nearest bfloat16 numbers, and the nearest to what is left of them."""
+    if not AVAILABLE:
+        return []
+    found, left = [], vector
+    for _ in range(PARTS):
+        nearest = ir.FunctionType(_HALVES, [_FLOATS])  # LLVM's name for it has a type that llvmlite does not know
+        found.append(builder.asm(nearest, "vcvtneps2bf16 $1, $0", "=v,v", [left], False))
+        kept = builder.shl(builder.zext(found[-1], _WORDS), ir.Constant(_WORDS, [16] * 16))
+        left = builder.fsub(left, builder.bitcast(kept, _FLOATS))
+    return found
+
+
 @intrinsic
-def _split_chunk(typing: Any, line: Any, to: Any, stride: Any) -> Any:
-    """32 numbers at an address -> the nearest bfloat16 numbers, and the nearest to what is left of them, at another
-    address, ``stride`` bytes apart."""
+def _split_sixteen(typing: Any, line: Any, to: Any, stride: Any) -> Any:
+    """Of 16 numbers at an address the parts, ``stride`` bytes apart, at another address."""
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         line, to, stride = args
-        for half in range(2):
-            left = builder.load(pointer(builder, line, number(64 * half), _FLOATS), align=4)
-            for part in range(PARTS):
-                bits = builder.bitcast(left, _WORDS)
-                odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
-                bits = builder.add(bits, builder.add(odd, _words(0x7FFF)))  # ties to even
-                upper = builder.trunc(builder.lshr(bits, _words(16)), _HALVES)
-                place = builder.add(builder.mul(stride, number(part)), number(32 * half))
-                builder.store(upper, pointer(builder, to, place, _HALVES), align=2)
-                kept = builder.bitcast(builder.and_(bits, _words(0xFFFF0000)), _FLOATS)
-                left = builder.fsub(left, kept)
+        vector = builder.load(pointer(builder, line, number(0), _FLOATS), align=4)
+        for part, numbers in enumerate(parts_of(builder, vector)):
+            builder.store(numbers, pointer(builder, to, builder.mul(stride, number(part)), _HALVES), align=2)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate
+
+
+@compiled
+def split_line(line: int, count: int, to: int, stride: int) -> None:
+    """Numbers of float32 at an address, a multiple of sixteen -> their parts, ``stride`` bytes apart."""
+    for place in range(0, count, PANEL):
+        _split_sixteen(line + 4 * place, to + 2 * place, stride)
 
 
 @compiled
@@ -164,10 +176,10 @@ def split(x: Any, parts: Any) -> None:
         size = 2 * CHUNK * min(ROWS, rows - first)  # bytes of a part of these rows
         line, to = x[row].ctypes.data, parts[first].ctypes.data + 2 * CHUNK * (row - first)
         for chunk in range(inputs // CHUNK):
-            _split_chunk(line + 4 * CHUNK * chunk, to + PARTS * size * chunk, size)
+            split_line(line + 4 * CHUNK * chunk, CHUNK, to + PARTS * size * chunk, size)
         if rest:
             last[:rest] = x[row, inputs - rest :]
-            _split_chunk(last.ctypes.data, to + PARTS * size * (inputs // CHUNK), size)
+            split_line(last.ctypes.data, CHUNK, to + PARTS * size * (inputs // CHUNK), size)
 
 
 def _tile(panels: int, prefetch: bool) -> Any:
@@ -181,23 +193,25 @@ def _tile(panels: int, prefetch: bool) -> Any:
         weights, parts, rows, chunks, out, stride = args
         line, size = number(64), builder.mul(rows, number(64))
         for panel in range(panels):
-            _call(builder, "tilezero", _register(panel))
+            call_amx(builder, "tilezero", register(panel))
         chunk, _, end = loop(builder, chunks, 1, [])
         here = builder.add(parts, builder.mul(chunk, builder.mul(size, number(PARTS))))
         for part in range(PARTS):
-            at = _at(builder, here, builder.mul(size, number(part)))
-            _call(builder, "tileloadd64", _register(panels + part), at, line)
+            at = at_address(builder, here, builder.mul(size, number(part)))
+            call_amx(builder, "tileloadd64", register(panels + part), at, line)
         for panel in range(panels):
             before = builder.add(builder.mul(chunks, number(panel)), chunk)
             start = builder.add(weights, builder.mul(before, number(_CHUNK_BYTES)))
             for offset in range(0, _CHUNK_BYTES if prefetch else 0, 64):
                 fetch(builder, start, number(offset))
-            _call(builder, "tileloadd64", _register(_WEIGHTS), _at(builder, start, number(0)), line)
+            call_amx(builder, "tileloadd64", register(_WEIGHTS), at_address(builder, start, number(0)), line)
             for part in range(PARTS):
-                _call(builder, "tdpbf16ps", _register(panel), _register(panels + part), _register(_WEIGHTS))
+                call_amx(builder, "tdpbf16ps", register(panel), register(panels + part), register(_WEIGHTS))
         end([])
         for panel in range(panels):
-            _call(builder, "tilestored64", _register(panel), _at(builder, out, number(4 * PANEL * panel)), stride)
+            call_amx(
+                builder, "tilestored64", register(panel), at_address(builder, out, number(4 * PANEL * panel)), stride
+            )
         return context.get_dummy_value()
 
     @intrinsic
@@ -215,7 +229,7 @@ _from_memory, _from_cache = (by_count([_tile(panels, prefetch) for panels in (1,
 
 
 @compiled
-def _product(weights: int, parts: Any, registers: Registers, out: int, stride: int, panels: int) -> None:
+def amx_product(weights: int, parts: Any, registers: Registers, out: int, stride: int, panels: int) -> None:
     """Rows that were split, times panels -> out [rows, 16 * panels], whose rows lie ``stride`` numbers apart."""
     rows, numbers = parts.shape
     chunks = numbers // (PARTS * CHUNK)
@@ -228,7 +242,7 @@ def _product(weights: int, parts: Any, registers: Registers, out: int, stride: i
         for row in range(0, rows, ROWS):
             count = min(ROWS, rows - row)
             if count != registers.rows[0]:
-                _configure(registers.shapes[count].ctypes.data)
+                configure(registers.shapes[count].ctypes.data)
                 registers.rows[0] = count
             given, to = parts[row].ctypes.data, out + 4 * (stride * row + PANEL * panel)
             which = wide // 2 + 1  # of one, two and four panels
@@ -237,11 +251,3 @@ def _product(weights: int, parts: Any, registers: Registers, out: int, stride: i
             else:
                 _from_cache(which, here, given, count, chunks, to, 4 * stride)
         panel += wide
-
-
-@compiled
-def _no_product(weights: int, parts: Any, registers: Registers, out: int, stride: int, panels: int) -> None: ...
-
-
-# Other CPUs have no instructions for it, and nothing calls it there.
-amx_product = _product if AVAILABLE else _no_product

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.kernels.numba.arrays import unowned
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.head_records import Drawing, HeadMatrices, KVCache, Reading, Scratch
 from outrider.kernels.numba.int8_products import GIVEN, RECORD, blocks_of, product, shorten
@@ -248,6 +249,7 @@ def draft(
     made only if all before it are right with a chance of floors[k], by the head's own confidence, and the first is not
     the token ``ends_behind``. Every thread calls this with the same arguments, and comes to the same end by itself.
     """
+    head, cache, reading, scratch = unowned(head), unowned(cache), unowned(reading), unowned(scratch)
     pieces, chance, first = GUESSING + 2 * len(head.blocks), 1.0, scratch.counters.ctypes.data
     if len(reading.states):
         _read(head, cache, reading, first, threads)

@@ -5,7 +5,8 @@ lie one behind the other, [positions, padded head size].
 
 Products are in float32, except that on CPUs with float16 arithmetic a cache of float16 is multiplied as it is, as
 ``float16_products.py`` does: in chains of ``CHAIN`` inputs, which are added up in float32. A key is divided by a power
-of two then, so that no sum can overflow; a line of these powers lies behind those of the keys.
+of two then, so that no sum can overflow; a line of these powers lies behind those of the keys. By AMX a cache of
+bfloat16 is multiplied as it is (``amx_attention.py``).
 Each product is one sum in the order of the inputs, whatever the number of rows beside it: batch-invariant.
 """
 
@@ -19,6 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from outrider.kernels.numba.amx_products import AVAILABLE as BY_AMX
 from outrider.kernels.numba.float16_products import AVAILABLE as IN_HALF
 from outrider.kernels.numba.float16_products import CHAIN
 from outrider.kernels.numba.tiles import (
@@ -220,14 +222,20 @@ half_product: Any = by_count([_half_tile(rows) for rows in range(1, HALF_ROWS + 
 """(rows, ...): up to HALF_ROWS rows times a panel, in float16. Other CPUs have no instructions for it."""
 
 
-@intrinsic
-def multiplied_in_half(typing: Any, stored: Any) -> Any:
-    """Whether the cache is: known when the code is compiled."""
+def _multiplied(available: bool, kind: Any) -> Any:
+    """A function (stored): whether a cache is of this type and multiplied so. Known when the code is compiled."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return ir.Constant(ir.IntType(1), int(IN_HALF and signature.args[0].dtype == types.int16))
+    @intrinsic
+    def multiplied(typing: Any, stored: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return ir.Constant(ir.IntType(1), int(available and signature.args[0].dtype == kind))
 
-    return types.boolean(stored), generate
+        return types.boolean(stored), generate
+
+    return multiplied
+
+
+multiplied_in_half, multiplied_by_amx = _multiplied(IN_HALF, types.int16), _multiplied(BY_AMX, types.uint16)
 
 
 @intrinsic

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numba import carray
 
+from outrider.kernels.numba.arrays import aligned_lines, unowned
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.layer_math import finish, norm, norm_line, take
 from outrider.kernels.numba.llama_attention import mix, norm_and_turn, project
@@ -161,13 +162,15 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
 
     Every thread calls this with the same arguments.
     """
+    model, batch = unowned(model), unowned(batch)
     rows, hidden, counters, threads = len(batch.x), model.hidden, batch.counters.ctypes.data, batch.threads
     inward, across = _step(hidden // PANEL, threads), _step(model.inner // PANEL, threads)
     thirds = model.heads + 2 * model.shared
     beside = _step(thirds, threads)
-    normed = np.empty((rows, hidden), np.float32)
-    temp = np.empty((min(rows, ROWS), max(model.padded, PANEL * inward, 2 * PANEL * across)), np.float32)
-    line, places = np.empty(model.depth, np.float32), room_for(batch.cut, model.heads // model.shared, model.depth)
+    normed = aligned_lines(rows, hidden, np.float32)
+    columns = max(model.padded, PANEL * inward, 2 * PANEL * across)
+    temp = aligned_lines(min(rows, ROWS), columns + PANEL, np.float32)
+    line, places = np.empty(model.depth, np.float32), room_for(batch.cut, model.depth)
     widest = max(hidden, batch.mixed.shape[1], model.inner)
     room = input_room(model.half, rows, widest)
     around = product_input(model.half, normed, room)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.kernels.numba.arrays import aligned_lines
 from outrider.kernels.numba.layer_math import finish, take
 from outrider.kernels.numba.products import ProductInput, convert_input, multiply
 from outrider.kernels.numba.tiles import PANEL, compiled
@@ -22,7 +23,7 @@ def write_logits(
     panels = (vocabulary + PANEL - 1) // PANEL
     step = max(1, panels // (32 * threads))
     items = (panels + step - 1) // step
-    temp = np.empty((rows, PANEL * step), np.float32)
+    temp = aligned_lines(rows, PANEL * (step + 1), np.float32)
     done, item = 0, take(counters, piece)
     if item < items:
         convert_input(given, powers)

@@ -14,7 +14,8 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from outrider.kernels.numba.amx_products import Registers, amx_product, panel_size, part_size, release, split
+from outrider.kernels.numba.amx_products import Registers, amx_product, begin, panel_size, part_size, release, split
+from outrider.kernels.numba.arrays import aligned
 from outrider.kernels.numba.code_cache import OPTIONS
 from outrider.kernels.numba.float16_products import CHAIN, half_product, narrow
 from outrider.kernels.numba.layer_math import float32_product, product
@@ -89,7 +90,7 @@ def _input_room(half: Any, rows: Any, inputs: Any) -> Any:
         return FloatRoom(np.empty(count, np.uint16), np.empty(rows, np.float32))
 
     def by_amx(half: Any, rows: int, inputs: int) -> AmxRoom:
-        return AmxRoom(np.empty(rows * part_size(inputs), np.uint16), Registers(half, np.zeros(1, np.int64)))
+        return AmxRoom(aligned(rows * part_size(inputs), np.uint16), Registers(half, np.zeros(1, np.int64)))
 
     if isinstance(half, types.Boolean):
         return floating
@@ -175,6 +176,7 @@ def _convert_input(given: Any, powers: Any) -> Any:
         shorten(given.x, powers[0], given.given)
 
     def by_amx(given: AmxInput, powers: Any) -> None:
+        begin(given.registers)
         split(given.x, given.parts)
 
     if given.instance_class is AmxInput:
@@ -230,5 +232,5 @@ def end_products(given: Given) -> None:
 @overload(end_products, jit_options=OPTIONS, strict=False)
 def _end_products(given: Any) -> Any:
     if given.instance_class is AmxInput:
-        return lambda given: release(given.registers)
+        return lambda given: release()
     return lambda given: None

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.kernels.numba.arrays import unowned
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.layer_math import exp, finish, norm, take
 from outrider.kernels.numba.output_matrix import write_logits
@@ -186,6 +187,7 @@ def t5_layers(model: T5Stack, run: T5Run) -> None:
     """Tokens -> found and logits, with keys, values and states written on the way; then guesses, if there are to be
     some. Every thread calls this with the same arguments.
     """
+    model, run = unowned(model), unowned(run)
     pieces = PIECES * model.layers + BESIDE
     for guess in range(max(1, len(run.guesses))):
         now = run if guess == 0 else _behind(run, guess - 1)

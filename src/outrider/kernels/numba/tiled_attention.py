@@ -13,6 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from outrider.kernels.numba import amx_products
+from outrider.kernels.numba.amx_attention import pair_lines, paired_product
+from outrider.kernels.numba.amx_products import CHUNK, SHAPES, configure, release, split_line
+from outrider.kernels.numba.arrays import aligned, aligned_lines
 from outrider.kernels.numba.float16_products import narrow
 from outrider.kernels.numba.kv_panels import (
     FLOAT_ROWS,
@@ -21,6 +25,7 @@ from outrider.kernels.numba.kv_panels import (
     QUERY_LIMIT,
     float_product,
     half_product,
+    multiplied_by_amx,
     multiplied_in_half,
     widen,
 )
@@ -33,8 +38,14 @@ from outrider.kernels.numba.vector_math import HALF_WEIGHT, cap, weigh
 TILE = 256
 """Positions of a tile: a multiple of GRANULE. Bits depend on it."""
 
+LINE = TILE + PANEL
+"""Scores of a tile, and room: lines a power of two apart would share few places of a cache."""
+
 BLOCK = 48
 """Queries of a block, about, over all heads that share keys."""
+
+_PARTS = amx_products.PARTS if amx_products.AVAILABLE else 1
+"""Numbers of 16 bits for each query and each weight."""
 
 
 class Cut(NamedTuple):
@@ -44,6 +55,7 @@ class Cut(NamedTuple):
     """
 
     tokens: int  # of a block
+    queries: int  # of a block that there is room for
     blocks: int  # of a row
     tiles: int  # of the longest row
     by_tile: bool
@@ -53,12 +65,12 @@ class Room(NamedTuple):
     """A thread's scratch buffers."""
 
     queries: np.ndarray[Any, Any]  # [R, padded]
-    bits: np.ndarray[Any, Any]  # [R, whole chains]: queries in float16, and what to multiply their products with
+    bits: np.ndarray[Any, Any]  # [R, _PARTS * whole chains]: queries in 16 bits; in float16 their products' factors
     factors: np.ndarray[Any, Any]  # [R]
     first: np.ndarray[Any, Any]  # [R]: the first key of each, and where they end
     end: np.ndarray[Any, Any]
-    scores: np.ndarray[Any, Any]  # [R, TILE]
-    halves: np.ndarray[Any, Any]  # [R, TILE]: weights in float16
+    scores: np.ndarray[Any, Any]  # [R, LINE]
+    halves: np.ndarray[Any, Any]  # [R, _PARTS * TILE]: weights in 16 bits
     panel: np.ndarray[Any, Any]  # [TILE or padded, PANEL]: keys or values in float32
     unscaled: np.ndarray[Any, Any]  # [HALF_ROWS]: what to multiply products of ``halves`` with
     ones: np.ndarray[Any, Any]  # [PANEL], in float16
@@ -83,20 +95,29 @@ def cut(rows: int, width: int, shared: int, group: int, longest: int, threads: i
     """For ``rows`` rows of ``width`` tokens that see up to ``longest`` keys, with ``group`` query heads to each key."""
     tokens = min(width, max(1, BLOCK // group))
     blocks, tiles = -(-width // tokens), -(-longest // TILE)
-    return Cut(tokens, blocks, tiles, tiles > 1 and rows * shared * blocks < 4 * threads)
+    by_tile = tiles > 1 and rows * shared * blocks < 4 * threads
+    return Cut(tokens, query_room(tokens * group), blocks, tiles, by_tile)
+
+
+def query_room(queries: int) -> int:
+    """Rows of scratch buffers for so many queries. AMX writes sixteen rows at a time, from any row on."""
+    return (queries // amx_products.ROWS + 2) * amx_products.ROWS if amx_products.AVAILABLE else queries
 
 
 @compiled
-def room_for(cut: Cut, group: int, depth: int) -> Room:
-    queries, padded = cut.tokens * group, (depth + PANEL - 1) // PANEL * PANEL
+def room_for(cut: Cut, depth: int) -> Room:
+    queries, padded = cut.queries, (depth + PANEL - 1) // PANEL * PANEL
+    bits = aligned_lines(queries, _PARTS * chained(depth), np.uint16)
+    panel = aligned_lines(max(TILE, padded), PANEL, np.float32)
+    bits[:], panel[:] = 0, 0  # AMX multiplies whole chunks
+    tiles = 0 if cut.by_tile else cut.tiles
     return Room(
-        np.zeros((queries, padded), np.float32), np.empty((queries, chained(depth)), np.uint16),
+        np.zeros((queries, padded), np.float32), bits,
         np.empty(queries, np.float32), np.empty(queries, np.int64), np.empty(queries, np.int64),
-        np.empty((queries, TILE), np.float32), np.empty((queries, TILE), np.uint16),
-        np.empty((max(TILE, padded), PANEL), np.float32), np.full(HALF_ROWS, np.float32(1 / HALF_WEIGHT), np.float32),
-        np.full(PANEL, 0x3C00, np.uint16),
+        aligned_lines(queries, LINE, np.float32), aligned_lines(queries, _PARTS * TILE, np.uint16),
+        panel, np.full(HALF_ROWS, np.float32(1 / HALF_WEIGHT), np.float32), np.full(PANEL, 0x3C00, np.uint16),
         np.empty(4 * PANEL * (chained(depth) + 1), np.uint8), np.empty(4 * PANEL * TILE, np.uint8),
-        np.empty((0 if cut.by_tile else cut.tiles, queries, padded + PANEL), np.float32),
+        aligned(tiles * queries * (padded + PANEL), np.float32).reshape((tiles, queries, padded + PANEL)),
     )  # fmt: skip
 
 
@@ -110,16 +131,24 @@ def _multiply_keys(stored: Any, block: int, lines: int, row: int, count: int, ro
             rows = min(HALF_ROWS, count - row)
             half_product(
                 rows, block, 2 * PANEL, room.bits[row].ctypes.data, 2 * room.bits.shape[1],
-                room.factors[row:].ctypes.data, block + 2 * PANEL * (lines - 1), to + 4 * TILE * row, 4 * TILE,
+                room.factors[row:].ctypes.data, block + 2 * PANEL * (lines - 1), to + 4 * LINE * row, 4 * LINE,
                 room.bits.shape[1],
             )  # fmt: skip
             row += rows
+        return
+    if multiplied_by_amx(stored):
+        pair_lines(block, 2 * PANEL, padded, room.panel.ctypes.data)
+        size = room.bits.shape[1] // _PARTS
+        paired_product(
+            count - row, room.panel.ctypes.data, room.bits[row].ctypes.data, 2 * _PARTS * size, 2 * size,
+            size // CHUNK, to + 4 * LINE * row, 4 * LINE,
+        )  # fmt: skip
         return
     widen(stored, block, stored.itemsize * PANEL, padded, room.panel.ctypes.data)
     while row < count:
         rows = min(FLOAT_ROWS, count - row)
         x = room.queries[row].ctypes.data
-        float_product(rows, room.panel.ctypes.data, x, 4 * padded, to + 4 * TILE * row, 4 * TILE, padded)
+        float_product(rows, room.panel.ctypes.data, x, 4 * padded, to + 4 * LINE * row, 4 * LINE, padded)
         row += rows
 
 
@@ -141,11 +170,18 @@ def _multiply_values(
             )  # fmt: skip
             row += rows
         return
+    if multiplied_by_amx(stored):
+        pair_lines(values + apart * low, apart, high - low, room.panel.ctypes.data)
+        paired_product(
+            count - row, room.panel.ctypes.data, room.halves[row].ctypes.data + 2 * low, 2 * _PARTS * TILE, 2 * TILE,
+            (high - low) // CHUNK, to + stride * row, stride,
+        )  # fmt: skip
+        return
     widen(stored, values + apart * low, apart, high - low, room.panel.ctypes.data)
     while row < count:
         rows = min(FLOAT_ROWS, count - row)
         x = room.scores[row].ctypes.data + 4 * low
-        float_product(rows, room.panel.ctypes.data, x, 4 * TILE, to + stride * row, stride, high - low)
+        float_product(rows, room.panel.ctypes.data, x, 4 * LINE, to + stride * row, stride, high - low)
         row += rows
 
 
@@ -178,9 +214,11 @@ def _attend_tile(
             for place in range(low, high, PANEL):
                 cap(room.scores[row].ctypes.data + 4 * place, np.float32(most))
     for row in range(count):
-        halves = room.halves[row].ctypes.data if multiplied_in_half(stored) else 0
+        in_16_bits = multiplied_in_half(stored) or multiplied_by_amx(stored)
+        halves, apart = room.halves[row].ctypes.data if in_16_bits else 0, 2 * TILE if multiplied_by_amx(stored) else 0
         first, end = max(room.first[row] - start, 0), min(room.end[row] - start, TILE)
-        weigh(room.scores[row].ctypes.data, first, end, low, high, halves, parts[row, padded:].ctypes.data)
+        scores, sums = room.scores[row].ctypes.data, parts[row, padded:].ctypes.data
+        weigh(scores, first, end, low, high, halves, apart, sums)
     for column in range(0, padded, PANEL):
         to, first = parts.ctypes.data + 4 * column, values + size * column
         if common == high:
@@ -240,6 +278,13 @@ def attend_block(
         first, last = max(first, tile), min(last, tile)
     if first <= last and multiplied_in_half(stored):
         narrow(room.queries[:queries], QUERY_LIMIT, 0, room.bits, room.factors)
+    if first <= last and multiplied_by_amx(stored):
+        configure(SHAPES[amx_products.ROWS].ctypes.data)
+        padded, size = room.queries.shape[1], room.bits.shape[1] // _PARTS
+        for row in range(queries):
+            split_line(room.queries[row].ctypes.data, padded, room.bits[row].ctypes.data, 2 * size)
     for each in range(first, last + 1):  # the one place that calls it: compiled twice, bits could differ
         _attend_tile(stored, keys, lines, values, each, queries, room, parts[each], most, paths)
+    if multiplied_by_amx(stored):
+        release()
     return not cut.by_tile or count_up(finished, 1) + 1 == cut.tiles

@@ -13,6 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from outrider.kernels.numba.amx_products import parts_of
 from outrider.kernels.numba.float16_products import AVAILABLE as IN_HALF
 from outrider.kernels.numba.tiles import FLOAT, PANEL, WORD, compiled, loop, number, pointer
 
@@ -70,11 +71,13 @@ def _higher(builder: Any) -> Any:
 
 
 @intrinsic
-def _weigh(typing: Any, scores: Any, first: Any, end: Any, low: Any, turns: Any, halves: Any, out: Any) -> Any:
+def _weigh(
+    typing: Any, scores: Any, first: Any, end: Any, low: Any, turns: Any, halves: Any, apart: Any, out: Any
+) -> Any:  # fmt: skip
     """As ``weigh``, but the number of scores to go over in place of where they end."""
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        scores, first, end, low, turns, halves, out = args
+        scores, first, end, low, turns, halves, apart, out = args
         lanes = ir.Constant(_WORDS, list(range(PANEL)))
 
         def everywhere(value: Any, kind: Any) -> Any:
@@ -119,24 +122,28 @@ def _weigh(typing: Any, scores: Any, first: Any, end: Any, low: Any, turns: Any,
                 narrow = builder.fptrunc(scaled, ir.VectorType(ir.HalfType(), PANEL))
                 offset = builder.mul(builder.add(low, place), number(2))
                 builder.store(narrow, pointer(builder, halves, offset, narrow.type), align=2)
+        with builder.if_then(builder.icmp_signed("!=", apart, number(0))):
+            for part, numbers in enumerate(parts_of(builder, weights)):
+                offset = builder.add(builder.mul(apart, number(part)), builder.mul(builder.add(low, place), number(2)))
+                builder.store(numbers, pointer(builder, halves, offset, numbers.type), align=2)
         total = builder.fadd(total, weights)
         done([total])
         builder.store(top, pointer(builder, out, number(0), FLOAT))
         builder.store(_across(builder, total, builder.fadd), pointer(builder, out, number(4), FLOAT))
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 7), generate
+    return types.void(*[types.int64] * 8), generate
 
 
 @compiled
-def weigh(scores: int, first: int, end: int, low: int, high: int, halves: int, out: int) -> None:
+def weigh(scores: int, first: int, end: int, low: int, high: int, halves: int, apart: int, out: int) -> None:
     """Scores of the keys that a query sees, first..end -> weights, and zeros around them in low..high.
 
     -> out: the highest score (that of no key: minus infinity), and the sum of weights. ``low`` and ``high`` are
     multiples of PANEL; ``scores``, ``halves`` and ``out`` are addresses. Weights times HALF_WEIGHT go to ``halves`` in
-    float16, too, unless it is 0.
+    float16, too, unless it is 0; where there is AMX and ``apart`` is not 0, their parts, so many bytes apart.
     """
-    _weigh(scores, first, end, low, high - low, halves, out)
+    _weigh(scores, first, end, low, high - low, halves, apart, out)
 
 
 def _gated(before: Any) -> Any:

@@ -54,6 +54,12 @@ def _norm_rows(norms: LayerNorms, layers: int) -> np.ndarray[Any, Any]:
     return np.array([[-1 if place is None else each * n + place for place in of_layer] for n in range(layers)])
 
 
+def _aligned(*shape: int) -> np.ndarray[Any, Any]:
+    """Room for float32 numbers. torch begins them at a line of memory, numpy need not."""
+    found: np.ndarray[Any, Any] = torch.empty(shape).numpy()
+    return found
+
+
 def _paths(tree: TokenTree | None, root: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Of the root and every node: places of the tokens on its path [N, D], and its depth [N]; none without a tree."""
     if tree is None:
@@ -78,7 +84,8 @@ class NumbaEngine(LlamaEngine):
         super().__init__(prepared, config)
         packed = prepared.weights not in FLOATS  # rounded to less than float16 already
         in_half = prepared.weights == "float16" or (packed and float16_products.AVAILABLE)
-        default = "float16" if in_half else "float32"
+        by_amx = amx_products.AVAILABLE and prepared.weights != "float32"  # which multiplies bfloat16 only
+        default = "float16" if in_half else "bfloat16" if by_amx else "float32"
         if kv_cache_dtype == "auto":
             kv_cache_dtype = default
         require(
@@ -208,17 +215,16 @@ class NumbaEngine(LlamaEngine):
         found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))
         output = torch.empty((tokens if logits else 0, self.vocabulary))
         batch = llama_records.LlamaRows(
-            x=given.x.numpy().copy(), found=found.numpy(), logits=output.numpy(), starts=given.start.numpy(),
+            x=given.x.clone().numpy(), found=found.numpy(), logits=output.numpy(), starts=given.start.numpy(),
             slots=given.slots.numpy(), paths=paths, depths=depths,
             cos=given.turns[0].numpy(), sin=given.turns[1].numpy(), capacity=room,
             stored=self._stored, lines=self._lines, keys=keys, values=values,
             kept=kept, states=states.numpy(),
-            queries=np.empty((tokens, model.heads + (model.shared if model.by_width else 0), model.depth), np.float32),
+            queries=_aligned(tokens, model.heads + (model.shared if model.by_width else 0), model.depth),
             cut=cut,
-            parts=np.empty((blocks, cut.tiles, cut.tokens * self.sizes.groups, model.padded + PANEL), np.float32),
+            parts=_aligned(blocks, cut.tiles, cut.queries, model.padded + PANEL),
             finished=np.zeros((model.layers, blocks), np.int64),
-            mixed=np.empty((tokens, model.heads * model.depth), np.float32),
-            gated=np.empty((tokens, model.inner), np.float32),
+            mixed=_aligned(tokens, model.heads * model.depth), gated=_aligned(tokens, model.inner),
             added=np.zeros((tokens if self._norms_after else 0, model.hidden), np.float32),
             counters=zeros(llama_records.PIECES * model.layers + 2), threads=self.threads,
         )  # fmt: skip
