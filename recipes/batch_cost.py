@@ -171,6 +171,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--device", default="auto", help="of all ways: auto, cpu or cuda")
     add("--prompts", type=Path, help="a .jsonl file of prompts, as for `outrider bench cpu`; default: those built in")
     add("--dtypes", default="float32", help="of transformers, with commas between; empty: transformers is left out")
+    add("--dtype", default="auto", help="of Outrider")
     add("--tokens", type=int, default=64, help="new tokens of every row, at most")
     add("--turns", type=int, default=5)
     add("--warm", type=int, default=1, help="turns before, which are not counted")
@@ -184,7 +185,7 @@ def main() -> None:
     asked = arguments().parse_args()
     if asked.threads:
         torch.set_num_threads(asked.threads)
-    plain = outrider.load(asked.model, draft=None, device=asked.device)
+    plain = outrider.load(asked.model, draft=None, device=asked.device, dtype=asked.dtype)
     models = {"plain": plain, "auto": plain.with_draft("auto")}
     peers = {
         f"transformers {dtype}": transformers_model(asked.model, dtype).to(plain.target.model.device)
