@@ -71,7 +71,7 @@ class Room(NamedTuple):
     end: np.ndarray[Any, Any]
     scores: np.ndarray[Any, Any]  # [R, LINE]
     halves: np.ndarray[Any, Any]  # [R, _PARTS * TILE]: weights in 16 bits
-    panel: np.ndarray[Any, Any]  # [TILE or padded, PANEL]: keys or values in float32
+    panel: np.ndarray[Any, Any]  # [.., PANEL]: keys or values in float32; by AMX those of a tile, in bfloat16
     unscaled: np.ndarray[Any, Any]  # [HALF_ROWS]: what to multiply products of ``halves`` with
     ones: np.ndarray[Any, Any]  # [PANEL], in float16
     path_keys: np.ndarray[Any, Any]  # bytes of a block of keys and of sixteen columns of a tile's values, of one path
@@ -108,7 +108,7 @@ def query_room(queries: int) -> int:
 def room_for(cut: Cut, depth: int) -> Room:
     queries, padded = cut.queries, (depth + PANEL - 1) // PANEL * PANEL
     bits = aligned_lines(queries, _PARTS * chained(depth), np.uint16)
-    panel = aligned_lines(max(TILE, padded), PANEL, np.float32)
+    panel = aligned_lines(max(TILE, padded, TILE * padded // 32 + PANEL), PANEL, np.float32)
     bits[:], panel[:] = 0, 0  # AMX multiplies whole chunks
     tiles = 0 if cut.by_tile else cut.tiles
     return Room(
@@ -122,67 +122,64 @@ def room_for(cut: Cut, depth: int) -> Room:
 
 
 @compiled
-def _multiply_keys(stored: Any, block: int, lines: int, row: int, count: int, room: Room, column: int) -> None:
-    """Queries row..count times a block of keys -> scores from a column on."""
-    padded = room.queries.shape[1]
-    to = room.scores.ctypes.data + 4 * column
-    if multiplied_in_half(stored):
-        while row < count:
-            rows = min(HALF_ROWS, count - row)
-            half_product(
-                rows, block, 2 * PANEL, room.bits[row].ctypes.data, 2 * room.bits.shape[1],
-                room.factors[row:].ctypes.data, block + 2 * PANEL * (lines - 1), to + 4 * LINE * row, 4 * LINE,
-                room.bits.shape[1],
+def _multiply_keys(
+    stored: Any, keys: int, lines: int, row: int, count: int, room: Room, place: int, end: int
+) -> None:  # fmt: skip
+    """Queries row..count times the blocks of keys of place..end of a tile -> scores; ``keys``: address of the first."""
+    padded, panel, bits = room.queries.shape[1], room.panel.ctypes.data, room.bits.shape[1] // _PARTS
+    if multiplied_by_amx(stored):  # all blocks are brought into its order before: it waits for what was just written
+        pair_lines(keys, 2 * PANEL, padded // PANEL * (end - place), panel)
+    for each in range(place, end, PANEL):
+        block, to = keys + stored.itemsize * lines * (each - place), room.scores.ctypes.data + 4 * each
+        if multiplied_by_amx(stored):
+            paired_product(
+                count - row, panel + 2 * padded * (each - place), room.bits[row].ctypes.data, 2 * _PARTS * bits,
+                2 * bits, bits // CHUNK, to + 4 * LINE * row, 4 * LINE,
             )  # fmt: skip
-            row += rows
-        return
-    if multiplied_by_amx(stored):
-        pair_lines(block, 2 * PANEL, padded, room.panel.ctypes.data)
-        size = room.bits.shape[1] // _PARTS
-        paired_product(
-            count - row, room.panel.ctypes.data, room.bits[row].ctypes.data, 2 * _PARTS * size, 2 * size,
-            size // CHUNK, to + 4 * LINE * row, 4 * LINE,
-        )  # fmt: skip
-        return
-    widen(stored, block, stored.itemsize * PANEL, padded, room.panel.ctypes.data)
-    while row < count:
-        rows = min(FLOAT_ROWS, count - row)
-        x = room.queries[row].ctypes.data
-        float_product(rows, room.panel.ctypes.data, x, 4 * padded, to + 4 * LINE * row, 4 * LINE, padded)
-        row += rows
+        elif multiplied_in_half(stored):
+            for first in range(row, count, HALF_ROWS):
+                half_product(
+                    min(HALF_ROWS, count - first), block, 2 * PANEL, room.bits[first].ctypes.data, 2 * bits,
+                    room.factors[first:].ctypes.data, block + 2 * PANEL * (lines - 1), to + 4 * LINE * first, 4 * LINE,
+                    bits,
+                )  # fmt: skip
+        else:
+            widen(stored, block, stored.itemsize * PANEL, padded, panel)
+            for first in range(row, count, FLOAT_ROWS):
+                rows, x = min(FLOAT_ROWS, count - first), room.queries[first].ctypes.data
+                float_product(rows, panel, x, 4 * padded, to + 4 * LINE * first, 4 * LINE, padded)
 
 
 @compiled
 def _multiply_values(
-    stored: Any, values: int, apart: int, low: int, high: int, row: int, count: int, room: Room, to: int
-) -> None:
-    """Weights of the keys low..high of a tile, in lines row..count, times sixteen columns of its values -> ``to``.
+    stored: Any, values: int, apart: int, columns: int, low: int, high: int, row: int, count: int, room: Room, to: int
+) -> None:  # fmt: skip
+    """Weights of the keys low..high of a tile, in lines row..count, times columns of its values -> ``to``.
 
     ``apart``: bytes from one value to the next.
     """
-    stride = 4 * (room.queries.shape[1] + PANEL)
-    if multiplied_in_half(stored):
-        while row < count:
-            rows = min(HALF_ROWS, count - row)
-            half_product(
-                rows, values + apart * low, apart, room.halves[row].ctypes.data + 2 * low, 2 * TILE,
-                room.unscaled.ctypes.data, room.ones.ctypes.data, to + stride * row, stride, high - low,
-            )  # fmt: skip
-            row += rows
-        return
+    stride, panel = 4 * (room.queries.shape[1] + PANEL), room.panel.ctypes.data
     if multiplied_by_amx(stored):
-        pair_lines(values + apart * low, apart, high - low, room.panel.ctypes.data)
-        paired_product(
-            count - row, room.panel.ctypes.data, room.halves[row].ctypes.data + 2 * low, 2 * _PARTS * TILE, 2 * TILE,
-            (high - low) // CHUNK, to + stride * row, stride,
-        )  # fmt: skip
-        return
-    widen(stored, values + apart * low, apart, high - low, room.panel.ctypes.data)
-    while row < count:
-        rows = min(FLOAT_ROWS, count - row)
-        x = room.scores[row].ctypes.data + 4 * low
-        float_product(rows, room.panel.ctypes.data, x, 4 * LINE, to + stride * row, stride, high - low)
-        row += rows
+        for column in range(0, columns, PANEL):
+            pair_lines(values + 2 * column + apart * low, apart, high - low, panel + 2 * TILE * column)
+    for column in range(0, columns, PANEL):
+        first, found = values + stored.itemsize * column + apart * low, to + 4 * column
+        if multiplied_by_amx(stored):
+            paired_product(
+                count - row, panel + 2 * TILE * column, room.halves[row].ctypes.data + 2 * low, 2 * _PARTS * TILE,
+                2 * TILE, (high - low) // CHUNK, found + stride * row, stride,
+            )  # fmt: skip
+        elif multiplied_in_half(stored):
+            for line in range(row, count, HALF_ROWS):
+                half_product(
+                    min(HALF_ROWS, count - line), first, apart, room.halves[line].ctypes.data + 2 * low, 2 * TILE,
+                    room.unscaled.ctypes.data, room.ones.ctypes.data, found + stride * line, stride, high - low,
+                )  # fmt: skip
+        else:
+            widen(stored, first, apart, high - low, panel)
+            for line in range(row, count, FLOAT_ROWS):
+                rows, x = min(FLOAT_ROWS, count - line), room.scores[line].ctypes.data + 4 * low
+                float_product(rows, panel, x, 4 * LINE, found + stride * line, stride, high - low)
 
 
 @compiled
@@ -200,37 +197,39 @@ def _attend_tile(
     common = high  # keys before it are the same ones for all queries
     if paths is not None:
         common = min(high, max(low, (paths.root + 1 - start) // PANEL * PANEL))
-    for place in range(low, common, PANEL):
-        _multiply_keys(stored, keys + size * lines * (start + place), lines, 0, count, room, place)
+    _multiply_keys(stored, keys + size * lines * (start + low), lines, 0, count, room, low, common)
     if paths is not None:
         group, block = count // len(paths.depths), room.path_keys.ctypes.data
         for token in range(len(paths.depths) if common < high else 0):
             for place in range(common, high, PANEL):
                 path, depth = paths.places[token], paths.depths[token]
                 gather_keys(stored, keys, lines, start + place, paths.root, path, depth, block)
-                _multiply_keys(stored, block, lines, group * token, group * (token + 1), room, place)
+                rows = group * token, group * (token + 1)
+                _multiply_keys(stored, block, lines, rows[0], rows[1], room, place, place + PANEL)
     if most > 0:
         for row in range(count):
             for place in range(low, high, PANEL):
                 cap(room.scores[row].ctypes.data + 4 * place, np.float32(most))
+    in_16_bits = multiplied_in_half(stored) or multiplied_by_amx(stored)
+    apart = 2 * TILE if multiplied_by_amx(stored) else 0
     for row in range(count):
-        in_16_bits = multiplied_in_half(stored) or multiplied_by_amx(stored)
-        halves, apart = room.halves[row].ctypes.data if in_16_bits else 0, 2 * TILE if multiplied_by_amx(stored) else 0
         first, end = max(room.first[row] - start, 0), min(room.end[row] - start, TILE)
-        scores, sums = room.scores[row].ctypes.data, parts[row, padded:].ctypes.data
-        weigh(scores, first, end, low, high, halves, apart, sums)
-    for column in range(0, padded, PANEL):
-        to, first = parts.ctypes.data + 4 * column, values + size * column
-        if common == high:
-            _multiply_values(stored, first + size * padded * start, size * padded, low, high, 0, count, room, to)
-        elif paths is not None:
+        halves = room.halves.ctypes.data + 2 * _PARTS * TILE * row if in_16_bits else 0
+        sums = parts.ctypes.data + 4 * (parts.shape[1] * row + padded)
+        weigh(room.scores.ctypes.data + 4 * LINE * row, first, end, low, high, halves, apart, sums)
+    if common == high:
+        here = values + size * padded * start
+        _multiply_values(stored, here, size * padded, padded, low, high, 0, count, room, parts.ctypes.data)
+    elif paths is not None:
+        for column in range(0, padded, PANEL):
+            to, first = parts.ctypes.data + 4 * column, values + size * column
             gathered = room.path_values.ctypes.data
             copy_values(stored, first + size * padded * start, padded, low, common, gathered)
             for token in range(len(paths.depths)):
                 path, depth = paths.places[token], paths.depths[token]
                 gather_values(stored, first, padded, start, common, high, paths.root, path, depth, gathered)
                 rows = group * token, group * (token + 1)
-                _multiply_values(stored, gathered, size * PANEL, low, high, rows[0], rows[1], room, to)
+                _multiply_values(stored, gathered, size * PANEL, PANEL, low, high, rows[0], rows[1], room, to)
 
 
 @compiled
