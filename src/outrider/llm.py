@@ -80,7 +80,7 @@ def load(
         quantised: "int8" by numba on a CPU and torchao on a GPU, "int4" by numba.
     kv_cache_dtype: what the numba engine stores keys and values in: "float32", "bfloat16" or "float16"; "auto":
         float16 where the CPU computes in it and weights are in float16 or packed, bfloat16 where it has AMX and
-        weights are not in float32, else float32.
+        neither weights nor dtype are float32, else float32.
     tensor_parallel: processes of torchrun over which the target's layers are sharded. On rank 0 this returns; on every
         other rank it serves rank 0 until that ends, then ends the process.
     remember: with draft "suffix", guess from earlier outputs of this LLM, too: kept in memory, the oldest forgotten

@@ -83,13 +83,15 @@ def rounded(model: Any) -> Any:
     return model
 
 
-def run_by(engine: str, model: Any, folder: Path, weights: str = "bfloat16") -> EngineModel:
+def run_by(
+    engine: str, model: Any, folder: Path, weights: str = "bfloat16", kv_cache_dtype: str = "float32"
+) -> EngineModel:
     """The model, saved in bfloat16 and loaded for an engine."""
     deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     config = tf.AutoConfig.from_pretrained(folder)
     # numba in float32 arithmetic: test_half.py has it in float16, test_long_context.py keys and values in 16 bits
     prepared = library.prepared(folder, config, engine, weights)
-    stored = {"kv_cache_dtype": "float32"} if BACKENDS[engine].kv_cache_dtypes else {}
+    stored = {"kv_cache_dtype": kv_cache_dtype} if BACKENDS[engine].kv_cache_dtypes else {}
     opened = BACKENDS[engine].open(prepared, config, **stored)
     return EngineModel(opened, config, tf.GenerationConfig.from_model_config(config))
 

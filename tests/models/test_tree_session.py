@@ -28,6 +28,9 @@ pytestmark = [
 TREE = TokenTree((5, 9, 5, 7, 9, 2, 3, 5), (ROOT, ROOT, 0, 0, 1, 3, 4, 6))
 """Depths 1 to 4; nodes 1 and 3 have siblings before them, and a token stands on several branches."""
 
+STORED = pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+"""What keys and values are in: AMX multiplies bfloat16."""
+
 LENGTHS = (1, 3, 14, 15, 16, 17, 31, 40)
 """Of the text before: branches begin before, at and behind the ends of blocks of sixteen keys."""
 
@@ -52,11 +55,12 @@ def plain_logits(model: EngineModel, tokens: list[int], capacity: int = 256) -> 
     return session.score(torch.zeros((1, 0), dtype=torch.int64))[0, 0]
 
 
+@STORED
 @pytest.mark.parametrize("name", ["llama", "mistral, a window", "qwen2, biases", "a window in one layer", "wide"])
-def test_every_node_has_the_bits_of_its_path(name: str, tmp_path: Path) -> None:
+def test_every_node_has_the_bits_of_its_path(name: str, stored: str, tmp_path: Path) -> None:
     """Catches a key that is read by its place instead of its position, a sibling that is seen, a rotation by place,
     and a sum in another order than that of plain decoding."""
-    model = run_by("numba", BUILT[name](), tmp_path)
+    model = run_by("numba", BUILT[name](), tmp_path, kv_cache_dtype=stored)
     for length in LENGTHS:
         found = session_behind(model, text(length)).score_tree(TREE)[0]
         for node in range(ROOT, len(TREE)):
@@ -64,13 +68,14 @@ def test_every_node_has_the_bits_of_its_path(name: str, tmp_path: Path) -> None:
             assert torch.equal(found[node + 1], expected), (name, length, node)
 
 
-def test_branches_at_the_ends_of_tiles(tmp_path: Path) -> None:
+@STORED
+def test_branches_at_the_ends_of_tiles(stored: str, tmp_path: Path) -> None:
     """Catches a tree across two tiles of keys, where the second has nothing in common for all nodes."""
     sizes: dict[str, Any] = {
         "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": 1024, "initializer_range": 0.4,
     }  # fmt: skip
-    model = run_by("numba", tf.LlamaForCausalLM(tf.LlamaConfig(**sizes)), tmp_path)
+    model = run_by("numba", tf.LlamaForCausalLM(tf.LlamaConfig(**sizes)), tmp_path, kv_cache_dtype=stored)
     for length in (253, 255, 256, 257, 510, 513):
         found = session_behind(model, text(length), 1024).score_tree(TREE)[0]
         for node in (ROOT, 2, 5, 7):
@@ -87,10 +92,11 @@ def test_other_weights(weights: str, tmp_path: Path) -> None:
         assert torch.equal(found[node + 1], plain_logits(model, [*text(30), *TREE.text(node)]))
 
 
+@STORED
 @pytest.mark.parametrize("path", [(), (0,), (1,), (0, 2), (0, 3, 5), (1, 4, 6, 7)])
-def test_what_is_committed_is_as_if_it_had_been_decoded(path: tuple[int, ...], tmp_path: Path) -> None:
+def test_what_is_committed_is_as_if_it_had_been_decoded(path: tuple[int, ...], stored: str, tmp_path: Path) -> None:
     """Catches keys, values, hidden states or states of layers that stay where a node lay in the tree."""
-    model = run_by("numba", BUILT["llama"](), tmp_path)
+    model = run_by("numba", BUILT["llama"](), tmp_path, kv_cache_dtype=stored)
     for length in (2, 15, 30):
         session = session_behind(model, text(length))
         session.keep_states([1, -1])

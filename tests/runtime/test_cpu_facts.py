@@ -131,6 +131,8 @@ def test_numba_may_be_held_back(a_xeon: None, settings: dict[str, str], left: se
     [
         ({}, True, True), ({}, False, False), ({"NUMBA_ENABLE_AVX": "0"}, True, False),
         ({"NUMBA_CPU_FEATURES": "+fma,+avx512vl"}, True, False), ({"ONEDNN_MAX_CPU_ISA": "AVX2"}, True, True),
+        ({"NUMBA_CPU_FEATURES": "+fma,+avx512vl,+amx-tile,+amx-bf16"}, True, False),
+        ({"NUMBA_CPU_FEATURES": "+fma,+avx512vl,+avx512bf16,+amx-tile,+amx-bf16"}, True, True),
     ],
 )  # fmt: skip
 def test_amx_is_used_where_the_system_permits_it(

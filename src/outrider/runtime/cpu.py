@@ -71,8 +71,8 @@ class CpuFacts:
 
     @property
     def has_amx(self) -> bool:
-        """Whether compiled code has AMX, which multiplies blocks of bfloat16."""
-        return self.wide_vectors and {"amx_tile", "amx_bf16"} <= self.compiler
+        """Whether compiled code has AMX, which multiplies blocks of bfloat16, and rounds to bfloat16 on vectors."""
+        return self.wide_vectors and {"amx_tile", "amx_bf16", "avx512_bf16"} <= self.compiler
 
     @property
     def multiplies_nibbles(self) -> bool:

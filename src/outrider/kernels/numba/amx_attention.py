@@ -1,7 +1,7 @@
 """Products of attention by AMX, with keys and values in bfloat16, compiled by numba.
 
-Queries and weights are split into two bfloat16 numbers each, as the inputs of ``amx_products.py`` are, and every
-product is one sum in the order of the inputs, whatever the number of rows beside it: batch-invariant.
+Queries and weights are split into two bfloat16 numbers each, as the inputs of ``amx_products.py`` are. Every product is
+one sum in a fixed order, whatever the number of rows beside it: batch-invariant.
 """
 
 from __future__ import annotations

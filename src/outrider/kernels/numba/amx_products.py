@@ -89,7 +89,7 @@ def release(typing: Any) -> Any:
 
 
 def _shapes() -> np.ndarray[Any, Any]:
-    """[17, 64]: what ``_configure`` reads for products of so many rows."""
+    """[17, 64]: what ``configure`` reads for products of so many rows."""
     found = np.zeros((ROWS + 1, 64), np.uint8)
     found[:, 0] = 1
     found[:, 16:32].view(np.uint16)[:] = 64  # bytes of a line, in each register

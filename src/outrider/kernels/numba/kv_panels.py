@@ -6,7 +6,7 @@ lie one behind the other, [positions, padded head size].
 Products are in float32, except that on CPUs with float16 arithmetic a cache of float16 is multiplied as it is, as
 ``float16_products.py`` does: in chains of ``CHAIN`` inputs, which are added up in float32. A key is divided by a power
 of two then, so that no sum can overflow; a line of these powers lies behind those of the keys. AMX multiplies a cache
-of bfloat16 (``amx_attention.py``). Each product is one sum in the order of the inputs: batch-invariant.
+of bfloat16 (``amx_attention.py``). Each product is one sum in a fixed order: batch-invariant.
 """
 
 from __future__ import annotations

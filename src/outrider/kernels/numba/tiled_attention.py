@@ -17,6 +17,7 @@ from outrider.kernels.numba import amx_products
 from outrider.kernels.numba.amx_attention import pair_lines, paired_product
 from outrider.kernels.numba.amx_products import CHUNK, SHAPES, configure, release, split_line
 from outrider.kernels.numba.arrays import aligned, aligned_lines
+from outrider.kernels.numba.float16_products import AVAILABLE as IN_HALF
 from outrider.kernels.numba.float16_products import narrow
 from outrider.kernels.numba.kv_panels import (
     FLOAT_ROWS,
@@ -47,6 +48,8 @@ BLOCK = 48
 _PARTS = amx_products.PARTS if amx_products.AVAILABLE else 1
 """Numbers of 16 bits for each query and each weight."""
 
+assert GRANULE % CHUNK == 0 and not (IN_HALF and amx_products.AVAILABLE)
+
 
 class Cut(NamedTuple):
     """How the attention of a run is cut into items of work: a block of one row and one key/value head each.
@@ -65,8 +68,8 @@ class Room(NamedTuple):
     """A thread's scratch buffers."""
 
     queries: np.ndarray[Any, Any]  # [R, padded]
-    bits: np.ndarray[Any, Any]  # [R, _PARTS * whole chains]: queries in 16 bits; in float16 their products' factors
-    factors: np.ndarray[Any, Any]  # [R]
+    bits: np.ndarray[Any, Any]  # [R, _PARTS * whole chains]: queries in 16 bits
+    factors: np.ndarray[Any, Any]  # [R]: what products of queries in float16 are multiplied with
     first: np.ndarray[Any, Any]  # [R]: the first key of each, and where they end
     end: np.ndarray[Any, Any]
     scores: np.ndarray[Any, Any]  # [R, LINE]
@@ -108,7 +111,8 @@ def query_room(queries: int) -> int:
 def room_for(cut: Cut, depth: int) -> Room:
     queries, padded = cut.queries, (depth + PANEL - 1) // PANEL * PANEL
     bits = aligned_lines(queries, _PARTS * chained(depth), np.uint16)
-    panel = aligned_lines(max(TILE, padded, TILE * padded // 32 + PANEL), PANEL, np.float32)
+    lines = max(TILE, padded, TILE * padded // CHUNK + PANEL if _PARTS > 1 else 0)
+    panel = aligned_lines(lines, PANEL, np.float32)
     bits[:], panel[:] = 0, 0  # AMX multiplies whole chunks
     tiles = 0 if cut.by_tile else cut.tiles
     return Room(
@@ -197,7 +201,8 @@ def _attend_tile(
     common = high  # keys before it are the same ones for all queries
     if paths is not None:
         common = min(high, max(low, (paths.root + 1 - start) // PANEL * PANEL))
-    _multiply_keys(stored, keys + size * lines * (start + low), lines, 0, count, room, low, common)
+    if low < common:
+        _multiply_keys(stored, keys + size * lines * (start + low), lines, 0, count, room, low, common)
     if paths is not None:
         group, block = count // len(paths.depths), room.path_keys.ctypes.data
         for token in range(len(paths.depths) if common < high else 0):

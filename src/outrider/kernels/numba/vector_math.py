@@ -140,8 +140,8 @@ def weigh(scores: int, first: int, end: int, low: int, high: int, halves: int, a
     """Scores of the keys that a query sees, first..end -> weights, and zeros around them in low..high.
 
     -> out: the highest score (that of no key: minus infinity), and the sum of weights. ``low`` and ``high`` are
-    multiples of PANEL; ``scores``, ``halves`` and ``out`` are addresses. Weights times HALF_WEIGHT go to ``halves`` in
-    float16, too, unless it is 0; where there is AMX and ``apart`` is not 0, their parts, so many bytes apart.
+    multiples of PANEL; ``scores``, ``halves`` and ``out`` are addresses. Unless it is 0, ``halves`` gets the weights in
+    16 bits, too: times HALF_WEIGHT where the CPU computes in float16; by AMX in parts, ``apart`` bytes apart.
     """
     _weigh(scores, first, end, low, high - low, halves, apart, out)
 

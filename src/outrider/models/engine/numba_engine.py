@@ -56,7 +56,7 @@ def _norm_rows(norms: LayerNorms, layers: int) -> np.ndarray[Any, Any]:
 
 def _aligned(*shape: int) -> np.ndarray[Any, Any]:
     """Room for float32 numbers. torch begins them at a line of memory, numpy need not."""
-    found: np.ndarray[Any, Any] = torch.empty(shape).numpy()
+    found: np.ndarray[Any, Any] = torch.empty(shape, dtype=torch.float32, device=CPU).numpy()
     return found
 
 
@@ -113,6 +113,8 @@ class NumbaEngine(LlamaEngine):
             assert float16_products.AVAILABLE, "backends.numba_computes_in_half and float16_products.py disagree"
             self.name += " in float16"
         self.kernels += f", {kv_cache_dtype} KV cache"
+        if packed and by_amx and kv_cache_dtype == "bfloat16":
+            self.name += " with attention by AMX"
         if kv_cache_dtype != default:
             self.name += f" with keys and values in {kv_cache_dtype}"
         self.model = self._model(self.sizes, config)
@@ -215,8 +217,8 @@ class NumbaEngine(LlamaEngine):
         found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))
         output = torch.empty((tokens if logits else 0, self.vocabulary))
         batch = llama_records.LlamaRows(
-            x=given.x.clone().numpy(), found=found.numpy(), logits=output.numpy(), starts=given.start.numpy(),
-            slots=given.slots.numpy(), paths=paths, depths=depths,
+            x=given.x.clone(memory_format=torch.contiguous_format).numpy(), found=found.numpy(), logits=output.numpy(),
+            starts=given.start.numpy(), slots=given.slots.numpy(), paths=paths, depths=depths,
             cos=given.turns[0].numpy(), sin=given.turns[1].numpy(), capacity=room,
             stored=self._stored, lines=self._lines, keys=keys, values=values,
             kept=kept, states=states.numpy(),

@@ -192,6 +192,8 @@ def _prepared(place: Path, engine: str, asked: Asked, kv_cache_dtype: str = "aut
 
     backend, config = BACKENDS[engine], asked.config
     prepared = prepare(place, config, backend.layout(backend.weights(asked)))
+    if kv_cache_dtype == "auto" and asked.settled and asked.dtype == torch.float32:
+        kv_cache_dtype = "float32"
     stored = {"kv_cache_dtype": kv_cache_dtype} if backend.kv_cache_dtypes else {}
     return EngineModel(backend.open(prepared, config, **stored), config, _asked_of_generation(place, config))
 
