@@ -171,7 +171,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--device", default="auto", help="of all ways: auto, cpu or cuda")
     add("--prompts", type=Path, help="a .jsonl file of prompts, as for `outrider bench cpu`; default: those built in")
     add("--dtypes", default="float32", help="of transformers, with commas between; empty: transformers is left out")
-    add("--dtype", default="auto", help="of Outrider")
+    add("--dtype", default="auto", help="of Outrider's target: auto, float32, bfloat16 or float16")
     add("--tokens", type=int, default=64, help="new tokens of every row, at most")
     add("--turns", type=int, default=5)
     add("--warm", type=int, default=1, help="turns before, which are not counted")

@@ -27,6 +27,7 @@ from outrider.kernels.numba.thread_team import ThreadTeam
 from outrider.kernels.numba.tiled_attention import TILE
 from outrider.models.engine.model import EngineModel
 from outrider.models.engine.numba_engine import NumbaEngine
+from outrider.models.hub import loading
 
 pytestmark = [
     pytest.mark.cpu_paths,
@@ -163,3 +164,16 @@ def test_a_format_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
     folder = library.save_llama(tmp_path / "model")
     with pytest.raises(BadOption, match="kv_cache_dtype 'bfloat16' cannot be used: .* is run by torch"):
         outrider.load(str(folder), None, "cpu", engine="torch", kv_cache_dtype="bfloat16")
+
+
+def test_float32_that_was_asked_for_is_float32_for_keys_and_values_too(tmp_path: Path) -> None:
+    """Catches a dtype that reaches products only: by AMX keys and values would be rounded to bfloat16 all the same."""
+    folder = library.save_llama(tmp_path / "model")
+    model = tf.AutoModelForCausalLM.from_pretrained(folder)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    stored = {}
+    for dtype in ("float32", "bfloat16"):
+        found = loading.load(str(folder), "cpu", dtype, kernels=Kernels("numba")).model
+        assert isinstance(found, EngineModel) and isinstance(found.engine, NumbaEngine)
+        stored[dtype] = found.engine.kv_cache_dtype
+    assert stored == {"float32": "float32", "bfloat16": "bfloat16" if cpu.facts().has_amx else "float32"}

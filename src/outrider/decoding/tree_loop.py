@@ -88,7 +88,7 @@ class TreeDecoding:
         logits = self.target.score_tree(draft.tree)  # [1, N+1, V]
         self.watch.lap("target")
         self.trace.runs += 1
-        verdict = walk(draft, lambda node: self._law(draft.tree, logits, node), self.node_rule, noise, start)
+        verdict = walk(draft, lambda node: self._target(draft.tree, logits, node), self.node_rule, noise, start)
         emitted = [*(draft.tree.tokens[node] for node in verdict.path), verdict.token]
         self.target.commit_path(verdict.path, verdict.token)
         self.drafter.commit(torch.tensor([emitted]), torch.tensor([len(emitted)]))
@@ -121,7 +121,7 @@ class TreeDecoding:
             if children and (q := draft.probabilities(node)) is not None:
                 self.sampled.learn(float(q.max()), kept == children[0])
 
-    def _law(self, tree: TokenTree, logits: Tensor, node: int) -> Tensor | Choices:
+    def _target(self, tree: TokenTree, logits: Tensor, node: int) -> Tensor | Choices:
         """p behind a node, as plain decoding would have it behind that text."""
         sampling, verifier = self.rules.sampling, self.rules.verifier
         own, none = logits[:, node + 1 : node + 2], torch.zeros((1, 0), dtype=torch.int64)

@@ -109,7 +109,7 @@ class Registers(NamedTuple):
 
 
 @compiled
-def begin(registers: Registers) -> None:
+def begin_products(registers: Registers) -> None:
     """Products begin: what the registers are set to is not known."""
     registers.rows[0] = 0
 

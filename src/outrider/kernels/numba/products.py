@@ -14,7 +14,15 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from outrider.kernels.numba.amx_products import Registers, amx_product, begin, panel_size, part_size, release, split
+from outrider.kernels.numba.amx_products import (
+    Registers,
+    amx_product,
+    begin_products,
+    panel_size,
+    part_size,
+    release,
+    split,
+)
 from outrider.kernels.numba.arrays import aligned
 from outrider.kernels.numba.code_cache import OPTIONS
 from outrider.kernels.numba.float16_products import CHAIN, half_product, narrow
@@ -176,7 +184,7 @@ def _convert_input(given: Any, powers: Any) -> Any:
         shorten(given.x, powers[0], given.given)
 
     def by_amx(given: AmxInput, powers: Any) -> None:
-        begin(given.registers)
+        begin_products(given.registers)
         split(given.x, given.parts)
 
     if given.instance_class is AmxInput:
