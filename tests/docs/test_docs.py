@@ -28,6 +28,7 @@ from outrider.runtime import cpu
 REAL_MODELS = ("smollm2-135m", "t5-ende", "gpt-small", "HuggingFaceTB/SmolLM2-135M-Instruct")
 WITH_EXAMPLES = [d for d in DOCUMENTS if any(b.language == "python" and b.kind != "quote" for b in blocks(d))]
 SHELL = [line for block in ALL if block.language == "sh" for line in block.text.splitlines() if line.strip()]
+RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 CARDS = sorted((ROOT / "src" / "outrider" / "data").rglob("README.md"))
 CLAIMED = [
     line.strip().removesuffix("\\") for card in CARDS for line in text_of(card).replace("\\\n", " ").splitlines()
@@ -143,6 +144,7 @@ def test_options_exist(document: Path) -> None:
     known = {name for command in TREE.values() for o in command.params for name in (*o.opts, *o.secondary_opts)}
     known |= {"--help", "--nproc-per-node", "--now"}  # of torchrun and systemctl
     known |= {"--backend", "--profile", "--constraint", "--data"}  # of guidellm
+    known |= {name for recipe in RECIPES for name in re.findall(r'"(--[a-z][a-z-]*)"', recipe.read_text("utf-8"))}
     text = text_of(document).partition("## What others call it")[0]
     for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text):
         assert option in known, f"{name_of(document)} mentions {option}, which no command of outrider has"
