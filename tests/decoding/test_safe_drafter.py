@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from helpers import run
-from outrider.core.protocols import Draft, Shape
+from outrider.core.noise import Noise
+from outrider.core.protocols import Admission, Draft, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding.loop import Decoder, Request
+from outrider.decoding.safe_drafter import SafeDrafter
 from outrider.decoding.stopping import Stopping
 from outrider.drafters import ModelDrafter, Nothing
 from outrider.models.toy import ToyModel
@@ -197,3 +199,21 @@ def test_a_drafter_that_is_not_asked_hears_everything_in_time() -> None:
     assert drafter.told == text[: len(drafter.told)] and len(text) - len(drafter.told) <= 5
     assert drafter.asked == [(2, 9), (2, 19), (2, 29), (2, 39)], "asked only where guesses are wanted, and knowing all"
     assert max(drafter.widths) <= 5
+
+
+def test_rows_whose_texts_are_read_for_a_draft_are_counted_once() -> None:
+    """Catches reading that is counted for rows that had been read, or have left."""
+    target = TARGET.start(3, Shape(64, 5))
+    safe = SafeDrafter(lambda: ModelDrafter(TARGET.near(0.3)).start(3, Shape(64, 5), target), 3, target)
+    for row in range(3):
+        target.admit(row, (1, 2, 3))
+    noise, at = Noise(torch.arange(3)), target.context.positions(5)
+    safe.admit_all([Admission(row, (1, 2, 3)) for row in range(3)])
+    safe.release(1)
+    counts = []
+    for _ in range(2):
+        safe.propose(2, WARM, noise, at)
+        counts.append(safe.texts_read)
+    safe.admit(1, (4, 5))
+    safe.propose(2, WARM, noise, at)
+    assert [*counts, safe.texts_read] == [2, 0, 1]

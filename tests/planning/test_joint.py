@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from outrider.core.prices import Ladder, Prices
-from outrider.drafters import Nothing
+from outrider.drafters import Copying, Mixture, ModelDrafter, Nothing
+from outrider.models.toy import ToyModel
 from outrider.planning.acceptance import PATIENCE, SHORTEST, Asking, Pause
 from outrider.planning.policies import Auto, JointPlanner, Setting
 from outrider.planning.step_clock import Timing
@@ -161,3 +162,48 @@ def test_a_drafter_is_not_woken_for_less_than_that_takes(waking: float, guesses:
     assert isinstance(planner, JointPlanner)
     planner.begin([16, 16], waiting=False)
     assert (planner.choose(0) > 0) == guesses
+
+
+@pytest.mark.parametrize(("reading", "guesses"), [(0.1, True), (4.0, False)])
+def test_texts_are_not_read_for_less_than_that_takes(reading: float, guesses: bool) -> None:
+    """On a CPU: sixteen tokens of four rows do not pay for four prompts that take long to read, once read they do."""
+    policy = Auto()
+    given = Setting(4, LIMIT, Nothing(), "shape", joint=True)
+    teacher = policy.start(given)
+    for gamma in (0, 0, 0, 0, 4, 4, 4):
+        teacher.timed(Timing(gamma + 1, 1.0 + 0.05 * gamma, 0.05 * gamma if gamma else None, gamma))
+    for _ in range(3):
+        teacher.timed(Timing(5, 1.2, 0.2 + 4 * reading, 4, read=4))
+    planner: Any = policy.start(given)
+    for row in range(4):
+        planner.admit(row)
+    planner.begin([16] * 4, waiting=False)
+    assert (planner.choose(0) > 0) == guesses
+    planner.ended([15] * 4)
+    planner.timed(Timing(5, 1.2, 0.2 + 4 * reading, 4, read=4))
+    planner.begin([15] * 4, waiting=False)
+    assert planner.choose(0) > 0
+
+
+def test_a_pause_is_as_long_as_its_try_is_dear() -> None:
+    pause = Pause()
+    assert [pause.over(least=100) for _ in range(SHORTEST)].count(True) == 1
+    assert pause.length == pause.left == 100
+
+
+def test_a_drafter_of_which_nothing_is_expected_reads_no_texts() -> None:
+    """It is asked because a copy may begin anywhere: guesses that are not copied cost what reading does."""
+    policy = Auto()
+    given = Setting(4, LIMIT, Mixture(Copying(), ModelDrafter(ToyModel(8))), "shape", joint=True)
+    teacher: Any = policy.start(given)
+    for gamma in (0, 0, 0, 0, 4, 4, 4):
+        teacher.timed(Timing(gamma + 1, 1.0 + 0.5 * gamma, 0.5 * gamma if gamma else None, gamma))
+    for _ in range(3):
+        teacher.timed(Timing(5, 3.0, 2.0 + 4 * 3.0, 4, read=4))
+    planner: Any = policy.start(given)
+    for row in range(4):
+        planner.admit(row)
+    planner.begin([16] * 4, waiting=False)
+    assert planner.choose(0) == LIMIT
+    steps = planner.prices.ladder
+    assert steps.more(1) > 12 > 2 > steps.more(2)

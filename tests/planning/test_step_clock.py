@@ -214,3 +214,22 @@ def test_waking_is_declared_until_plain_runs_are_known() -> None:
     clock = Clock(Costs(), 8)
     clock.add(Timing(3, 12.0, waking=True))
     assert clock.waking() == clock_module.WAKING
+
+
+def test_reading_is_timed_by_row_and_apart_from_guesses() -> None:
+    """At thirty-two rows a head read all prompts for guesses that gained nothing, and nobody counted it."""
+    clock = taught(Clock(Costs(), 8), [1, 3])
+    assert clock.reading() == 0
+    before = clock.ladder()
+    asked = before.drafts[2] * RUNS[0]
+    for _ in range(3):
+        clock.add(Timing(3, RUNS[2], asked + 8 * RUNS[0], guesses=2, rows=4, read=4))
+    assert clock.reading() == pytest.approx(2)
+    assert clock.ladder() == before
+
+
+@pytest.mark.parametrize(("drafting", "runs"), [(1e6, 3 * clock_module.WAKING), (0.0, 0.0)])
+def test_no_reading_is_beyond_belief(drafting: float, runs: float) -> None:
+    clock = taught(Clock(Costs(), 8), [1, 3])
+    clock.add(Timing(3, RUNS[2], drafting, guesses=2, rows=1, read=1))
+    assert clock.reading() == runs

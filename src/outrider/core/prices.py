@@ -36,6 +36,10 @@ class Ladder:
         """Run and draft together."""
         return tuple(run + draft for run, draft in zip(self.runs, self.drafts, strict=True))
 
+    def beginning(self, takes: float) -> Ladder:
+        """The same where the first guess that is not copied takes so much longer."""
+        return Ladder(self.runs, (self.drafts[0], *(draft + takes for draft in self.drafts[1:])))
+
     def more(self, guesses: int) -> float:
         """What guess number ``guesses`` takes on top of those before it, the row it adds to the run included."""
         return self.steps[guesses] - self.steps[guesses - 1]

@@ -39,7 +39,8 @@ class SafeDrafter:
         self.caps: Tensor | None = None  # [B]: the most guesses of each row; None: what the drafter gives
         self._capped: list[int] = []  # what ``caps`` holds, or would
         self._asked = True
-        self.first_draft = self._unread = False  # the last draft was the first behind a prompt, which it had to read
+        self.texts_read = 0  # rows whose texts had to be read for the last draft: the first behind their prompts
+        self._unread: set[int] = set()
         self._pending: list[Tensor] = []  # [B, 1] each: committed to every row, and not yet told
         self._nothing = Draft.empty(rows, target.device)
         self.may_rest = self.resting = False
@@ -86,14 +87,14 @@ class SafeDrafter:
             if active[row] and (began := self._admitted.get(row)) is not None:
                 written = lengths[row] - len(began.prompt)
                 new.append(replace(began, prompt=tokens[row][: lengths[row]], written=written))
-        self._unread = True
+        self._unread = {admission.row for admission in new}
         self._call(lambda session: admit_all(session, new))
 
     def admit_all(self, admissions: Sequence[Admission]) -> None:
         self._admitted |= {new.row: new for new in admissions}
         if not self.resting:
             self._tell()
-            self._unread = True
+            self._unread |= {new.row for new in admissions}
             self._call(lambda session: admit_all(session, admissions))
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
@@ -102,6 +103,7 @@ class SafeDrafter:
     def release(self, row: int) -> None:
         if not self.resting:
             self._tell()
+            self._unread.discard(row)
             self._call(lambda session: session.release(row))
 
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
@@ -109,9 +111,11 @@ class SafeDrafter:
         if not self._asked:
             return self._nothing
         self._tell()
-        self.first_draft, self._unread = self._unread, False
+        self.texts_read = 0
         shape = (self.rows, gamma, self.target.vocab_size)
         draft = self._call(lambda session: _checked(session.propose(gamma, sampling, noise, at), shape))
+        if self.spent != 0:  # who makes no guess has read nothing
+            self.texts_read, self._unread = len(self._unread), set()
         return Draft.empty(self.rows, self.target.device) if draft is None else draft.cut(self.caps)
 
     def cap(self, guesses: Sequence[int]) -> None:

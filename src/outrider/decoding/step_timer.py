@@ -69,5 +69,5 @@ class StepTimer:
         drafting = self.watch.seconds["draft"] - launched.drafted
         if max(launched.asked) == 0:
             return Timing(width, seconds - drafting, rows=rows)
-        spent, own = self.drafter.spent, None if self.drafter.first_draft else drafting  # the first reads prompts, too
-        return Timing(width, seconds - drafting, own, guesses if spent is None else spent, rows)
+        spent = guesses if self.drafter.spent is None else self.drafter.spent
+        return Timing(width, seconds - drafting, drafting, spent, rows, read=self.drafter.texts_read)

@@ -284,5 +284,10 @@ class CachedSession(BufferedSession):
 
     def _keep(self, rows: Tensor, positions: Tensor, given: Tensor | None) -> None:
         """Write what the layers gave where it belongs; like keys and values, stale places are written over."""
-        if self.states is not None and given is not None:
+        if self.states is None or given is None:
+            return
+        if self.states.device.type == "cpu" and self.states.dtype == torch.float32:
+            # By numpy: torch would wake its threads, which take a core from the engine's while they wait for more.
+            self.states.numpy()[rows.numpy()[:, None], positions.numpy()] = given.numpy()
+        else:
             self.states[rows[:, None], positions] = given

@@ -110,15 +110,15 @@ class Pause:
         length = round(min(max(cost / _A_TRY, SHORTEST), 1024))
         return Pause(length, length)
 
-    def over(self) -> bool:
-        """Whether the coming run tries again."""
+    def over(self, least: int = SHORTEST) -> bool:
+        """Whether the coming run tries again; the next pause has ``least`` runs or more."""
         if self.again:
             self.again = False
             return True
         self.left -= 1
         if self.left > 0:
             return False
-        self.length = self.left = min(2 * self.length, max(256, self.length))
+        self.length = self.left = max(least, min(2 * self.length, max(256, self.length)))
         self.more = 4
         return True
 

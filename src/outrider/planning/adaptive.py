@@ -56,6 +56,9 @@ class Adaptive:
         self.choices: Sequence[int] = range(setting.limit + 1) if setting.splits else few
         self.ladder = Ladder.of(costs, setting.limit) if isinstance(costs, Costs) else costs(0).ladder()
         self.waking = WAKING if self.clock is None else self.clock.waking()
+        self.reading = 0.0 if self.clock is None else self.clock.reading()
+        self.unread = set[int]()  # on a CPU: rows whose texts the drafter has not read yet
+        self.doubted = False  # a drafter is asked of which nothing is expected: it is not to read texts for that
         self.rows = [self._new_row() for _ in range(setting.rows)]
         self.asking = [Asking() if experience is None else experience.asking for _ in range(setting.rows)]
         self.rates = [1.0] * setting.rows
@@ -78,6 +81,7 @@ class Adaptive:
 
     def admit(self, row: int) -> None:
         self.rows[row], self.cached_rates = self._new_row(), None
+        self.unread.add(row)
         self.single_rates.pop(row, None)
         self.ended_rows.discard(row)
         if self.experience is None:
@@ -147,10 +151,16 @@ class Adaptive:
             outlooks = [self.experience.slowest(self.rows[row], len(rows)) for row in last]
             left = [self.run.left[row] for row in last]
         rates = self.ladder.joint_rates([self._in_time(*outlook) for outlook in outlooks], left)
-        if left is None or self.setting.splits or self.idle < RESTS_AFTER:
+        first = self._first_guess()
+        if left is None or not first:
             return rates
-        woken = self.waking / max(left)
-        return [rates[0], *(rate / (1 + rate * woken) for rate in rates[1:])]
+        return [rates[0], *(rate / (1 + rate * first / max(left)) for rate in rates[1:])]
+
+    def _first_guess(self) -> float:
+        """What guesses take this once, in plain runs: texts must be read first, or a drafter woken."""
+        if self.setting.splits:
+            return self.reading * len(self.unread)
+        return self.waking if self.idle >= RESTS_AFTER else 0.0
 
     def _recent_rates(self, rows: Sequence[int]) -> list[float]:
         """The same; where nobody guesses, of many rows or on a GPU, as it was a few runs ago: looking takes its time,
@@ -167,6 +177,7 @@ class Adaptive:
 
     def _best_gamma(self, rows: Sequence[int]) -> int:
         """How many guesses, by what they are expected to gain or to teach."""
+        self.doubted = False
         asking, rates = self.asking[rows[0]], self._recent_rates(rows)
         best = max(self.choices, key=rates.__getitem__)
         best = best if rates[best] >= (1.0 if self.clock is None else _WORTHWHILE) * rates[0] else 0
@@ -176,8 +187,9 @@ class Adaptive:
         elif self.declines and self.setting.splits and asking.open:
             if self.experience is not None:
                 self._price(rows, _DOUBT[len(rows) > 1] * rates[0])
+                self.doubted = True
             return self.setting.limit
-        elif self._could_pay() and asking.pause.over():
+        elif self._could_pay() and asking.pause.over(self._pause(min(1, self.setting.limit)).length):
             best = max(self.choices[1:], key=rates.__getitem__, default=0)
             self._price(rows, rates[0] / 2)  # for once: a drafter that ends its drafts itself must try, too
             if self.experience is not None:
@@ -195,7 +207,7 @@ class Adaptive:
         return self.payable[1]
 
     def _set_ladder(self, clock: Clock) -> None:
-        self.ladder, self.waking = clock.ladder(), clock.waking()
+        self.ladder, self.waking, self.reading = clock.ladder(), clock.waking(), clock.reading()
         self.single_rates.clear()
 
     def _price(self, rows: Sequence[int], rate: float) -> None:
@@ -215,7 +227,8 @@ class Adaptive:
         """As short as can be for a row by itself, which starts afresh; else as what a try costs lets it."""
         if self.experience is None:
             return Pause()
-        return Pause.worth(self._cost(guesses) + (0.0 if self.setting.splits else self.waking))
+        begin = self.reading * self.setting.rows if self.setting.splits else self.waking
+        return Pause.worth(self._cost(guesses) + begin)
 
     def _cost(self, guesses: int) -> float:
         """What a run with so many takes beyond a plain one."""
@@ -232,7 +245,8 @@ class Adaptive:
     def prices(self) -> Prices | None:
         if not self.setting.splits:
             return None
-        return Prices(self.ladder, self.rates, [row.alpha for row in self.rows], weights=self.weights)
+        ladder = self.ladder.beginning(self._first_guess()) if self.doubted else self.ladder
+        return Prices(ladder, self.rates, [row.alpha for row in self.rows], weights=self.weights)
 
     def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
         if asked:
@@ -249,5 +263,7 @@ class Adaptive:
             return
         clock = self.clock_of(step.rows)  # the run that begins next may have other rows
         clock.add(step)
-        if clock is self.clock and (clock.tells_more or step.waking):
+        if step.read:
+            self.unread.clear()
+        if clock is self.clock and (clock.tells_more or step.waking or step.read):
             self._set_ladder(clock)

@@ -33,7 +33,8 @@ class Timing:
     drafting: float | None = None  # None: nobody was asked, or it cannot be told apart and is in ``seconds``
     guesses: int = 0  # that drafting gave, and took time for
     rows: int = 0  # that were in the run; 0: all slots
-    waking: bool = False  # a drafter that had rested was woken for it, and read the texts
+    waking: bool = False  # on a GPU: a drafter that had rested was woken for it, and read the texts
+    read: int = 0  # on a CPU: rows whose texts were read for the draft; ``drafting`` has that time in it
 
 
 @dataclass
@@ -57,6 +58,7 @@ class Clock:
         self.runs = CostCurve([0.0, *(self.declared.run(guesses + 1) for guesses in numbers)])
         self.drafts = CostCurve([self.declared.drafts(guesses) for guesses in numbers])
         self.woken: deque[Timing] = deque(maxlen=_MEMORY)
+        self.readings: deque[Timing] = deque(maxlen=_MEMORY)
 
     def add(self, step: Timing) -> None:
         with self._lock:
@@ -72,7 +74,10 @@ class Clock:
         self.since_plain = 0 if step.width == 1 else self.since_plain + 1
         self.runs.add(step.width, step.seconds)
         if step.drafting is not None and (self.drafted or step.guesses == 0):
-            self.drafts.add(step.guesses, step.drafting)
+            if step.read:
+                self.readings.append(step)
+            else:
+                self.drafts.add(step.guesses, step.drafting)
         self.drafted = self.drafted or step.guesses > 0  # the first draft of all makes the drafter ready
         if self.steps % 256 == 0:
             self.runs.forget()
@@ -103,6 +108,16 @@ class Clock:
             runs = self.runs.table(range(1, self.limit + 2), 1.0)
             beyond = _quick([step.seconds - runs[step.width - 1] for step in self.woken])
         return min(max(beyond / runs[0], 0.0), 3 * WAKING)
+
+    def reading(self) -> float:
+        """What it takes a drafter on a CPU to read a row's text before its first guess, in plain runs; 0: unknown."""
+        with self._lock:
+            if not self.readings or not self.runs.seen:
+                return 0.0
+            run = self.runs.table(range(1, 2), 1.0)[0]
+            drafts = self.drafts.table(range(self.limit + 1), run, doubting=True)
+            each = _quick([((step.drafting or 0.0) - drafts[step.guesses]) / step.read for step in self.readings])
+        return min(max(each / run, 0.0), 3 * WAKING)
 
 
 @dataclass
