@@ -26,10 +26,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import outrider  # isort: skip  # before torch: its threads then sleep while they wait, as in every command of outrider
 import torch
 import transformers as tf
 
-import outrider
 from outrider.bench import prompts
 from outrider.models.hub import pairs
 from outrider.models.hub.names import resolve

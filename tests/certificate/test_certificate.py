@@ -18,6 +18,7 @@ from outrider.certificate import Certificate, Plan, certify, distribution
 from outrider.certificate.distribution import DistributionResult
 from outrider.certificate.identity import Rows, compare
 from outrider.certificate.invariance import invariance
+from outrider.certificate.run import runs_trees
 from outrider.cli.main import app
 from outrider.core.protocols import Verifier
 from outrider.core.verification.choose import VERIFIERS
@@ -65,6 +66,8 @@ def test_a_right_engine_passes(llm: outrider.LLM) -> None:
     assert {r.slots for r in done.greedy} == {1, 2}, "a prompt alone, and as many slots as prompts"
     names = {r.drafter for r in done.greedy}
     assert {llm.drafter.name, *BUILT_IN} - {"auto", "none"} < names and len(names) == len(BUILT_IN) - 2 + 3
+    seeded = {bool(r.seeds): r.drafter for r in done.trees if r.tree == 8}
+    assert set(seeded) == ({False, True} if runs_trees(llm) else set()), "trees at both temperatures, where there are"
     read = json.loads(json.dumps(done.to_json(), allow_nan=False))
     assert (read["verdict"], read["passed"], read["mismatched_tokens"]) == ("passed", True, 0)
     told = read["conditions"]
@@ -93,6 +96,20 @@ def test_a_changed_token_is_found_and_explained(llm: outrider.LLM, slots: int) -
     assert not result.passed and result.mismatches == 1
     assert result.first is not None and (result.first.prompt, result.first.position) == (1, 5)
     assert result.first.plain_gap < 0  # the changed token was not the target's choice
+
+
+def test_a_tree_that_changes_a_token_is_found(folders: dict[str, str]) -> None:
+    """Catches a part of the certificate that cannot fail."""
+    llm = outrider.load(folders["llama"], draft="ngram")
+    if not runs_trees(llm):
+        pytest.skip("no engine here runs trees of guesses")
+    rows = rows_of(llm, 8)
+    wanted = plain(llm, rows, 1)
+    wanted[0].tokens[3] = (wanted[0].tokens[3] + 1) % 40
+    (result,) = compare(llm, rows, wanted, [llm.drafter], [3], tree=6)
+    assert not result.passed and (result.mismatches, result.tree) == (1, 6)
+    done = Certificate("tiny", "ngram", trees=[result], finished=True)
+    assert (done.verdict, done.mismatches) == ("failed", 1)
 
 
 def test_a_drafter_that_fails_is_no_evidence(llm: outrider.LLM) -> None:
@@ -231,11 +248,16 @@ def test_the_command(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -
     for raised, code, word in ((KeyboardInterrupt, 130, "UNFINISHED"), (None, 1, "FAILED")):
 
         def spoilt(
-            self: Any, llm: Any, gamma: int | None = None, raised: Any = raised, honest: Any = Rows.generate
+            self: Any,
+            llm: Any,
+            gamma: int | None = None,
+            tree: Any = None,
+            raised: Any = raised,
+            honest: Any = Rows.generate,
         ) -> Any:
             if gamma is not None and raised is not None:
                 raise raised
-            outputs = honest(self, llm, gamma)
+            outputs = honest(self, llm, gamma, tree)
             if gamma is not None:
                 outputs[0].tokens[0] ^= 1
             return outputs

@@ -17,6 +17,7 @@ from outrider.core.verification.gumbel import gumbel_coupling
 from outrider.core.verification.maximal import maximal_coupling
 from outrider.decoding.loop import Decoder, Request
 from outrider.decoding.stopping import Stopping
+from outrider.drafters.forced import Forced
 from outrider.testing import assert_same_distribution, counts_of, exact_distribution
 from outrider.trace import Trace
 
@@ -89,6 +90,19 @@ def test_distribution_through_the_decoder(verifier: Verifier) -> None:
     count = 8_000
     decoder = Decoder(TARGET, drafters()["near"], verifier, Sampling(1.0), 2, width=3, slots=2_000)
     requests = [Request(PROMPT, Stopping(2), seed) for seed in range(count)]
+    tokens = {event.index: event.row.tokens for event in decoder.stream(requests, Trace())}
+    counts = counts_of(torch.tensor([tokens[i] for i in range(count)]), VOCAB)
+    assert_same_distribution(counts, exact_distribution(TARGET, Sampling(1.0), PROMPT, 2), detects=0.08)
+
+
+@BOTH
+@pytest.mark.parametrize("other", ["near", "copy"])
+def test_forced_guesses_keep_the_distribution(verifier: Verifier, other: str) -> None:
+    """Catches a token that a constraint names and that is taken instead of drawn: it is a guess as any."""
+    count = 8_000
+    decoder = Decoder(TARGET, Forced(drafters()[other]), verifier, Sampling(1.0), 2, width=3, slots=2_000)
+    some = [lambda output: [1, 2][len(output) :], lambda output: [0] if not output else [], None]
+    requests = [Request(PROMPT, Stopping(2), seed, forced=some[seed % 3]) for seed in range(count)]
     tokens = {event.index: event.row.tokens for event in decoder.stream(requests, Trace())}
     counts = counts_of(torch.tensor([tokens[i] for i in range(count)]), VOCAB)
     assert_same_distribution(counts, exact_distribution(TARGET, Sampling(1.0), PROMPT, 2), detects=0.08)

@@ -159,6 +159,7 @@ def certificate() -> dict[str, Any]:
         for gamma in (1, 4, 8):
             found.greedy.append(IdentityResult(drafter, gamma, 8, (), 512, 0, alpha, 1 + alpha * gamma / 2, None))
             found.gumbel.append(IdentityResult(drafter, gamma, 8, (0, 1), 512, 0, alpha, 1 + alpha * gamma / 3, None))
+    found.trees.append(IdentityResult("a drafter", 4, 1, (), 64, 0, 0.7, 3.1, None, tree=8))
     found.distribution.append(DistributionResult("rule", "a drafter", "maximal", 50_000, 40, 0.31, 0.012, True))
     found.distribution.append(DistributionResult("control", "a drafter", "wrong", 50_000, 40, 1e-30, 0.012, False, 0.2))
     found.invariance.append(InvarianceResult("other neighbours", 96, 0, True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ class IdentityResult:
     tokens_per_run: float
     first: Mismatch | None
     error: str | None = None  # of the drafter or of the model
+    tree: int | None = None  # guesses of a run at most, where they are a tree of gamma levels
 
     @property
     def passed(self) -> bool:
@@ -96,8 +97,8 @@ class Rows:
     max_new_tokens: int
     seeds: tuple[int, ...] = ()
 
-    def generate(self, llm: LLM, gamma: int | None = None) -> list[Output]:
-        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "eos": (), "gamma": gamma}
+    def generate(self, llm: LLM, gamma: int | None = None, tree: int | None = None) -> list[Output]:
+        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "eos": (), "gamma": gamma, "tree": tree}
         if self.seeds:
             options |= {"temperature": 1.0, "coupling": "gumbel", "seed": list(self.seeds)}
         outputs: list[Output] = llm.generate([list(p) for p in self.prompts], **options)
@@ -105,13 +106,19 @@ class Rows:
 
 
 def compare(
-    llm: LLM, rows: Rows, plain: Sequence[Output], drafters: Sequence[Drafter], gammas: Sequence[int]
+    llm: LLM,
+    rows: Rows,
+    plain: Sequence[Output],
+    drafters: Sequence[Drafter],
+    gammas: Sequence[int],
+    tree: int | None = None,
 ) -> Iterator[IdentityResult]:
     """One result per drafter and gamma, as they finish."""
     for drafter in drafters:
         engine = LLM(llm.target, drafter, width=llm.width, slots=llm.slots, exact=llm.exact, graphs=llm.graphs)
         for gamma in gammas:
-            yield _result(engine, rows, gamma, plain, rows.generate(engine, gamma))
+            found = _result(engine, rows, gamma, plain, rows.generate(engine, gamma, tree))
+            yield replace(found, tree=tree)
 
 
 def _result(llm: LLM, rows: Rows, gamma: int, plain: Sequence[Output], outputs: Sequence[Output]) -> IdentityResult:

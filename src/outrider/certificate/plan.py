@@ -21,6 +21,9 @@ NEW_TOKENS = 16
 MOST_SLOTS = 8
 """Row slots a call with many prompts runs in unless told otherwise; see Decoder."""
 
+MOST_NODES = 8
+"""Guesses of a tree, where trees are checked."""
+
 
 @dataclass(frozen=True)
 class Plan:

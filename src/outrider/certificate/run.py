@@ -10,11 +10,12 @@ from outrider.certificate.conditions import conditions
 from outrider.certificate.distribution import NEVER_KEPT, DistributionResult, distribution_tests
 from outrider.certificate.identity import IdentityResult, Rehearsed, Rows, compare
 from outrider.certificate.invariance import InvarianceResult, invariance
-from outrider.certificate.plan import Plan
+from outrider.certificate.plan import MOST_NODES, Plan
+from outrider.core.model_facts import facts_of
 from outrider.core.protocols import Drafter
 from outrider.core.verification.choose import VERIFIERS
 from outrider.drafters import Nothing, built_in
-from outrider.errors import require
+from outrider.errors import BadOption, require
 from outrider.llm import LLM
 from outrider.models.settings import has_chat_template
 from outrider.output import Output
@@ -31,6 +32,7 @@ class Certificate:
     conditions: dict[str, Any] = field(default_factory=dict)
     greedy: list[IdentityResult] = field(default_factory=list)
     gumbel: list[IdentityResult] = field(default_factory=list)
+    trees: list[IdentityResult] = field(default_factory=list)  # of guesses, at temperature 0 and 1
     distribution: list[DistributionResult] = field(default_factory=list)
     invariance: list[InvarianceResult] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # parts that were not to be run
@@ -47,6 +49,7 @@ class Certificate:
             "invariance": self.invariance,
             "greedy": self.greedy,
             "gumbel": self.gumbel,
+            "trees": self.trees,
             "distribution": self.distribution,
         }
 
@@ -57,6 +60,7 @@ class Certificate:
             *self.invariance,
             *self.greedy,
             *self.gumbel,
+            *self.trees,
             *(r for r in self.distribution if not r.inconclusive),
         ]
         if not all(r.passed for r in conclusive):
@@ -67,11 +71,11 @@ class Certificate:
 
     @property
     def tokens(self) -> int:
-        return sum(r.tokens for r in (*self.greedy, *self.gumbel))
+        return sum(r.tokens for r in (*self.greedy, *self.gumbel, *self.trees))
 
     @property
     def mismatches(self) -> int:
-        return sum(r.mismatches for r in (*self.greedy, *self.gumbel))
+        return sum(r.mismatches for r in (*self.greedy, *self.gumbel, *self.trees))
 
     def to_json(self) -> dict[str, Any]:
         whole = asdict(self)
@@ -118,7 +122,7 @@ def certify(llm: LLM, plan: Plan, certificate: Certificate, show: Callable[[str,
     _check_room(llm, prompts, new_tokens)
     certificate.conditions = conditions(llm, slots) | {"prompts": len(prompts), "new_tokens": new_tokens}
     certificate.left_out = _left_out(llm, plan)
-    progress = Progress(show, 2 * combinations + 4 + 3 + 6)
+    progress = Progress(show, 2 * combinations + 4 + 3 + 2 + 6)
     try:
         progress.begin("row invariance of the kernels", 4)
         certificate.invariance = invariance(single, prompts, max(4, slots))
@@ -133,6 +137,9 @@ def certify(llm: LLM, plan: Plan, certificate: Certificate, show: Callable[[str,
             progress.begin("bit identity at temperature 1", combinations)
             seeded = Rows([prompts[i] for i in numbers], new_tokens, seeds)
             texts = _identity(engine, plan, seeded, certificate.gumbel, progress)
+        if runs_trees(llm):
+            progress.begin("bit identity of trees of guesses", 2)
+            _trees(single, plan, prompts[: len(plan.gammas)], new_tokens, certificate, progress)
         progress.begin(f"distribution under {plan.coupling} coupling", 6)
         certificate.distribution = distribution_tests(
             engine, texts[:8], VERIFIERS[plan.coupling], (plan.samples, plan.engine_samples), progress
@@ -165,6 +172,37 @@ def _alone(llm: LLM, plan: Plan, rows: Rows, results: list[IdentityResult], prog
         gamma = plan.gammas[-1 - number % len(plan.gammas)]
         results.extend(compare(llm, one, plain, [drafter], [gamma]))
         progress((number + 1) / len(drafters))
+
+
+def runs_trees(llm: LLM) -> bool:
+    return facts_of(llm.target.model).runs_trees and llm.width > 2
+
+
+def _trees(
+    llm: LLM,
+    plan: Plan,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    certificate: Certificate,
+    progress: Progress,
+) -> None:
+    """Every drafter whose sessions can be forked, with trees of as many levels as the gammas say, in turn."""
+    nodes = min(MOST_NODES, llm.width - 1)
+    temperatures = [Rows(prompts, new_tokens)]
+    if plan.seeds:
+        seeds = tuple(plan.seeds[number % len(plan.seeds)] for number in range(len(prompts)))
+        temperatures.append(Rows(prompts, new_tokens, seeds))
+    for half, rows in enumerate(temperatures):
+        plain = _plain(llm, rows)
+        drafters = [one for one in _drafters(llm, ()) if not isinstance(one, Rehearsed)]
+        for number, drafter in enumerate(drafters):
+            levels = min(nodes, plan.gammas[-1 - number % len(plan.gammas)])
+            try:
+                certificate.trees.extend(compare(llm, rows, plain, [drafter], [levels], nodes))
+            except BadOption:  # its session cannot be forked
+                if not half:
+                    certificate.left_out.append(f"trees of guesses by {drafter.name}, which it cannot draft")
+            progress((half + (number + 1) / len(drafters)) / len(temperatures))
 
 
 def _plain(llm: LLM, rows: Rows) -> list[Output]:

@@ -23,6 +23,7 @@ def show_certificate(console: Console, certificate: Certificate) -> None:
     for title, results in (
         ("temperature 0", certificate.greedy),
         ("temperature 1, Gumbel coupling", certificate.gumbel),
+        ("trees of guesses", certificate.trees),
     ):
         if results:
             show_table(console, _identity_table(title, results))
@@ -53,8 +54,9 @@ def _identity_table(title: str, results: Sequence[IdentityResult]) -> Table:
     )
     for r in results:
         seeds = " ".join(map(str, sorted(set(r.seeds)))) or "-"
+        gamma = str(r.gamma) if r.tree is None else f"{r.gamma}, {r.tree} nodes"
         table.add_row(
-            escape(r.drafter), str(r.gamma), str(r.slots), seeds, str(r.tokens), str(r.mismatches), f"{r.alpha:.2f}",
+            escape(r.drafter), gamma, str(r.slots), seeds, str(r.tokens), str(r.mismatches), f"{r.alpha:.2f}",
             f"{r.tokens_per_run:.2f}", _mark(r),
         )  # fmt: skip
     return table

@@ -10,6 +10,7 @@ from outrider.report.result_entry import ResultEntry
 from outrider.report.values import figure
 
 PARTS = {"greedy": "temperature 0", "gumbel": "temperature 1, Gumbel coupling"}
+TREES = "trees of guesses"
 ELSEWHERE = ("Speed: `outrider measure --out FILE` measures it.",)
 
 
@@ -21,12 +22,14 @@ def chapter(records: Sequence[ResultEntry]) -> Chapter:
         for name, title in PARTS.items()
         for block in (_tokens_per_run(parts[name], name, title), _identity(parts[name], title))
     ]
+    if whole.has("trees"):  # a certificate of an earlier version has none
+        identity.append(_identity(whole.each("trees"), TREES))
     found = (
         section("Bit identity", identity, "Speculative text beside the same engine's plain text, token by token."),
         section("Distribution under a coupling", [_distribution(whole.each("distribution"))], DISTRIBUTION),
         section("Row invariance of the kernels", [_invariance(whole.each("invariance"))], INVARIANCE),
     )
-    left_out = [f"Part of the certificate, as asked: {part.value}." for part in whole.each("left_out")]
+    left_out = [f"Part of the certificate: {part.value}." for part in whole.each("left_out")]
     if not whole.flag("finished"):
         left_out.append("A whole certificate: the run was interrupted.")
     title = f"{whole.text('target')} with {whole.text('drafter')}: certificate"
@@ -71,7 +74,7 @@ def _tokens_per_run(results: Sequence[ResultEntry], name: str, title: str) -> Li
 def _identity(results: Sequence[ResultEntry], title: str) -> DataTable | None:
     rows = tuple(
         (
-            r.text("drafter"), r.text("gamma"), r.text("slots"), f"{r.count('tokens'):,}", str(r.count("mismatches")),
+            r.text("drafter"), _guesses(r), r.text("slots"), f"{r.count('tokens'):,}", str(r.count("mismatches")),
             figure(r.known("alpha")), figure(r.known("tokens_per_run")),
             str(r.value.get("error") or _mark(r.flag("passed"))),
         )
@@ -79,6 +82,11 @@ def _identity(results: Sequence[ResultEntry], title: str) -> DataTable | None:
     )  # fmt: skip
     columns = ("drafter", "γ", "slots", "tokens", "differ", "α", "per run", "result")
     return DataTable(f"Bit identity, {title}", columns, rows, frozenset({7})) if rows else None
+
+
+def _guesses(result: ResultEntry) -> str:
+    tree = result.value.get("tree")
+    return result.text("gamma") if tree is None else f"{result.text('gamma')}, {tree} nodes"
 
 
 def _distribution(results: Sequence[ResultEntry]) -> DataTable | None:
