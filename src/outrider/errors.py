@@ -25,6 +25,10 @@ class BadOption(OutriderError, ValueError):
     """An option outside its range, unknown, or impossible to honour here."""
 
 
+class NotForkable(BadOption):
+    """A drafter whose sessions cannot be forked, which beam search and trees of guesses need."""
+
+
 class PromptError(BadOption):
     """A prompt that cannot be continued."""
 

@@ -18,7 +18,6 @@ from outrider.certificate import Certificate, Plan, certify, distribution
 from outrider.certificate.distribution import DistributionResult
 from outrider.certificate.identity import Rows, compare
 from outrider.certificate.invariance import invariance
-from outrider.certificate.run import runs_trees
 from outrider.cli.main import app
 from outrider.core.protocols import Verifier
 from outrider.core.verification.choose import VERIFIERS
@@ -66,8 +65,7 @@ def test_a_right_engine_passes(llm: outrider.LLM) -> None:
     assert {r.slots for r in done.greedy} == {1, 2}, "a prompt alone, and as many slots as prompts"
     names = {r.drafter for r in done.greedy}
     assert {llm.drafter.name, *BUILT_IN} - {"auto", "none"} < names and len(names) == len(BUILT_IN) - 2 + 3
-    seeded = {bool(r.seeds): r.drafter for r in done.trees if r.tree == 8}
-    assert set(seeded) == ({False, True} if runs_trees(llm) else set()), "trees at both temperatures, where there are"
+    assert not done.trees and done.left_out == ["trees of guesses, which this engine does not run"]
     read = json.loads(json.dumps(done.to_json(), allow_nan=False))
     assert (read["verdict"], read["passed"], read["mismatched_tokens"]) == ("passed", True, 0)
     told = read["conditions"]
@@ -82,7 +80,7 @@ def test_narrow_floats_pass(folders: dict[str, str], dtype: str) -> None:
     """Catches shapes that depend on the guesses, and overflow, in the dtypes whose rounding shows it most."""
     for folder in folders.values():
         done = certified(outrider.load(folder, dtype=dtype), replace(FAST, max_new_tokens=6, gammas=(4,)))
-        assert (done.verdict, done.conditions["dtype"], len(done.left_out)) == ("passed", dtype, 2)
+        assert (done.verdict, done.conditions["dtype"], len(done.left_out)) == ("passed", dtype, 3)
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -96,20 +94,6 @@ def test_a_changed_token_is_found_and_explained(llm: outrider.LLM, slots: int) -
     assert not result.passed and result.mismatches == 1
     assert result.first is not None and (result.first.prompt, result.first.position) == (1, 5)
     assert result.first.plain_gap < 0  # the changed token was not the target's choice
-
-
-def test_a_tree_that_changes_a_token_is_found(folders: dict[str, str]) -> None:
-    """Catches a part of the certificate that cannot fail."""
-    llm = outrider.load(folders["llama"], draft="ngram")
-    if not runs_trees(llm):
-        pytest.skip("no engine here runs trees of guesses")
-    rows = rows_of(llm, 8)
-    wanted = plain(llm, rows, 1)
-    wanted[0].tokens[3] = (wanted[0].tokens[3] + 1) % 40
-    (result,) = compare(llm, rows, wanted, [llm.drafter], [3], tree=6)
-    assert not result.passed and (result.mismatches, result.tree) == (1, 6)
-    done = Certificate("tiny", "ngram", trees=[result], finished=True)
-    assert (done.verdict, done.mismatches) == ("failed", 1)
 
 
 def test_a_drafter_that_fails_is_no_evidence(llm: outrider.LLM) -> None:
@@ -145,7 +129,7 @@ def test_a_wrong_rule_fails_the_certificate(llm: outrider.LLM, monkeypatch: pyte
     wrong = Verifier("maximal", distribution.forgetful, exact=True, shares_noise=False)
     monkeypatch.setitem(VERIFIERS, "maximal", wrong)
     done = certified(llm, replace(PLAN, max_new_tokens=4, gammas=(2,), seeds=(), engine_samples=0))
-    assert done.verdict == "failed" and done.left_out == ["temperature 1", "distribution test of the engine"]
+    assert done.verdict == "failed" and done.left_out[:2] == ["temperature 1", "distribution test of the engine"]
     assert [r.part for r in done.distribution if not r.passed] == ["rule"]
 
 

@@ -201,19 +201,52 @@ def test_a_drafter_that_is_not_asked_hears_everything_in_time() -> None:
     assert max(drafter.widths) <= 5
 
 
-def test_rows_whose_texts_are_read_for_a_draft_are_counted_once() -> None:
-    """Catches reading that is counted for rows that had been read, or have left."""
+class Sparse(ModelDrafter):
+    """Makes guesses that take time for some rows only, or for none."""
+
+    rows: tuple[int, ...] | None = None
+
+    def start(self, rows: int, shape: Shape, target: Any) -> Any:
+        session: Any = super().start(rows, shape, target)
+        session.spent_for, session.spent = self.rows, None if self.rows is None else len(self.rows)
+        return session
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [(None, [{0, 2}, set(), {1}]), ((0,), [{0}, set(), set()]), ((), [set(), set(), set()])],
+    ids=["all", "one", "none"],
+)
+def test_rows_whose_texts_are_read_for_a_draft_are_told_once(
+    rows: tuple[int, ...] | None, found: list[set[int]]
+) -> None:
+    """Catches reading that is told of rows that had been read, have left, or were not drafted for."""
+    drafter = Sparse(TARGET.near(0.3))
+    drafter.rows = rows
     target = TARGET.start(3, Shape(64, 5))
-    safe = SafeDrafter(lambda: ModelDrafter(TARGET.near(0.3)).start(3, Shape(64, 5), target), 3, target)
+    safe = SafeDrafter(lambda: drafter.start(3, Shape(64, 5), target), 3, target)
     for row in range(3):
         target.admit(row, (1, 2, 3))
     noise, at = Noise(torch.arange(3)), target.context.positions(5)
     safe.admit_all([Admission(row, (1, 2, 3)) for row in range(3)])
     safe.release(1)
-    counts = []
-    for _ in range(2):
+    told = []
+    for step in range(3):
+        if step == 2:
+            safe.admit(1, (4, 5))
+        safe.cap([2, 2, 2])
         safe.propose(2, WARM, noise, at)
-        counts.append(safe.texts_read)
-    safe.admit(1, (4, 5))
-    safe.propose(2, WARM, noise, at)
-    assert [*counts, safe.texts_read] == [2, 0, 1]
+        told.append(set(safe.texts_read))
+    assert told == found
+
+
+def test_a_drafter_that_fails_has_read_nothing() -> None:
+    """Catches the time of a failure that is kept as what reading takes."""
+    target = TARGET.start(1, Shape(64, 5))
+    safe = SafeDrafter(lambda: Failing("propose", 1).start(1, Shape(64, 5), target), 1, target)
+    target.admit(0, (1, 2, 3))
+    safe.admit(0, (1, 2, 3))
+    safe.cap([2])
+    with pytest.warns(UserWarning, match="broken propose"):
+        safe.propose(2, WARM, Noise(torch.arange(1)), target.context.positions(5))
+    assert not safe.texts_read

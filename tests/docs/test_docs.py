@@ -28,6 +28,7 @@ from outrider.runtime import cpu
 REAL_MODELS = ("smollm2-135m", "t5-ende", "gpt-small", "HuggingFaceTB/SmolLM2-135M-Instruct")
 WITH_EXAMPLES = [d for d in DOCUMENTS if any(b.language == "python" and b.kind != "quote" for b in blocks(d))]
 SHELL = [line for block in ALL if block.language == "sh" for line in block.text.splitlines() if line.strip()]
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 CARDS = sorted((ROOT / "src" / "outrider" / "data").rglob("README.md"))
 CLAIMED = [
@@ -144,10 +145,11 @@ def test_options_exist(document: Path) -> None:
     known = {name for command in TREE.values() for o in command.params for name in (*o.opts, *o.secondary_opts)}
     known |= {"--help", "--nproc-per-node", "--now"}  # of torchrun and systemctl
     known |= {"--backend", "--profile", "--constraint", "--data"}  # of guidellm
-    known |= {name for recipe in RECIPES for name in re.findall(r'"(--[a-z][a-z-]*)"', recipe.read_text("utf-8"))}
-    text = text_of(document).partition("## What others call it")[0]
-    for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text):
-        assert option in known, f"{name_of(document)} mentions {option}, which no command of outrider has"
+    for line in text_of(document).partition("## What others call it")[0].splitlines():
+        of_recipes = {name for recipe in RECIPES if recipe.name in line for name in OPTION.findall(text_of(recipe))}
+        for option in OPTION.findall(line):
+            found = option in known or option in of_recipes
+            assert found, f"{name_of(document)} mentions {option}, which no command of outrider has"
 
 
 def test_make_targets_exist() -> None:

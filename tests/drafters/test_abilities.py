@@ -37,6 +37,7 @@ class AbleSession(ContextSession):
     only_drafter = False
     capturable = True
     forked = False
+    spent_for: tuple[int, ...] | None = (1,)
 
     def __init__(self, drafter: Able, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
@@ -144,6 +145,8 @@ def spending(made: Wrapped) -> None:
     """A mixture's copies take no time."""
     made.ask()
     made.expect((made.session if made.name == "safe" else made.able).spent, one=7, fallback=12, mixture=7, cascade=None)
+    found = made.able.spent_for
+    made.expect(None if found is None else list(found), one=[1], fallback=None, mixture=[1], cascade=None)
 
 
 def matching(made: Wrapped) -> None:

@@ -103,6 +103,9 @@ def test_forced_guesses_keep_the_distribution(verifier: Verifier, other: str) ->
     decoder = Decoder(TARGET, Forced(drafters()[other]), verifier, Sampling(1.0), 2, width=3, slots=2_000)
     some = [lambda output: [1, 2][len(output) :], lambda output: [0] if not output else [], None]
     requests = [Request(PROMPT, Stopping(2), seed, forced=some[seed % 3]) for seed in range(count)]
-    tokens = {event.index: event.row.tokens for event in decoder.stream(requests, Trace())}
+    trace = Trace()
+    tokens = {event.index: event.row.tokens for event in decoder.stream(requests, trace)}
+    first = {record.row: record.drafted for record in trace.records if record.position == len(PROMPT)}
+    assert all(first[seed][:1] == (1,) for seed in range(0, count, 3)), "what is forced was not guessed"
     counts = counts_of(torch.tensor([tokens[i] for i in range(count)]), VOCAB)
     assert_same_distribution(counts, exact_distribution(TARGET, Sampling(1.0), PROMPT, 2), detects=0.08)

@@ -41,7 +41,8 @@ def _kernels(llm: LLM) -> dict[str, Any]:
     if isinstance(model, EngineModel):
         facts = model.facts
         return found | {
-            "kernels": model.engine.kernels, "any_width": facts.batch_invariant, "threads": model.engine.threads, "width_costs": facts.width_costs,
+            "kernels": model.engine.kernels, "any_width": facts.batch_invariant, "threads": model.engine.threads,
+            "width_costs": facts.width_costs,
         }  # fmt: skip
     found["attention"] = str(model.config._attn_implementation)
     if model.device.type == "cuda":

@@ -46,6 +46,7 @@ class IdentityResult:
     first: Mismatch | None
     error: str | None = None  # of the drafter or of the model
     tree: int | None = None  # guesses of a run at most, where they are a tree of gamma levels
+    branched: int = 0  # runs whose tree had more guesses than levels: several candidates for one position
 
     @property
     def passed(self) -> bool:
@@ -117,8 +118,13 @@ def compare(
     for drafter in drafters:
         engine = LLM(llm.target, drafter, width=llm.width, slots=llm.slots, exact=llm.exact, graphs=llm.graphs)
         for gamma in gammas:
-            found = _result(engine, rows, gamma, plain, rows.generate(engine, gamma, tree))
-            yield replace(found, tree=tree)
+            outputs = rows.generate(engine, gamma, tree)
+            found = _result(engine, rows, gamma, plain, outputs)
+            yield found if tree is None else replace(found, tree=tree, branched=_branched(outputs, gamma))
+
+
+def _branched(outputs: Sequence[Output], levels: int) -> int:
+    return sum((record.nodes or 0) > levels for output in outputs for record in output.trace.records)
 
 
 def _result(llm: LLM, rows: Rows, gamma: int, plain: Sequence[Output], outputs: Sequence[Output]) -> IdentityResult:

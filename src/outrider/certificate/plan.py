@@ -21,8 +21,8 @@ NEW_TOKENS = 16
 MOST_SLOTS = 8
 """Row slots a call with many prompts runs in unless told otherwise; see Decoder."""
 
-MOST_NODES = 8
-"""Guesses of a tree, where trees are checked."""
+MOST_NODES, TREE_PROMPTS = 8, 2
+"""Guesses of a tree, and prompts with which trees are checked, one after another."""
 
 
 @dataclass(frozen=True)

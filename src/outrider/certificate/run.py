@@ -10,12 +10,12 @@ from outrider.certificate.conditions import conditions
 from outrider.certificate.distribution import NEVER_KEPT, DistributionResult, distribution_tests
 from outrider.certificate.identity import IdentityResult, Rehearsed, Rows, compare
 from outrider.certificate.invariance import InvarianceResult, invariance
-from outrider.certificate.plan import MOST_NODES, Plan
+from outrider.certificate.plan import MOST_NODES, TREE_PROMPTS, Plan
 from outrider.core.model_facts import facts_of
 from outrider.core.protocols import Drafter
 from outrider.core.verification.choose import VERIFIERS
 from outrider.drafters import Nothing, built_in
-from outrider.errors import BadOption, require
+from outrider.errors import NotForkable, require
 from outrider.llm import LLM
 from outrider.models.settings import has_chat_template
 from outrider.output import Output
@@ -122,7 +122,8 @@ def certify(llm: LLM, plan: Plan, certificate: Certificate, show: Callable[[str,
     _check_room(llm, prompts, new_tokens)
     certificate.conditions = conditions(llm, slots) | {"prompts": len(prompts), "new_tokens": new_tokens}
     certificate.left_out = _left_out(llm, plan)
-    progress = Progress(show, 2 * combinations + 4 + 3 + 2 + 6)
+    trees = len(_tree_drafters(llm)) if runs_trees(llm) else 0
+    progress = Progress(show, 2 * combinations + 4 + 3 + trees + 6)
     try:
         progress.begin("row invariance of the kernels", 4)
         certificate.invariance = invariance(single, prompts, max(4, slots))
@@ -138,8 +139,8 @@ def certify(llm: LLM, plan: Plan, certificate: Certificate, show: Callable[[str,
             seeded = Rows([prompts[i] for i in numbers], new_tokens, seeds)
             texts = _identity(engine, plan, seeded, certificate.gumbel, progress)
         if runs_trees(llm):
-            progress.begin("bit identity of trees of guesses", 2)
-            _trees(single, plan, prompts[: len(plan.gammas)], new_tokens, certificate, progress)
+            progress.begin("bit identity of trees of guesses", trees)
+            _trees(single, plan, prompts[:TREE_PROMPTS], new_tokens, certificate, progress)
         progress.begin(f"distribution under {plan.coupling} coupling", 6)
         certificate.distribution = distribution_tests(
             engine, texts[:8], VERIFIERS[plan.coupling], (plan.samples, plan.engine_samples), progress
@@ -192,17 +193,23 @@ def _trees(
     if plan.seeds:
         seeds = tuple(plan.seeds[number % len(plan.seeds)] for number in range(len(prompts)))
         temperatures.append(Rows(prompts, new_tokens, seeds))
+    drafters, cannot = _tree_drafters(llm), list[str]()
     for half, rows in enumerate(temperatures):
         plain = _plain(llm, rows)
-        drafters = [one for one in _drafters(llm, ()) if not isinstance(one, Rehearsed)]
         for number, drafter in enumerate(drafters):
-            levels = min(nodes, plan.gammas[-1 - number % len(plan.gammas)])
+            levels = max(1, min(nodes - 1, plan.gammas[-1 - number % len(plan.gammas)]))
             try:
                 certificate.trees.extend(compare(llm, rows, plain, [drafter], [levels], nodes))
-            except BadOption:  # its session cannot be forked
-                if not half:
-                    certificate.left_out.append(f"trees of guesses by {drafter.name}, which it cannot draft")
+            except NotForkable:
+                cannot.append(drafter.name)
             progress((half + (number + 1) / len(drafters)) / len(temperatures))
+    certificate.left_out += [f"trees of guesses by {name}, which cannot draft them" for name in dict.fromkeys(cannot)]
+    if not any(result.branched for result in certificate.trees):
+        certificate.left_out.append("trees that branch: no drafter here had several candidates for a position")
+
+
+def _tree_drafters(llm: LLM) -> list[Drafter]:
+    return [one for one in _drafters(llm, ()) if not isinstance(one, Rehearsed)]
 
 
 def _plain(llm: LLM, rows: Rows) -> list[Output]:
@@ -227,6 +234,7 @@ def _left_out(llm: LLM, plan: Plan) -> list[str]:
         "distribution test of the rule": plan.samples,
         f"distribution test of the engine{'' if drafts else f' with draft {llm.drafter.name}'}": plan.engine_samples
         and drafts,
+        "trees of guesses, which this engine does not run": runs_trees(llm),
     }
     return [part for part, wanted in run.items() if not wanted]
 

@@ -6,7 +6,7 @@ ability is passed on by the rule in ``Abilities``: what is told goes to the chil
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Protocol, cast, runtime_checkable
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.core.context import Context
 from outrider.core.prices import Prices
 from outrider.core.protocols import DraftSession, Session
-from outrider.errors import require
+from outrider.errors import NotForkable, require
 from outrider.trace import Level
 
 
@@ -58,6 +58,10 @@ class Spending(Protocol):
     @property
     def spent(self) -> int | None:
         """None: those it holds."""
+
+    @property
+    def spent_for(self) -> Sequence[int] | None:
+        """Rows that they were made for; None: all that were asked, as far as is known."""
 
 
 @runtime_checkable
@@ -131,6 +135,7 @@ def forkable(session: DraftSession, option: str = "beams") -> Forkable:
         isinstance(session, Forkable),
         f"{option}: {type(session).__name__} has no fork(rows), which drafting for {kind} needs; "
         "write one (see docs/adding-a-drafter.md) or use another draft",
+        NotForkable,
     )
     return cast(Forkable, session)
 
@@ -150,7 +155,7 @@ class Abilities:
     A session's own ability comes first. Without it,
       caps, prices     are told to every child that drafts for the same target;
       only_drafter, ends_behind  to an only child;
-      spent, matched   are an only child's: with several, which of them drafted is the session's own to say.
+      spent, spent_for, matched  are an only child's: with several, which of them drafted is the session's own to say.
     Own and children's together are the levels, the learned tensors, the contexts and the model sessions, and steps
     can be captured where all of them say so.
     """
@@ -186,6 +191,10 @@ class Abilities:
     @property
     def spent(self) -> int | None:
         return None if self._spending is None else self._spending.spent
+
+    @property
+    def spent_for(self) -> Sequence[int] | None:
+        return None if self._spending is None else self._spending.spent_for
 
     @property
     def matched(self) -> Tensor | None:

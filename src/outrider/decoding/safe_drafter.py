@@ -39,7 +39,7 @@ class SafeDrafter:
         self.caps: Tensor | None = None  # [B]: the most guesses of each row; None: what the drafter gives
         self._capped: list[int] = []  # what ``caps`` holds, or would
         self._asked = True
-        self.texts_read = 0  # rows whose texts had to be read for the last draft: the first behind their prompts
+        self.texts_read: frozenset[int] = frozenset()  # rows whose texts were read for the last draft, their first
         self._unread: set[int] = set()
         self._pending: list[Tensor] = []  # [B, 1] each: committed to every row, and not yet told
         self._nothing = Draft.empty(rows, target.device)
@@ -111,11 +111,14 @@ class SafeDrafter:
         if not self._asked:
             return self._nothing
         self._tell()
-        self.texts_read = 0
+        self.texts_read = frozenset()
         shape = (self.rows, gamma, self.target.vocab_size)
         draft = self._call(lambda session: _checked(session.propose(gamma, sampling, noise, at), shape))
-        if self.spent != 0:  # who makes no guess has read nothing
-            self.texts_read, self._unread = len(self._unread), set()
+        if draft is not None and self.spent != 0:  # who makes no guess has read nothing
+            asked = self.abilities.spent_for
+            asked = [row for row, guesses in enumerate(self._capped) if guesses] if asked is None else asked
+            self.texts_read = frozenset(self._unread.intersection(asked))
+            self._unread -= self.texts_read
         return Draft.empty(self.rows, self.target.device) if draft is None else draft.cut(self.caps)
 
     def cap(self, guesses: Sequence[int]) -> None:

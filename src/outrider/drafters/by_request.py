@@ -39,6 +39,7 @@ class ByRequest:
 class _ByRequestSession(CompositeSession):
     caps: Tensor | None = None  # [B]: guesses a row may have; None: as many as are asked for
     spent: int | None = None  # guesses that the one with most of them made for the last draft
+    spent_for: Sequence[int] | None = None
 
     def __init__(self, names: Sequence[str], sessions: Sequence[DraftSession], rows: int, target: Session) -> None:
         super().__init__(*sessions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +34,7 @@ class Fallback:
 
 class _FallbackSession(CompositeSession):
     spent: int | None = None  # guesses that both made for the last draft
+    spent_for: Sequence[int] | None = None
     caps: Tensor | None = None  # [B]: guesses a row may have; None: as many as are asked for
 
     def __init__(self, drafter: Fallback, rows: int, shape: Shape, target: Session) -> None:

@@ -56,6 +56,7 @@ class KnownRowsSession(CompositeSession, Generic[R]):
 
     caps: Tensor | None = None  # [B]: guesses a row may have; None: as many as are asked for
     spent: int | None = None  # guesses that the session below made for the last draft
+    spent_for: Sequence[int] | None = None
 
     def __init__(self, other: DraftSession, rows: int, target: Session) -> None:
         super().__init__(other)

@@ -67,6 +67,7 @@ class _MixtureSession(CompositeSession):
     prices: Prices | None = None  # what guesses take here and time is worth, where a policy tells
     caps: Tensor | None = None  # [B]: guesses a row may have; None: as many as are asked for
     spent: int | None = 0  # guesses the second drafter made for the last draft: a copy takes no time
+    spent_for: Sequence[int] | None = None  # rows it made them for
 
     def __init__(self, drafter: Mixture, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(*(one.start(rows, shape, target) for one in (drafter.first, drafter.second)))
@@ -146,6 +147,7 @@ class _MixtureSession(CompositeSession):
         copies, guesses = [choice.copied for choice in choices], [choice.asked for choice in choices]
         self.kind, asked, most = torch.tensor([choice.kind for choice in choices]), torch.tensor(guesses), max(guesses)
         self.agreed, self.spent = torch.zeros_like(self.agreed), 0
+        self.spent_for = [row for row, number in enumerate(guesses) if number]
         self._keep(copied, asked == 0)
         if most == 0 and not any(copies):
             return self.nothing

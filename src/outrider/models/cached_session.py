@@ -288,6 +288,6 @@ class CachedSession(BufferedSession):
             return
         if self.states.device.type == "cpu" and self.states.dtype == torch.float32:
             # By numpy: torch would wake its threads, which take a core from the engine's while they wait for more.
-            self.states.numpy()[rows.numpy()[:, None], positions.numpy()] = given.numpy()
+            self.states.numpy()[rows.numpy()[:, None], positions.numpy()] = given.float().numpy()
         else:
             self.states[rows[:, None], positions] = given

@@ -110,15 +110,16 @@ class Pause:
         length = round(min(max(cost / _A_TRY, SHORTEST), 1024))
         return Pause(length, length)
 
-    def over(self, least: int = SHORTEST) -> bool:
-        """Whether the coming run tries again; the next pause has ``least`` runs or more."""
+    def over(self, least: int | None = None) -> bool:
+        """Whether the coming run tries again; ``least``: runs of the next pause at least, by what a try costs."""
         if self.again:
             self.again = False
             return True
         self.left -= 1
         if self.left > 0:
             return False
-        self.length = self.left = max(least, min(2 * self.length, max(256, self.length)))
+        floor = self.length if least is None else least
+        self.length = self.left = max(floor, min(2 * self.length, 256))
         self.more = 4
         return True
 

@@ -24,6 +24,10 @@ _FEW = 8
 """Rows that are looked at. Of more, those count that will be last; or while others wait, what all rows have shown. On a
 GPU, where beginning to guess is dear, what a few rows have shown counts as it does of many: as far as rows differ."""
 
+_READING = 16.0
+"""What it takes to read the texts of a batch on a CPU, in guesses, until it is timed: heads read a hundred tokens in
+fourteen (one row) to forty (32 rows)."""
+
 _LOOKS = 8
 """Runs after which it is looked again what guesses would bring to many rows, or on a GPU to any."""
 
@@ -56,7 +60,7 @@ class Adaptive:
         self.choices: Sequence[int] = range(setting.limit + 1) if setting.splits else few
         self.ladder = Ladder.of(costs, setting.limit) if isinstance(costs, Costs) else costs(0).ladder()
         self.waking = WAKING if self.clock is None else self.clock.waking()
-        self.reading = 0.0 if self.clock is None else self.clock.reading()
+        self.reading = self._reading()
         self.unread = set[int]()  # on a CPU: rows whose texts the drafter has not read yet
         self.doubted = False  # a drafter is asked of which nothing is expected: it is not to read texts for that
         self.rows = [self._new_row() for _ in range(setting.rows)]
@@ -159,13 +163,20 @@ class Adaptive:
     def _first_guess(self) -> float:
         """What guesses take this once, in plain runs: texts must be read first, or a drafter woken."""
         if self.setting.splits:
-            return self.reading * len(self.unread)
+            return self.reading * sum(self.run.left[row] > 0 for row in self.unread)
         return self.waking if self.idle >= RESTS_AFTER else 0.0
+
+    def _reading(self) -> float:
+        """What it takes a drafter to read a text, in plain runs; costs that are given are all there is."""
+        if self.clock is None or self.setting.limit == 0:
+            return 0.0
+        guess = self.ladder.drafts[1] - self.ladder.drafts[0]
+        return self.clock.reading(_READING * guess / self.setting.rows)
 
     def _recent_rates(self, rows: Sequence[int]) -> list[float]:
         """The same; where nobody guesses, of many rows or on a GPU, as it was a few runs ago: looking takes its time,
         and a replayed step does not take long."""
-        if len(rows) == 1 and self.setting.splits:  # how much is left of it does not count, then
+        if len(rows) == 1 and self.setting.splits and not self._first_guess():  # how much is left does not count, then
             if rows[0] not in self.single_rates:
                 self.single_rates[rows[0]] = self._rates(rows)
             return self.single_rates[rows[0]]
@@ -189,7 +200,7 @@ class Adaptive:
                 self._price(rows, _DOUBT[len(rows) > 1] * rates[0])
                 self.doubted = True
             return self.setting.limit
-        elif self._could_pay() and asking.pause.over(self._pause(min(1, self.setting.limit)).length):
+        elif self._could_pay() and asking.pause.over(self._pause(1).length if self.setting.splits else None):
             best = max(self.choices[1:], key=rates.__getitem__, default=0)
             self._price(rows, rates[0] / 2)  # for once: a drafter that ends its drafts itself must try, too
             if self.experience is not None:
@@ -207,7 +218,8 @@ class Adaptive:
         return self.payable[1]
 
     def _set_ladder(self, clock: Clock) -> None:
-        self.ladder, self.waking, self.reading = clock.ladder(), clock.waking(), clock.reading()
+        self.ladder, self.waking = clock.ladder(), clock.waking()
+        self.reading = self._reading()
         self.single_rates.clear()
 
     def _price(self, rows: Sequence[int], rate: float) -> None:
@@ -227,8 +239,7 @@ class Adaptive:
         """As short as can be for a row by itself, which starts afresh; else as what a try costs lets it."""
         if self.experience is None:
             return Pause()
-        begin = self.reading * self.setting.rows if self.setting.splits else self.waking
-        return Pause.worth(self._cost(guesses) + begin)
+        return Pause.worth(self._cost(guesses) + (self._first_guess() if self.setting.splits else self.waking))
 
     def _cost(self, guesses: int) -> float:
         """What a run with so many takes beyond a plain one."""
@@ -263,7 +274,6 @@ class Adaptive:
             return
         clock = self.clock_of(step.rows)  # the run that begins next may have other rows
         clock.add(step)
-        if step.read:
-            self.unread.clear()
+        self.unread -= step.read
         if clock is self.clock and (clock.tells_more or step.waking or step.read):
             self._set_ladder(clock)

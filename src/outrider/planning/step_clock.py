@@ -34,7 +34,9 @@ class Timing:
     guesses: int = 0  # that drafting gave, and took time for
     rows: int = 0  # that were in the run; 0: all slots
     waking: bool = False  # on a GPU: a drafter that had rested was woken for it, and read the texts
-    read: int = 0  # on a CPU: rows whose texts were read for the draft; ``drafting`` has that time in it
+    read: frozenset[int] = frozenset()
+    """On a CPU: rows whose texts a drafter read for its first guesses behind them (a draft model's prefill).
+    ``drafting`` has that time in it."""
 
 
 @dataclass
@@ -77,7 +79,7 @@ class Clock:
             if step.read:
                 self.readings.append(step)
             else:
-                self.drafts.add(step.guesses, step.drafting)
+                self.drafts.add(min(step.guesses, self.limit), step.drafting)  # of two drafters that may be more
         self.drafted = self.drafted or step.guesses > 0  # the first draft of all makes the drafter ready
         if self.steps % 256 == 0:
             self.runs.forget()
@@ -109,15 +111,19 @@ class Clock:
             beyond = _quick([step.seconds - runs[step.width - 1] for step in self.woken])
         return min(max(beyond / runs[0], 0.0), 3 * WAKING)
 
-    def reading(self) -> float:
-        """What it takes a drafter on a CPU to read a row's text before its first guess, in plain runs; 0: unknown."""
+    def reading(self, declared: float) -> float:
+        """What it takes a drafter on a CPU to read a row's text before its first guess, in plain runs.
+
+        ``declared`` until it is timed; no more than three times as much until it was timed often.
+        """
         with self._lock:
             if not self.readings or not self.runs.seen:
-                return 0.0
+                return declared
             run = self.runs.table(range(1, 2), 1.0)[0]
             drafts = self.drafts.table(range(self.limit + 1), run, doubting=True)
-            each = _quick([((step.drafting or 0.0) - drafts[step.guesses]) / step.read for step in self.readings])
-        return min(max(each / run, 0.0), 3 * WAKING)
+            beyond = [(step.drafting or 0.0) - drafts[min(step.guesses, self.limit)] for step in self.readings]
+            each = _quick([max(0.0, t) / len(step.read) for t, step in zip(beyond, self.readings, strict=True)]) / run
+            return min(each, 3 * declared) if len(self.readings) < _OFTEN else each
 
 
 @dataclass

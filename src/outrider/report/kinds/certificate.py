@@ -23,7 +23,9 @@ def chapter(records: Sequence[ResultEntry]) -> Chapter:
         for block in (_tokens_per_run(parts[name], name, title), _identity(parts[name], title))
     ]
     if whole.has("trees"):  # a certificate of an earlier version has none
-        identity.append(_identity(whole.each("trees"), TREES))
+        for seeded, title in enumerate(PARTS.values()):
+            mine = [r for r in whole.each("trees") if bool(r.each("seeds")) == bool(seeded)]
+            identity.append(_identity(mine, f"{TREES}, {title}"))
     found = (
         section("Bit identity", identity, "Speculative text beside the same engine's plain text, token by token."),
         section("Distribution under a coupling", [_distribution(whole.each("distribution"))], DISTRIBUTION),
