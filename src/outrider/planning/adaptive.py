@@ -24,9 +24,9 @@ _FEW = 8
 """Rows that are looked at. Of more, those count that will be last; or while others wait, what all rows have shown. On a
 GPU, where beginning to guess is dear, what a few rows have shown counts as it does of many: as far as rows differ."""
 
-_READING = 16.0
-"""What it takes to read the texts of a batch on a CPU, in guesses, until it is timed: heads read a hundred tokens in
-fourteen (one row) to forty (32 rows)."""
+_READING = 2.0
+"""What it takes to read the texts of a batch on a CPU, in guesses, until it is timed: a model reads a short prompt in
+little more than a run. (A head took fourteen for a hundred tokens of one row, and forty for those of 32.)"""
 
 _LOOKS = 8
 """Runs after which it is looked again what guesses would bring to many rows, or on a GPU to any."""
