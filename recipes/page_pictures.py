@@ -15,10 +15,9 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
@@ -45,6 +44,10 @@ def served(target: str) -> Iterator[str]:
             yield address
         finally:
             server.terminate()
+            try:
+                server.wait(60)
+            except subprocess.TimeoutExpired:
+                server.kill()
 
 
 def _wait(address: str, server: subprocess.Popen[bytes]) -> None:
@@ -52,12 +55,10 @@ def _wait(address: str, server: subprocess.Popen[bytes]) -> None:
     while time.monotonic() < until:
         if server.poll() is not None:
             raise SystemExit(f"the server ended with {server.returncode} before it answered")
-        try:
-            with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.5)
+        with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
+            if answer.status == 200:
+                return
+        time.sleep(0.5)
     raise SystemExit("the server did not answer within ten minutes")
 
 
