@@ -35,7 +35,7 @@ class Certificate:
     trees: list[IdentityResult] = field(default_factory=list)  # of guesses, at temperature 0 and 1
     distribution: list[DistributionResult] = field(default_factory=list)
     invariance: list[InvarianceResult] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)  # parts that were not to be run
+    left_out: list[str] = field(default_factory=list)  # parts that were not run, and why
     seconds: float = 0.0
     finished: bool = False
 

@@ -36,8 +36,8 @@ class Ladder:
         """Run and draft together."""
         return tuple(run + draft for run, draft in zip(self.runs, self.drafts, strict=True))
 
-    def beginning(self, takes: float) -> Ladder:
-        """The same where the first guess that is not copied takes so much longer."""
+    def with_prefill(self, takes: float) -> Ladder:
+        """The same where a drafter must read the texts before its first guess; a copy needs no such prefill."""
         return Ladder(self.runs, (self.drafts[0], *(draft + takes for draft in self.drafts[1:])))
 
     def more(self, guesses: int) -> float:

@@ -25,8 +25,8 @@ _FEW = 8
 GPU, where beginning to guess is dear, what a few rows have shown counts as it does of many: as far as rows differ."""
 
 _READING = 2.0
-"""What it takes to read the texts of a batch on a CPU, in guesses, until it is timed: a model reads a short prompt in
-little more than a run. (A head took fourteen for a hundred tokens of one row, and forty for those of 32.)"""
+"""What a draft's prefill of all texts takes on a CPU, in guesses, until it is timed: a model reads a short prompt in
+little more than a run. (A head took about forty for 32 prompts.)"""
 
 _LOOKS = 8
 """Runs after which it is looked again what guesses would bring to many rows, or on a GPU to any."""
@@ -62,7 +62,7 @@ class Adaptive:
         self.waking = WAKING if self.clock is None else self.clock.waking()
         self.reading = self._reading()
         self.unread = set[int]()  # on a CPU: rows whose texts the drafter has not read yet
-        self.doubted = False  # a drafter is asked of which nothing is expected: it is not to read texts for that
+        self.exploring = False  # a drafter is asked of which nothing is expected: it is not to read texts for that
         self.rows = [self._new_row() for _ in range(setting.rows)]
         self.asking = [Asking() if experience is None else experience.asking for _ in range(setting.rows)]
         self.rates = [1.0] * setting.rows
@@ -161,13 +161,13 @@ class Adaptive:
         return [rates[0], *(rate / (1 + rate * first / max(left)) for rate in rates[1:])]
 
     def _first_guess(self) -> float:
-        """What guesses take this once, in plain runs: texts must be read first, or a drafter woken."""
+        """What guesses take this once, in plain runs: the draft's prefill of texts it has not read, or waking it."""
         if self.setting.splits:
             return self.reading * sum(self.run.left[row] > 0 for row in self.unread)
         return self.waking if self.idle >= RESTS_AFTER else 0.0
 
     def _reading(self) -> float:
-        """What it takes a drafter to read a text, in plain runs; costs that are given are all there is."""
+        """What a draft's prefill of one text takes, in plain runs; costs that are given are all there is."""
         if self.clock is None or self.setting.limit == 0:
             return 0.0
         guess = self.ladder.drafts[1] - self.ladder.drafts[0]
@@ -188,7 +188,7 @@ class Adaptive:
 
     def _best_gamma(self, rows: Sequence[int]) -> int:
         """How many guesses, by what they are expected to gain or to teach."""
-        self.doubted = False
+        self.exploring = False
         asking, rates = self.asking[rows[0]], self._recent_rates(rows)
         best = max(self.choices, key=rates.__getitem__)
         best = best if rates[best] >= (1.0 if self.clock is None else _WORTHWHILE) * rates[0] else 0
@@ -198,7 +198,7 @@ class Adaptive:
         elif self.declines and self.setting.splits and asking.open:
             if self.experience is not None:
                 self._price(rows, _DOUBT[len(rows) > 1] * rates[0])
-                self.doubted = True
+                self.exploring = True
             return self.setting.limit
         elif self._could_pay() and asking.pause.over(self._pause(1).length if self.setting.splits else None):
             best = max(self.choices[1:], key=rates.__getitem__, default=0)
@@ -256,7 +256,7 @@ class Adaptive:
     def prices(self) -> Prices | None:
         if not self.setting.splits:
             return None
-        ladder = self.ladder.beginning(self._first_guess()) if self.doubted else self.ladder
+        ladder = self.ladder.with_prefill(self._first_guess()) if self.exploring else self.ladder
         return Prices(ladder, self.rates, [row.alpha for row in self.rows], weights=self.weights)
 
     def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
