@@ -1,6 +1,10 @@
 """What speculative beam search gains over plain beam search, in one process: medians over short alternating searches.
 
     python recipes/beam_cost.py smollm2-135m --beams 2 --draft-beams 3 --gamma 1
+    python recipes/beam_cost.py smollm2-135m --inflated --device cuda --beams 4
+
+--inflated pads the target to eight billion weights that compute the same function (outrider.bench.inflate), with the
+head that comes for the small one.
 
 Three searches per prompt and round: speculative, plain with the same shapes, and plain without padding (w rows, one
 token wide). Every ratio is of two searches for the same prompt that ran one after the other, so a machine that is
@@ -14,7 +18,10 @@ import sys
 from collections.abc import Sequence
 from statistics import median, quantiles
 
-import outrider
+import outrider  # isort: skip  # before torch: its threads then sleep while they wait, as in every command of outrider
+import torch
+
+from outrider.bench.pair import inflated
 from outrider.bench.prompts import SAMPLE
 from outrider.trace import PHASES
 
@@ -29,6 +36,15 @@ def spread(ratios: Sequence[float]) -> str:
     return f"{median(ratios):.2f} (quartiles {low:.2f} to {high:.2f}, {len(ratios)} searches)"
 
 
+def loaded_llm(chosen: argparse.Namespace) -> outrider.LLM:
+    return outrider.load(chosen.target, chosen.draft, device=chosen.device)
+
+
+def inflated_llm(target: str, device: str) -> outrider.LLM:
+    made = inflated(target, None, torch.device(device if device != "auto" else "cuda"), "auto")
+    return outrider.LLM(made.loaded, made.drafter)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
@@ -38,8 +54,10 @@ def main() -> None:
     parser.add_argument("--gamma", type=int)
     parser.add_argument("--tokens", type=int, default=10)
     parser.add_argument("--prompts", type=int, default=12, help="of the built-in sample, at most 12")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--inflated", action="store_true", help="pad the target to 8B weights; --draft is its head")
     chosen = parser.parse_args()
-    llm = outrider.load(chosen.target, chosen.draft)
+    llm = inflated_llm(chosen.target, chosen.device) if chosen.inflated else loaded_llm(chosen)
     plain = outrider.LLM(llm.target, outrider.Nothing())
     narrow = outrider.LLM(llm.target, outrider.Nothing(), exact=False)
     options = {"beams": chosen.beams, "max_new_tokens": chosen.tokens, "eos": ()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from outrider.errors import BadOption
 from outrider.paper import acceptance, formulas, published, speed, traces, tulsian
 from outrider.paper.distributions import ONE, Means, ScoredToken, changed, places
 from outrider.paper.experiments import EXPERIMENTS, chosen
-from outrider.paper.lab import CONTINUER, TRANSLATOR, Amount, Lab
+from outrider.paper.lab import CONTINUER, INFLATED, TRANSLATOR, Amount, Lab
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,11 @@ def test_a_unit_fills_its_rows(lab: Lab, unit: Any, rows: int) -> None:
     for row in found.rows:
         assert "alpha" not in row.ours or 0 <= row.ours["alpha"] <= 1
         assert row.ours.get("same text", "2 of 2") == "2 of 2"
+
+
+def test_an_inflated_target_is_left_out_without_a_gpu(lab: Lab) -> None:
+    [row] = speed.speeds(INFLATED, 0).run(replace(lab, device="cpu")).rows
+    assert not row.ours and "needs a GPU" in row.why
 
 
 @pytest.mark.slow

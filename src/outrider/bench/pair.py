@@ -32,7 +32,7 @@ from outrider.drafters.by_name import shipped_draft
 from outrider.drafters.head import HeadDrafter
 from outrider.errors import BadOption
 from outrider.models.hub.generation_config import defaults
-from outrider.models.hub.loading import load
+from outrider.models.hub.loading import Loaded, load
 from outrider.models.settings import has_chat_template
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.theory import expected_tokens, optimal_gamma
@@ -95,23 +95,40 @@ def tiny_pair(device: torch.device) -> Pair:
     return Pair(large, ModelDrafter(small, "itself"), prompts, describe(small.model, large.model))
 
 
-def trained_pair(name: str, draft: Path | None, device: torch.device, dtype: str, prompts: Path | None = None) -> Pair:
+@dataclass(frozen=True)
+class Inflated:
+    """A trained Llama padded to a larger size, and the head that was trained for it."""
+
+    loaded: Loaded
+    drafter: Narrowed
+    about: str
+
+
+def inflated(name: str, draft: Path | None, device: torch.device, dtype: str) -> Inflated:
     """A trained Llama by name or directory, inflated to eight billion weights, with a head trained for it."""
-    asked = [(task, text) for task, texts in read(prompts).items() for text in texts]
     loaded = load(name, str(device), dtype)
     head = HeadDrafter.load(draft) if draft is not None else shipped_draft(loaded)
     if not isinstance(head, HeadDrafter):
         raise BadOption(f"no head comes with {name!r}; train one with `outrider distill` and name it with --pair-draft")
     head = HeadDrafter(head.head, head.tokens, head.name, floor=0.0)  # gamma guesses always, as the theorem has it
-    large = HuggingFaceModel(inflate(loaded.transformers_model.model, EIGHT_BILLION))
+    small = loaded.transformers_model.model
+    large = HuggingFaceModel(inflate(small, EIGHT_BILLION))
     large.fuse()
     large.find_batch_invariance()
-    words = loaded.tokenizer
+    return Inflated(replace(loaded, model=large), Narrowed(head), describe(small, large.model))
+
+
+def trained_pair(name: str, draft: Path | None, device: torch.device, dtype: str, prompts: Path | None = None) -> Pair:
+    """An inflated target with its head, and prompts of a file or of six tasks."""
+    asked = [(task, text) for task, texts in read(prompts).items() for text in texts]
+    made = inflated(name, draft, device, dtype)
+    words = made.loaded.tokenizer
     chat = has_chat_template(words)
     texts = [_as_chat(words, text) if chat else text for _, text in asked]
     encoded = [tuple(words.encode(text, add_special_tokens=not chat)) for text in texts]
-    about, ends = describe(loaded.transformers_model.model, large.model), defaults(loaded.model).eos
-    return Pair(large, Narrowed(head), encoded, about, ends, tuple(task for task, _ in asked))
+    model = made.loaded.model
+    assert isinstance(model, HuggingFaceModel)
+    return Pair(model, made.drafter, encoded, made.about, defaults(model).eos, tuple(task for task, _ in asked))
 
 
 def _as_chat(words: Any, text: str) -> str:

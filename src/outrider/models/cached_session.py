@@ -203,8 +203,7 @@ class CachedSession(BufferedSession):
     def _feed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         self._read_sources()
         found = self.engine.run(tokens, positions, self.cache, self._wanted(tokens.shape[1]))
-        if self.states is not None:
-            self._keep(torch.arange(len(tokens), device=tokens.device), positions, found.states)
+        self._keep(range(len(tokens)), positions, found.states)
         assert found.logits is not None
         return found.logits, found.hidden
 
@@ -224,8 +223,7 @@ class CachedSession(BufferedSession):
         alone = len(rows) == 1
         wanted = Wanted(range(last[0], last[0] + 1) if alone else None, logits=False, states=self._kept)
         found = self.engine.run(tokens, positions, self.cache.part(rows), wanted)
-        index = torch.arange(rows.start, rows.stop, device=tokens.device)
-        self._keep(index, positions, found.states)
+        self._keep(rows, positions, found.states)
         if found.hidden is None or alone:
             return None if found.hidden is None else found.hidden[:, 0]
         place = torch.tensor(last).to(tokens.device)[:, None, None].expand(-1, 1, found.hidden.shape[2])
@@ -282,12 +280,14 @@ class CachedSession(BufferedSession):
         """The engine, where it writes by itself on this device."""
         return self.engine if isinstance(self.engine, GreedyEngine) else None
 
-    def _keep(self, rows: Tensor, positions: Tensor, given: Tensor | None) -> None:
+    def _keep(self, rows: range, positions: Tensor, given: Tensor | None) -> None:
         """Write what the layers gave where it belongs; like keys and values, stale places are written over."""
         if self.states is None or given is None:
             return
         if self.states.device.type == "cpu" and self.states.dtype == torch.float32:
             # By numpy: torch would wake its threads, which take a core from the engine's while they wait for more.
-            self.states.numpy()[rows.numpy()[:, None], positions.numpy()] = given.float().numpy()
+            slots = np.arange(rows.start, rows.stop)[:, None]
+            self.states.numpy()[slots, positions.numpy()] = given.float().numpy()
         else:
-            self.states[rows[:, None], positions] = given
+            on_device = torch.arange(rows.start, rows.stop, device=positions.device)[:, None]
+            self.states[on_device, positions] = given

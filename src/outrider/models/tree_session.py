@@ -34,7 +34,7 @@ class TreeSession(CachedSession):
         wanted = replace(self._wanted(len(depths)), tree=tree)
         found = self.engine.run(tokens, (root + depths)[None], self.cache, wanted)
         places = root + torch.arange(len(depths))
-        self._keep(torch.tensor([0]), places[None], found.states)
+        self._keep(range(1), places[None], found.states)
         self._window = None if found.hidden is None else (places[:1], found.hidden)
         self._scored, self._tree = True, tree
         assert found.logits is not None

@@ -8,17 +8,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import outrider
 from outrider.bench.measure import MeasuredRow, MeasureSettings, measure
+from outrider.bench.pair import inflated
 from outrider.bench.prompts import SAMPLE
 from outrider.core.protocols import Drafter
 from outrider.drafters import Cascade, Mixture, ModelDrafter, Ngram, NgramTable
 from outrider.errors import require
 from outrider.llm import LLM
 from outrider.models.hub import pairs
+from outrider.models.hub.loading import choose_device
 from outrider.paper import texts
 
 TRANSLATOR, CONTINUER, CHATTER = "t5-ende", "gpt-small", "smollm2-135m"
+INFLATED = f"{CHATTER} inflated to 8B"  # on a GPU: the same function at the cost of eight billion weights
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,25 @@ class Lab:
     def engine(self, target: str) -> LLM:
         """A target with its own draft, for one request at a time as in the papers."""
         if target not in self._engines:
-            self._engines[target] = outrider.load(target, device=self.device, dtype=self.dtype, slots=1)
+            self._engines[target] = self._inflated() if target == INFLATED else self._loaded(target)
         return self._engines[target]
+
+    def _loaded(self, target: str) -> LLM:
+        return outrider.load(target, device=self.device, dtype=self.dtype, slots=1)
+
+    def _inflated(self) -> LLM:
+        made = inflated(CHATTER, None, torch.device(choose_device(self.device)), self.dtype)
+        return LLM(made.loaded, made.drafter, slots=1)
+
+    @property
+    def gpu(self) -> bool:
+        return choose_device(self.device).startswith("cuda")
 
     def drafts(self, target: str) -> dict[str, Drafter]:
         """What Table 3 asks about: counted tables where the pair has them, and its draft."""
         own = self.engine(target).drafter
+        if target == INFLATED:
+            return {"head": own}
         if isinstance(own, Mixture):
             return {own.first.name: own.first, "head": own.second}
         folder = pairs.find(target)
@@ -70,7 +88,7 @@ class Lab:
 
     def prompts(self, target: str) -> list[Any]:
         """What a target is asked: sentences, beginnings, or questions in its chat format."""
-        return self._prompts[target]
+        return self._prompts[CHATTER if target == INFLATED else target]
 
     @cached_property
     def _prompts(self) -> dict[str, list[Any]]:

@@ -29,7 +29,7 @@ _READING = 2.0
 little more than a run. (A head took about forty for 32 prompts.)"""
 
 _LOOKS = 8
-"""Runs after which it is looked again what guesses would bring to many rows, or on a GPU to any."""
+"""Runs after which it is looked again what guesses would bring to several rows, or on a GPU to any."""
 
 GRAPH_GAMMAS = (1, 2, 3, 4, 6)
 """Where steps are CUDA graphs, numbers of guesses that are worth a graph each, beside none and as many as may be."""
@@ -127,11 +127,11 @@ class Adaptive:
         return sum(self.kept.values()) > sum(map(bool, run.left)) * self._cost(min(1, self.setting.limit))
 
     def choose(self, row: int) -> int:
-        if self.clock is not None and self.clock.wants_plain:
+        run = self.run
+        if run.together == 0 or (self.clock is not None and self.clock.wants_plain):
             return 0
         if self.experience is None:
             return self._decide([row])
-        run = self.run
         if run.together is None:
             run.together = self._decide([row for row, tokens in enumerate(run.left) if tokens])
         most = run.left[row] - 1  # the last token of a text is the target's own
@@ -174,14 +174,13 @@ class Adaptive:
         return self.clock.reading(_READING * guess / self.setting.rows)
 
     def _recent_rates(self, rows: Sequence[int]) -> list[float]:
-        """The same; where nobody guesses, of many rows or on a GPU, as it was a few runs ago: looking takes its time,
-        and a replayed step does not take long."""
+        """The same; where nobody guesses, of several rows or on a GPU, as it was a few runs ago: looking takes its
+        time, and a step does not take long."""
         if len(rows) == 1 and self.setting.splits and not self._first_guess():  # how much is left does not count, then
             if rows[0] not in self.single_rates:
                 self.single_rates[rows[0]] = self._rates(rows)
             return self.single_rates[rows[0]]
-        looks = 1 if self.setting.splits and len(rows) <= _FEW else _LOOKS
-        if self.cached_rates is None or self.idle == 0 or self.cached_for >= looks:
+        if self.cached_rates is None or self.idle == 0 or self.cached_for >= _LOOKS:
             self.cached_rates, self.cached_for = self._rates(rows), 0
         self.cached_for += 1
         return self.cached_rates
@@ -260,12 +259,13 @@ class Adaptive:
         return Prices(ladder, self.rates, [row.alpha for row in self.rows], weights=self.weights)
 
     def learn(self, row: int, asked: int, accepted: int, examined: int) -> None:
-        if asked:
-            self.single_rates.pop(row, None)
-        self.rows[row].add(asked, accepted, examined)
         if self.experience is None:
             self.asking[row].learn(asked > 0, accepted > 0)
-        else:
+        if not asked:  # nothing to learn: with many rows that is to take no time
+            return
+        self.single_rates.pop(row, None)
+        self.rows[row].add(asked, accepted, examined)
+        if self.experience is not None:
             self.told.append((asked, accepted, examined))
             self.kept[row] = accepted
 

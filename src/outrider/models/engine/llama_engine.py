@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,8 @@ class Run:
     tree: TokenTree | None = None  # what the tokens behind the first of the only row are; None: they follow it
 
 
-Found = tuple[Tensor, dict[int, Tensor], Tensor | None]
+Array = np.ndarray[Any, Any]
+Found = tuple[Tensor, dict[int, Array], Tensor | None]
 """What the layers gave [N, size], what went into those to keep [N, size], and logits [N, vocabulary], if wanted."""
 
 
@@ -122,11 +124,13 @@ class LlamaEngine(ABC):
         hidden, states, logits = self.run_layers(cache, run, inner, wanted.logits)
 
         def shaped(flat: Tensor) -> Tensor:
-            found = flat.view((*tokens.shape, -1))[:, :width]
+            found = flat.view((*tokens.shape, *flat.shape[1:]))[:, :width]
             return found if some is None else found.new_zeros((every, *found.shape[1:])).index_copy_(0, slots, found)
 
-        states |= dict.fromkeys(self._last, hidden) | {0: x}
-        kept = torch.stack([shaped(states[layer]) for layer in wanted.states], 2) if wanted.states else None
+        kept = None
+        if wanted.states:
+            states |= dict.fromkeys(self._last, hidden.numpy()) | {0: x.numpy()}
+            kept = shaped(torch.from_numpy(np.stack([states[layer] for layer in wanted.states], 1)))
         part = slice(None) if wanted.tokens is None else slice(wanted.tokens.start, wanted.tokens.stop)
         return Result(None if logits is None else shaped(logits)[:, part], shaped(hidden)[:, part], kept)
 

@@ -231,7 +231,7 @@ class NumbaEngine(LlamaEngine):
             counters=zeros(llama_records.PIECES * model.layers + 2), threads=self.threads,
         )  # fmt: skip
         self._team.run(self._layers, model, batch, holding=(cache, self._file))
-        return found, dict(zip(layers, states, strict=True)) if layers else {}, output if logits else None
+        return found, dict(zip(layers, states.numpy(), strict=True)), output if logits else None
 
     def _buffers(self, cache: Buffers) -> Addresses:
         """Addresses of keys and values, layer by layer; buffers stay where they are from run to run."""
