@@ -102,6 +102,24 @@ def test_the_cost_of_a_guess_is_known_for_a_replayed_translator(tmp_path: Path) 
     assert 0 < row.cost < math.inf
 
 
+@pytest.mark.usefixtures("replaying")
+def test_every_text_is_run_before_it_is_timed_under_replay(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph is captured when a step is first run: an inflated pair was measured at 1.2 instead of 3 times plain."""
+    asked: list[Any] = []
+    generate = outrider.LLM.generate
+
+    def counted(llm: outrider.LLM, prompt: Any, **options: Any) -> Any:
+        asked.append((prompt, options["max_new_tokens"], options.get("gamma")))
+        return generate(llm, prompt, **options)
+
+    monkeypatch.setattr(outrider.LLM, "generate", counted)
+    engine = outrider.load(folder, draft="copy", dtype="float32", slots=1)
+    measure({"copy": engine}, {"one": ["the end", "a"]}, MeasureSettings((0.0,), 1, {"max_new_tokens": 5, "gamma": 2}))
+    timed = [one for one in asked if one[1] == 5]
+    before, under = timed[: len(timed) // 2], timed[len(timed) // 2 :]
+    assert before and sorted(before, key=str) == sorted(under, key=str)
+
+
 def test_a_cell_counts_the_median_of_its_repeats() -> None:
     """Catches one slow repeat that decides a figure, and repeats counted as more tokens."""
 

@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import median, quantiles
 from typing import Any
 
@@ -38,16 +39,11 @@ class MeasureSettings:
     gammas: tuple[int | str, ...] = ()  # each with every draft; none: the gamma of the options
 
     def __post_init__(self) -> None:
-        require(
-            len(set(self.gammas)) == len(self.gammas),
-            f"gamma: values must differ from each other, got {', '.join(map(str, self.gammas))}",
-        )
+        for name, values in (("gamma", self.gammas), ("temperatures", self.temperatures)):
+            given = ", ".join(map(str, values))
+            require(len(set(values)) == len(values), f"{name} must differ from each other, got {given}")
         require(self.repeats >= 1, f"repeats must be at least 1, got {self.repeats}")
         require(len(self.temperatures) > 0, "temperatures is empty; name at least one")
-        require(
-            len(set(self.temperatures)) == len(self.temperatures),
-            f"temperatures must differ from each other, got {', '.join(map(str, self.temperatures))}",
-        )
 
 
 @dataclass(frozen=True)
@@ -126,6 +122,7 @@ def measure(
     for temperature in settings.temperatures:
         options = {**settings.options, "temperature": temperature}
         results: dict[str, list[dict[str, Cell]]] = {}
+        _capture(ways, tasks, options)
         try:
             for task, prompts in tasks.items():
                 for prompt in prompts:
@@ -137,6 +134,13 @@ def measure(
             return Figures([*rows, *_rows(ways, options, results)], done, total, interrupted=True)
         rows += _rows(ways, options, results)
     return Figures(rows, done, total)
+
+
+def _capture(ways: Mapping[str, Way], tasks: Mapping[str, Sequence[Any]], options: Mapping[str, Any]) -> None:
+    """Where steps are CUDA graphs, every text once before it is timed: a graph is captured when a step is first run."""
+    for way in (way for way in ways.values() if way.engine.graphs):
+        for prompt in chain(*tasks.values()):
+            way.engine.generate(prompt, **_options_for(way, options))
 
 
 @dataclass(frozen=True)

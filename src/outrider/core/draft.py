@@ -121,7 +121,7 @@ class Draft:
         assert self.probs is not None
         if self.support is None:
             return self.probs.gather(-1, tokens[..., None])[..., 0]
-        place = torch.searchsorted(self.support, tokens).clamp(max=len(self.support) - 1)
+        place = torch.searchsorted(self.support, tokens.contiguous()).clamp(max=len(self.support) - 1)
         return self.probs.gather(-1, place[..., None])[..., 0] * (self.support[place] == tokens)
 
     def dense(self, vocab_size: int) -> Draft:

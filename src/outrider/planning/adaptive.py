@@ -180,7 +180,8 @@ class Adaptive:
             if rows[0] not in self.single_rates:
                 self.single_rates[rows[0]] = self._rates(rows)
             return self.single_rates[rows[0]]
-        if self.cached_rates is None or self.idle == 0 or self.cached_for >= _LOOKS:
+        looks = 1 if self.setting.splits and len(rows) == 1 else _LOOKS
+        if self.cached_rates is None or self.idle == 0 or self.cached_for >= looks:
             self.cached_rates, self.cached_for = self._rates(rows), 0
         self.cached_for += 1
         return self.cached_rates
@@ -199,7 +200,7 @@ class Adaptive:
                 self._price(rows, _DOUBT[len(rows) > 1] * rates[0])
                 self.exploring = True
             return self.setting.limit
-        elif self._could_pay() and asking.pause.over(self._pause(1).length if self.setting.splits else None):
+        elif self._could_pay() and asking.pause.over(self._pause(1).length):
             best = max(self.choices[1:], key=rates.__getitem__, default=0)
             self._price(rows, rates[0] / 2)  # for once: a drafter that ends its drafts itself must try, too
             if self.experience is not None:
@@ -274,6 +275,7 @@ class Adaptive:
             return
         clock = self.clock_of(step.rows)  # the run that begins next may have other rows
         clock.add(step)
-        self.unread -= step.read
+        if step.read:
+            self.unread, self.cached_rates = self.unread - step.read, None
         if clock is self.clock and (clock.tells_more or step.waking or step.read):
             self._set_ladder(clock)
