@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median, quantiles
 
 import outrider  # isort: skip  # before torch: its threads then sleep while they wait, as in every command of outrider
@@ -23,6 +24,7 @@ import torch
 
 from outrider.bench.pair import inflated
 from outrider.bench.prompts import SAMPLE
+from outrider.models.hub.loading import choose_device
 from outrider.trace import PHASES
 
 
@@ -40,8 +42,9 @@ def loaded_llm(chosen: argparse.Namespace) -> outrider.LLM:
     return outrider.load(chosen.target, chosen.draft, device=chosen.device)
 
 
-def inflated_llm(target: str, device: str) -> outrider.LLM:
-    made = inflated(target, None, torch.device(device if device != "auto" else "cuda"), "auto")
+def inflated_llm(chosen: argparse.Namespace) -> outrider.LLM:
+    head = None if chosen.draft == "auto" else Path(chosen.draft)
+    made = inflated(chosen.target, head, torch.device(choose_device(chosen.device)), "auto")
     return outrider.LLM(made.loaded, made.drafter)
 
 
@@ -55,9 +58,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=10)
     parser.add_argument("--prompts", type=int, default=12, help="of the built-in sample, at most 12")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--inflated", action="store_true", help="pad the target to 8B weights; --draft is its head")
+    parser.add_argument(
+        "--inflated", action="store_true", help="pad the target to 8B weights; --draft: a head's directory"
+    )
     chosen = parser.parse_args()
-    llm = inflated_llm(chosen.target, chosen.device) if chosen.inflated else loaded_llm(chosen)
+    llm = inflated_llm(chosen) if chosen.inflated else loaded_llm(chosen)
     plain = outrider.LLM(llm.target, outrider.Nothing())
     narrow = outrider.LLM(llm.target, outrider.Nothing(), exact=False)
     options = {"beams": chosen.beams, "max_new_tokens": chosen.tokens, "eos": ()}

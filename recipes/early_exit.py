@@ -7,8 +7,9 @@ The target writes answers to the built-in prompts, plainly. Behind every token o
 shortened model is compared with the target's p: alpha at temperature 0 is how often their likeliest tokens agree, at
 temperature 1 the sum of min(p, q). A guess costs the layers that it runs and the output layer, by their weights: c.
 What Theorem 3.8 makes of both, at the best gamma, is the most that such a draft can gain where runs are bound by
-reading weights; by Corollary 3.9 it gains something only where alpha is above c. "first k": layers 1 to k, whose keys
-and values the target makes anyway. Where other layers are left out, a draft needs keys and values of its own.
+reading weights; by Corollary 3.9 it gains something only where alpha is above c. Both alphas are taken behind the
+target's greedy text. "first k": layers 1 to k, whose keys and values the target makes anyway. Where other layers are
+left out, a draft needs keys and values of its own.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def distributions(model: torch.nn.Module, texts: list[tuple[Tensor, int]], kept:
         model.model.layers = whole
 
 
-def measured(name: str, device: str, tokens: int, prompts: int) -> list[Shortened]:
+def answered(name: str, device: str, tokens: int, prompts: int) -> list[tuple[Tensor, int]]:
+    """What the target is asked and writes, greedily, as tokens, and how many of them are the prompt."""
     llm = outrider.load(name, draft=None, device=device)
     asked = [text for pair in zip(*SAMPLE.values(), strict=True) for text in pair][:prompts]
     texts = []
@@ -84,8 +86,12 @@ def measured(name: str, device: str, tokens: int, prompts: int) -> list[Shortene
         prompt = list(llm.chat_prompt([{"role": "user", "content": text}]) if chats else llm.encode(text))
         answer = llm.generate(prompt, max_new_tokens=tokens, temperature=0).tokens
         texts.append((torch.tensor(prompt + list(answer)), len(prompt)))
+    return texts
+
+
+def measured(name: str, device: str, tokens: int, prompts: int) -> list[Shortened]:
     model = load(name, device, "float32").transformers_model.model
-    texts = [(text.to(model.device), prompt) for text, prompt in texts]
+    texts = [(text.to(model.device), prompt) for text, prompt in answered(name, device, tokens, prompts)]
     config = model.config
     layer = sum(p.numel() for p in model.model.layers[0].parameters())
     output = config.vocab_size * config.hidden_size

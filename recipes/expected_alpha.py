@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider.bench.measure import Interval, bootstrap, total_ratio
+from outrider.bench.intervals import Interval, bootstrap, total_ratio
 from outrider.bench.prompts import read
 from outrider.drafters.head import HeadDrafter
 from outrider.models.hub import loading

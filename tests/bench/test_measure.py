@@ -187,7 +187,7 @@ def test_a_card_is_made_again_by_its_command(folder: str, tmp_path: Path) -> Non
 def test_refusals(folder: str, tmp_path: Path) -> None:
     for words, says in (
         (["--draft", "copy", "--draft", "copy"], "each --draft can be named once"),
-        (["--temperature", "1", "--temperature", "1"], "temperatures must differ"),
+        (["--temperature", "1", "--temperature", "1"], "temperatures: values must differ"),
         (["--repeats", "0"], "repeats must be at least 1"),
         (["--temperature", "-1"], "temperature"),
         (["--card", str(tmp_path / "no" / "card.md")], "make it first"),

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+import library
 from command import Command
 from outrider import theory
+from outrider.bench.pair import Inflated
 from outrider.core.sampling import Sampling
 from outrider.drafters import Copying, ModelDrafter
 from outrider.errors import BadOption
+from outrider.models.hub.loading import load
 from outrider.paper import acceptance, formulas, published, speed, traces, tulsian
 from outrider.paper.distributions import ONE, Means, ScoredToken, changed, places
 from outrider.paper.experiments import EXPERIMENTS, chosen
@@ -106,6 +109,27 @@ def test_a_unit_fills_its_rows(lab: Lab, unit: Any, rows: int) -> None:
 def test_an_inflated_target_is_left_out_without_a_gpu(lab: Lab) -> None:
     [row] = speed.speeds(INFLATED, 0).run(replace(lab, device="cpu")).rows
     assert not row.ours and "needs a GPU" in row.why
+
+
+def test_an_inflated_target_on_a_gpu(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every gamma beside plain decoding; it is let go afterwards; and a GPU that is too small is a reason, no crash."""
+    loaded = load(str(library.save_llama(tmp_path)), "cpu", "float32")
+    made: list[int] = []
+
+    def inflated(*given: Any) -> Inflated:
+        made.append(1)
+        if len(made) > 1:
+            raise torch.cuda.OutOfMemoryError("tried to allocate 16 GiB")
+        return Inflated(loaded, Copying(), "")  # type: ignore[arg-type]
+
+    monkeypatch.setattr("outrider.paper.lab.inflated", inflated)
+    monkeypatch.setattr(Lab, "gpu", property(lambda lab: True))
+    monkeypatch.setattr(Lab, "prompts", lambda lab, target: ["the end", "a"])
+    rows = speed.speeds(INFLATED, 0).run(lab).rows
+    assert [(row.about["our draft"], row.about["gamma"]) for row in rows] == [("head", gamma) for gamma in speed.GAMMAS]
+    assert all(row.ours["same text"] == "2 of 2" for row in rows)
+    [refused] = speed.speeds(INFLATED, 1).run(lab).rows
+    assert "too little memory" in refused.why and not refused.ours
 
 
 @pytest.mark.slow

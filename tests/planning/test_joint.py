@@ -185,6 +185,72 @@ def test_texts_are_not_read_for_less_than_that_takes(reading: float, guesses: bo
     assert planner.choose(0) > 0
 
 
+@pytest.mark.parametrize("splits", [True, False], ids=["cpu", "gpu"])
+def test_rows_that_decide_for_themselves_know_nothing_of_each_other(splits: bool) -> None:
+    """On a GPU a row that kept every guess was asked for none beside others that kept none: rates were one for all."""
+
+    def chosen(neighbours: int) -> list[int]:
+        given = replace(setting(1 + neighbours, same_text=False), splits=splits)
+        planner: Any = Auto(0.05).start(given)
+        found = []
+        for row in range(1 + neighbours):
+            planner.admit(row)
+        for _ in range(40):
+            planner.begin([90] * (1 + neighbours), waiting=False)
+            asked = [planner.choose(row) for row in range(1 + neighbours)]
+            found.append(asked[-1])
+            for row, gamma in enumerate(asked):
+                last = row == neighbours
+                planner.learn(row, gamma, gamma if last else 0, gamma if last else min(gamma, 1))
+            planner.ended([90] * (1 + neighbours))
+        return found
+
+    alone = chosen(0)
+    assert alone[-1] > 0 and chosen(1) == chosen(7) == alone
+
+
+def test_while_nobody_guesses_rates_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at four rows took a thirtieth of a run on a CPU, and was taken in every one."""
+    policy = Auto()
+    live(policy, [False] * 4, 100)
+    planner: Any = policy.start(setting(4))
+    looks = []
+    real = planner.ladder.__class__.joint_rates
+    monkeypatch.setattr(Ladder, "joint_rates", lambda *given: looks.append(1) or real(*given))
+    for row in range(4):
+        planner.admit(row)
+    for left in range(90, 26, -1):
+        planner.begin([left] * 4, waiting=False)
+        assert not any(planner.choose(row) for row in range(4))
+        planner.ended([left - 1] * 4)
+    assert 4 <= len(looks) <= 16
+
+
+def tries_on_a_gpu(waking: float) -> int:
+    """Of guesses that are never kept, in 3,000 runs of a batch; ``waking``: plain runs that the first of them takes."""
+    policy, found = Auto(), 0
+    planner: Any = policy.start(replace(setting(4), splits=False))
+    for row in range(4):
+        planner.admit(row)
+    rested = 0
+    for left in range(3000, 0, -1):
+        planner.begin([left] * 4, waiting=False)
+        gamma = max(planner.choose(row) for row in range(4))
+        found += gamma > 0
+        for row in range(4):
+            planner.learn(row, gamma, 0, min(gamma, 1))
+        planner.ended([left - 1] * 4)
+        wakes = gamma > 0 and rested >= 8
+        rested = 0 if gamma else rested + 1
+        planner.timed(Timing(gamma + 1, 1.0 + 0.3 * gamma + waking * wakes, None, gamma, 4, waking=wakes))
+    return found
+
+
+def test_a_try_on_a_gpu_is_as_rare_as_it_is_dear() -> None:
+    """Waking a head took six runs, every 256 runs: two and a half per cent for nothing."""
+    assert 0 < tries_on_a_gpu(20.0) < tries_on_a_gpu(0.0)
+
+
 def tries(reading: float) -> int:
     """Of guesses that are never kept, in 200 calls with four prompts; ``reading``: plain runs for each of them."""
     policy, found = Auto(), 0

@@ -8,7 +8,7 @@ from itertools import takewhile
 from statistics import median, quantiles
 from typing import Any
 
-from outrider.bench.measure import Interval, bootstrap, total_ratio
+from outrider.bench.intervals import Interval, bootstrap, total_ratio
 from outrider.trace import finite, ratio
 
 OURS, OUR_PLAIN = "outrider speculative", "outrider plain"

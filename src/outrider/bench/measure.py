@@ -6,13 +6,14 @@ Several drafts and several temperatures share the plain runs they are compared w
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median, quantiles
 from typing import Any
 
+from outrider.bench.intervals import Interval, bootstrap, total_ratio
 from outrider.core.traits import traits_of
 from outrider.decoding.loop import bucket
 from outrider.decoding.step_runner import Rule
@@ -25,8 +26,6 @@ from outrider.theory import oracle_tokens
 from outrider.trace import PHASES, Stats, finite, merge, ratio, summarise
 
 PLAIN, NARROW = "plain", "plain, unpadded"
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class MeasureSettings:
     def __post_init__(self) -> None:
         for name, values in (("gamma", self.gammas), ("temperatures", self.temperatures)):
             given = ", ".join(map(str, values))
-            require(len(set(values)) == len(values), f"{name} must differ from each other, got {given}")
+            require(len(set(values)) == len(values), f"{name}: values must differ from each other, got {given}")
         require(self.repeats >= 1, f"repeats must be at least 1, got {self.repeats}")
         require(len(self.temperatures) > 0, "temperatures is empty; name at least one")
 
@@ -122,8 +121,9 @@ def measure(
     for temperature in settings.temperatures:
         options = {**settings.options, "temperature": temperature}
         results: dict[str, list[dict[str, Cell]]] = {}
-        _capture(ways, tasks, options)
         try:
+            progress(f"every text once, temperature {temperature:g}", done / total)
+            _capture(ways, tasks, options)
             for task, prompts in tasks.items():
                 for prompt in prompts:
                     cells = timed_text(ways, prompt, options, settings.repeats, done)
@@ -139,8 +139,10 @@ def measure(
 def _capture(ways: Mapping[str, Way], tasks: Mapping[str, Sequence[Any]], options: Mapping[str, Any]) -> None:
     """Where steps are CUDA graphs, every text once before it is timed: a graph is captured when a step is first run."""
     for way in (way for way in ways.values() if way.engine.graphs):
+        engine = copy(way.engine)
+        engine.memory = None  # what is written here is nobody's output
         for prompt in chain(*tasks.values()):
-            way.engine.generate(prompt, **_options_for(way, options))
+            engine.generate(prompt, **_options_for(way, options))
 
 
 @dataclass(frozen=True)
@@ -274,29 +276,3 @@ def _traced_cost(stats: Stats) -> float:
 def _speed(cells: Sequence[Cell]) -> float:
     """Tokens over seconds, summed first: a mean of ratios would favour short texts."""
     return total_ratio([c.work for c in cells])
-
-
-def total_ratio(parts: Sequence[Interval]) -> float:
-    return ratio(math.fsum(p[0] for p in parts), math.fsum(p[1] for p in parts))
-
-
-def bootstrap(over: Sequence[Interval], under: Sequence[Interval] | None = None, rounds: int = 1000) -> Interval:
-    """95 % interval of a ratio of sums over prompts, or of the quotient of two such ratios.
-
-    Prompts are drawn again with replacement: how much the figure depends on which prompts were asked. With fewer
-    than two prompts nothing is known about that: NaN.
-    """
-    count = len(over)
-    if count < 2:
-        return (math.nan, math.nan)
-    chance, found = random.Random(0), []
-    for _ in range(rounds):
-        drawn = [chance.randrange(count) for _ in range(count)]
-        value = total_ratio([over[i] for i in drawn])
-        if under is not None:
-            value = ratio(value, total_ratio([under[i] for i in drawn]))
-        found.append(value)
-    known = sorted(v for v in found if not math.isnan(v))
-    if not known:
-        return (math.nan, math.nan)
-    return known[int(0.025 * len(known))], known[int(0.975 * len(known))]

@@ -109,7 +109,7 @@ def inflated(name: str, draft: Path | None, device: torch.device, dtype: str) ->
     loaded = load(name, str(device), dtype)
     head = HeadDrafter.load(draft) if draft is not None else shipped_draft(loaded)
     if not isinstance(head, HeadDrafter):
-        raise BadOption(f"no head comes with {name!r}; train one with `outrider distill` and name it with --pair-draft")
+        raise BadOption(f"no head comes with {name!r}; train one with `outrider distill` and name its directory")
     head = HeadDrafter(head.head, head.tokens, head.name, floor=0.0)  # gamma guesses always, as the theorem has it
     small = loaded.transformers_model.model
     large = HuggingFaceModel(inflate(small, EIGHT_BILLION))

@@ -20,6 +20,7 @@ from outrider.models.engine_protocol import Engine, GreedyEngine, Pending, Wante
 from outrider.models.prefill import PrefillRun, neighbours, side_by_side
 from outrider.models.session import BufferedSession
 from outrider.models.shared_prefixes import repeated_prompts, shared_prefixes
+from outrider.runtime.memory import zeros
 
 
 class Runnable(Protocol):
@@ -69,7 +70,7 @@ class CachedSession(BufferedSession):
             raise BadOption("this model shows no states of its layers; use a draft that reads none")
         self._kept = tuple(layers)
         shape = (self.context.rows, self.shape.capacity, len(self._kept), facts.hidden_size)
-        self.states = torch.zeros(shape, dtype=facts.dtype, device=facts.device)
+        self.states = zeros(shape, facts.dtype, facts.device)
 
     def prefill_in_parts(self, admissions: Sequence[Admission], steps: bool = True) -> Iterator[None]:
         repeated = repeated_prompts(admissions)

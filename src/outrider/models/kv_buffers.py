@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Self
@@ -9,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from outrider.runtime.memory import available_bytes
+from outrider.runtime.memory import LINE, available_bytes, zeros
 
 LayerShape = tuple[int, int, int]
 """(key/value heads, key dimension, value dimension) of one layer."""
@@ -18,10 +19,25 @@ WORTH_CHECKING = 1 << 24
 """Bytes of a KV cache from which on it is compared with the memory that is free."""
 
 
-def _check_memory(size: int, device: torch.device) -> None:
-    """MemoryError where the host has not that much. Linux grants it all the same, and kills a process that uses it."""
-    if device.type == "cpu" and size > WORTH_CHECKING and size > available_bytes():
+def _check_memory(size: int, device: torch.device) -> bool:
+    """MemoryError where the host has not that much. Linux grants it all the same, and kills a process that uses it.
+
+    -> whether memory may be taken when it is first written to: not where this is a large part of what there is, of
+    which the next one must see that it is gone.
+    """
+    if device.type != "cpu" or size <= WORTH_CHECKING:
+        return device.type == "cpu"
+    if size > (there := available_bytes()):
         raise MemoryError(f"KV caches of {size / 2**30:.1f} GiB")
+    return 8 * size <= there
+
+
+def _side_by_side(sizes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Buffers in one piece of memory, each from a line on: most of it may never be reached, and takes no time then."""
+    counts, line = [math.prod(size) for size in sizes], LINE // dtype.itemsize
+    whole = zeros([sum(-(-count // line) * line for count in counts)], dtype, device)
+    parts = torch.split(whole, [-(-count // line) * line for count in counts])
+    return [part[:count].view(size) for part, count, size in zip(parts, counts, sizes, strict=True)]
 
 
 class Buffers:
@@ -34,12 +50,14 @@ class Buffers:
     def allocate(
         cls, shapes: Sequence[LayerShape], rows: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> Self:
-        _check_memory(rows * capacity * dtype.itemsize * sum(h * (dk + dv) for h, dk, dv in shapes), device)
+        lazy = _check_memory(rows * capacity * dtype.itemsize * sum(h * (dk + dv) for h, dk, dv in shapes), device)
 
-        def buffer(heads: int, size: int) -> Tensor:
-            return torch.zeros((rows, heads, capacity, size), dtype=dtype, device=device)
-
-        return cls([(buffer(h, dk), buffer(h, dv)) for h, dk, dv in shapes])
+        sizes = [(rows, h, capacity, size) for h, dk, dv in shapes for size in (dk, dv)]
+        if lazy:
+            found = _side_by_side(sizes, dtype, device)
+        else:
+            found = [torch.zeros(size, dtype=dtype, device=device) for size in sizes]
+        return cls(list(zip(found[::2], found[1::2], strict=True)))
 
     def part(self, rows: range) -> Self:
         """A view of rows that lie side by side: what is written there is written here."""

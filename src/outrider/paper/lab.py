@@ -66,6 +66,10 @@ class Lab:
     def gpu(self) -> bool:
         return choose_device(self.device).startswith("cuda")
 
+    def forget(self, target: str) -> None:
+        """It is not asked again soon, and holds memory that others need."""
+        self._engines.pop(target, None)
+
     def drafts(self, target: str) -> dict[str, Drafter]:
         """What Table 3 asks about: counted tables where the pair has them, and its draft."""
         own = self.engine(target).drafter

@@ -174,9 +174,11 @@ class Adaptive:
         return self.clock.reading(_READING * guess / self.setting.rows)
 
     def _recent_rates(self, rows: Sequence[int]) -> list[float]:
-        """The same; where nobody guesses, of several rows or on a GPU, as it was a few runs ago: looking takes its
-        time, and a step does not take long."""
-        if len(rows) == 1 and self.setting.splits and not self._first_guess():  # how much is left does not count, then
+        """The same; where nobody guesses, of rows that decide together or on a GPU, as it was a few runs ago: looking
+        takes its time, and a step does not take long."""
+        # Of a row that decides for itself nothing counts but its own text: not what is left of it, nor other rows.
+        alone = len(rows) == 1 and self.setting.splits and not self._first_guess()
+        if self.experience is None or alone:
             if rows[0] not in self.single_rates:
                 self.single_rates[rows[0]] = self._rates(rows)
             return self.single_rates[rows[0]]
@@ -221,6 +223,7 @@ class Adaptive:
         self.ladder, self.waking = clock.ladder(), clock.waking()
         self.reading = self._reading()
         self.single_rates.clear()
+        self.cached_rates = None
 
     def _price(self, rows: Sequence[int], rate: float) -> None:
         """What time is worth to these rows."""
@@ -275,7 +278,6 @@ class Adaptive:
             return
         clock = self.clock_of(step.rows)  # the run that begins next may have other rows
         clock.add(step)
-        if step.read:
-            self.unread, self.cached_rates = self.unread - step.read, None
+        self.unread = self.unread - step.read
         if clock is self.clock and (clock.tells_more or step.waking or step.read):
             self._set_ladder(clock)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from outrider.bench.measure import PLAIN, Way, bootstrap, timed_text, total_ratio
+from outrider.bench.intervals import bootstrap, total_ratio
+from outrider.bench.measure import PLAIN, Way, timed_text
 from outrider.bench.plan.costs import decoding_seconds, with_slots
 from outrider.bench.plan.forecast import Interval, PredictedCell
 from outrider.bench.plan.settings import PlanSettings
