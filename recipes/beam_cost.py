@@ -39,12 +39,12 @@ def spread(ratios: Sequence[float]) -> str:
 
 
 def loaded_llm(chosen: argparse.Namespace) -> outrider.LLM:
-    return outrider.load(chosen.target, chosen.draft, device=chosen.device)
+    return outrider.load(chosen.target, chosen.draft, device=chosen.device, dtype=chosen.dtype)
 
 
 def inflated_llm(chosen: argparse.Namespace) -> outrider.LLM:
     head = None if chosen.draft == "auto" else Path(chosen.draft)
-    made = inflated(chosen.target, head, torch.device(choose_device(chosen.device)), "auto")
+    made = inflated(chosen.target, head, torch.device(choose_device(chosen.device)), chosen.dtype)
     return outrider.LLM(made.loaded, made.drafter)
 
 
@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=10)
     parser.add_argument("--prompts", type=int, default=12, help="of the built-in sample, at most 12")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto", help="of the target")
     parser.add_argument(
         "--inflated", action="store_true", help="pad the target to 8B weights; --draft: a head's directory"
     )
