@@ -17,10 +17,10 @@ from outrider.core.model_facts import ModelFacts
 from outrider.core.protocols import Admission, Choose, Shape, Source
 from outrider.errors import BadOption, require
 from outrider.models.engine_protocol import Engine, GreedyEngine, Pending, Wanted
+from outrider.models.lazy_zeros import zeros
 from outrider.models.prefill import PrefillRun, neighbours, side_by_side
 from outrider.models.session import BufferedSession
 from outrider.models.shared_prefixes import repeated_prompts, shared_prefixes
-from outrider.runtime.memory import zeros
 
 
 class Runnable(Protocol):

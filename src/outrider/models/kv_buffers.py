@@ -10,7 +10,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from outrider.runtime.memory import LINE, available_bytes, zeros
+from outrider.models.lazy_zeros import LINE, zeros
+from outrider.runtime.memory import available_bytes
 
 LayerShape = tuple[int, int, int]
 """(key/value heads, key dimension, value dimension) of one layer."""

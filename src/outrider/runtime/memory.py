@@ -1,21 +1,8 @@
-"""How much memory there is to be had, and memory that costs nothing until it is used."""
+"""How much memory there is to be had."""
 
 from __future__ import annotations
 
-import math
-import mmap
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-
-import torch
-from torch import Tensor
-
-_SMALL = 1 << 16
-"""Bytes below which pages of their own are not worth it."""
-
-LINE = 64
-"""Bytes of a line of memory, which what is read in vectors begins at."""
 
 
 def available_bytes() -> float:
@@ -27,12 +14,3 @@ def available_bytes() -> float:
     except (OSError, ValueError, IndexError):
         pass
     return float("inf")
-
-
-def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On the host they take neither time nor memory until they are written to: the system's own empty pages."""
-    size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or size < _SMALL or sys.platform == "win32":
-        return torch.zeros(tuple(shape), dtype=dtype, device=device)
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype).view(tuple(shape))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.models.kv_buffers import Buffers
-from outrider.runtime.memory import LINE, zeros
+from outrider.models.lazy_zeros import LINE, zeros
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64]
