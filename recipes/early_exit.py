@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from outrider.bench.prompts import SAMPLE
+from outrider.errors import OutriderError, require
 from outrider.models.hub.loading import load
 from outrider.models.settings import has_chat_template
 from outrider.theory import optimal_gamma, speedup
@@ -91,8 +92,9 @@ def answered(name: str, device: str, tokens: int, prompts: int) -> list[tuple[Te
 
 def measured(name: str, device: str, tokens: int, prompts: int) -> list[Shortened]:
     model = load(name, device, "float32").transformers_model.model
-    texts = [(text.to(model.device), prompt) for text, prompt in answered(name, device, tokens, prompts)]
     config = model.config
+    require(config.model_type == "llama", f"{name!r} is of the family {config.model_type!r}; name a Llama")
+    texts = [(text.to(model.device), prompt) for text, prompt in answered(name, device, tokens, prompts)]
     layer = sum(p.numel() for p in model.model.layers[0].parameters())
     output = config.vocab_size * config.hidden_size
     true = distributions(model, texts, list(range(config.num_hidden_layers)))
@@ -115,7 +117,12 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=12, help="of the built-in sample, at most 12")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
-    rows = measured(chosen.target, chosen.device, chosen.tokens, chosen.prompts)
+    if chosen.prompts < 1 or chosen.tokens < 1:
+        parser.error("--prompts and --tokens must be at least 1")
+    try:
+        rows = measured(chosen.target, chosen.device, chosen.tokens, chosen.prompts)
+    except OutriderError as error:
+        sys.exit(str(error))
     if chosen.json:
         sys.stdout.write(json.dumps([asdict(row) for row in rows]) + "\n")
         return
