@@ -210,12 +210,11 @@ def test_rows_that_decide_for_themselves_know_nothing_of_each_other(splits: bool
 
 
 def test_while_nobody_guesses_rates_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look at four rows took a thirtieth of a run on a CPU, and was taken in every one."""
+    """Looks at the rates of a few rows took their time in every run on a CPU."""
     policy = Auto()
     live(policy, [False] * 4, 100)
     planner: Any = policy.start(setting(4))
-    looks = []
-    real = planner.ladder.__class__.joint_rates
+    looks, real = [], Ladder.joint_rates
     monkeypatch.setattr(Ladder, "joint_rates", lambda *given: looks.append(1) or real(*given))
     for row in range(4):
         planner.admit(row)
@@ -226,6 +225,16 @@ def test_while_nobody_guesses_rates_are_looked_at_now_and_then(monkeypatch: pyte
     assert 4 <= len(looks) <= 16
 
 
+def vain_run(planner: Any, left: int) -> int:
+    """A run of four rows with so many tokens to come, of whose guesses none is kept -> how many were asked for."""
+    planner.begin([left] * 4, waiting=False)
+    gamma = max(planner.choose(row) for row in range(4))
+    for row in range(4):
+        planner.learn(row, gamma, 0, min(gamma, 1))
+    planner.ended([left - 1] * 4)
+    return gamma
+
+
 def tries_on_a_gpu(waking: float) -> int:
     """Of guesses that are never kept, in 3,000 runs of a batch; ``waking``: plain runs that the first of them takes."""
     policy, found = Auto(), 0
@@ -234,12 +243,8 @@ def tries_on_a_gpu(waking: float) -> int:
         planner.admit(row)
     rested = 0
     for left in range(3000, 0, -1):
-        planner.begin([left] * 4, waiting=False)
-        gamma = max(planner.choose(row) for row in range(4))
+        gamma = vain_run(planner, left)
         found += gamma > 0
-        for row in range(4):
-            planner.learn(row, gamma, 0, min(gamma, 1))
-        planner.ended([left - 1] * 4)
         wakes = gamma > 0 and rested >= 8
         rested = 0 if gamma else rested + 1
         planner.timed(Timing(gamma + 1, 1.0 + 0.3 * gamma + waking * wakes, None, gamma, 4, waking=wakes))
@@ -260,12 +265,8 @@ def tries(reading: float) -> int:
             planner.admit(row)
         unread = frozenset(range(4))
         for left in range(16, 0, -1):
-            planner.begin([left] * 4, waiting=False)
-            gamma = max(planner.choose(row) for row in range(4))
+            gamma = vain_run(planner, left)
             found += gamma > 0
-            for row in range(4):
-                planner.learn(row, gamma, 0, min(gamma, 1))
-            planner.ended([left - 1] * 4)
             read, unread = (unread, frozenset[int]()) if gamma else (frozenset[int](), unread)
             drafting = 0.3 * gamma + reading * len(read)
             planner.timed(Timing(gamma + 1, 1.0 + 0.1 * gamma, drafting if gamma else None, gamma, 4, read=read))
