@@ -23,8 +23,8 @@ from outrider.runtime import cpu
 pytest.importorskip("numba")
 
 from models.test_engines import ROUNDING, SIZES, off_by, rounded
+from outrider.kernels.numba.attention_room import TILE
 from outrider.kernels.numba.thread_team import ThreadTeam
-from outrider.kernels.numba.tiled_attention import TILE
 from outrider.models.engine.model import EngineModel
 from outrider.models.engine.numba_engine import NumbaEngine
 from outrider.models.hub import loading

@@ -24,7 +24,7 @@ from outrider.runtime import cpu
 
 AVAILABLE = cpu.facts().has_amx
 if AVAILABLE:
-    initialize_native_asmparser()  # for ``parts_of``
+    initialize_native_asmparser()  # for ``nearest_bfloat16``
 
 PARTS = 2
 """Numbers of bfloat16 that an input is split into."""
@@ -131,16 +131,21 @@ def panel_size(inputs: int) -> Any:
     return _CHUNK_BYTES * chunks_of(inputs)
 
 
-def parts_of(builder: Any, vector: Any) -> list[Any]:
+def nearest_bfloat16(builder: Any, vector: Any) -> tuple[Any, Any]:
+    """Sixteen numbers -> the nearest bfloat16 numbers, and these as float32."""
+    nearest = ir.FunctionType(_HALVES, [_FLOATS])  # LLVM's name for it has a type that llvmlite does not know
+    found = builder.asm(nearest, "vcvtneps2bf16 $1, $0", "=v,v", [vector], False)
+    words = builder.shl(builder.zext(found, _WORDS), ir.Constant(_WORDS, [16] * 16))
+    return found, builder.bitcast(words, _FLOATS)
+
+
+def _parts_of(builder: Any, vector: Any) -> list[Any]:
     """Sixteen numbers -> the nearest bfloat16 numbers, and the nearest to what is left of them."""
-    if not AVAILABLE:
-        return []
     found, left = [], vector
-    for _ in range(PARTS):
-        nearest = ir.FunctionType(_HALVES, [_FLOATS])  # LLVM's name for it has a type that llvmlite does not know
-        found.append(builder.asm(nearest, "vcvtneps2bf16 $1, $0", "=v,v", [left], False))
-        kept = builder.shl(builder.zext(found[-1], _WORDS), ir.Constant(_WORDS, [16] * 16))
-        left = builder.fsub(left, builder.bitcast(kept, _FLOATS))
+    for _ in range(PARTS if AVAILABLE else 0):
+        numbers, kept = nearest_bfloat16(builder, left)
+        found.append(numbers)
+        left = builder.fsub(left, kept)
     return found
 
 
@@ -151,7 +156,7 @@ def _split_sixteen(typing: Any, line: Any, to: Any, stride: Any) -> Any:
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         line, to, stride = args
         vector = builder.load(pointer(builder, line, number(0), _FLOATS), align=4)
-        for part, numbers in enumerate(parts_of(builder, vector)):
+        for part, numbers in enumerate(_parts_of(builder, vector)):
             builder.store(numbers, pointer(builder, to, builder.mul(stride, number(part)), _HALVES), align=2)
         return context.get_dummy_value()
 

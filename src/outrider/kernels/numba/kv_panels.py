@@ -1,7 +1,8 @@
 """Keys and values as a KV cache stores them, in 16 or 32 bits, and products with them, compiled by numba.
 
 Sixteen keys lie side by side, in blocks [lines, 16]: a product with sixteen keys needs no sum across a vector. Values
-lie one behind the other, [positions, padded head size].
+lie one behind the other, [positions, padded head size]. AMX multiplies pairs: what it reads is [lines / 2, 16, 2] and
+[positions / 2, padded head size, 2].
 
 Products are in float32, except that on CPUs with float16 arithmetic a cache of float16 is multiplied as it is, as
 ``float16_products.py`` does: in chains of ``CHAIN`` inputs, which are added up in float32. A key is divided by a power
@@ -20,6 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from outrider.kernels.numba.amx_products import AVAILABLE as BY_AMX
+from outrider.kernels.numba.amx_products import CHUNK
 from outrider.kernels.numba.float16_products import AVAILABLE as IN_HALF
 from outrider.kernels.numba.float16_products import CHAIN
 from outrider.kernels.numba.tiles import (
@@ -30,7 +32,6 @@ from outrider.kernels.numba.tiles import (
     WORD,
     by_count,
     compiled,
-    float_of_bits,
     loop,
     number,
     pointer,
@@ -67,7 +68,15 @@ def in_half(kv_cache_dtype: str) -> bool:
 
 def key_lines(kv_cache_dtype: str, depth: int) -> int:
     """Lines of a block of keys."""
-    return -(-depth // CHAIN) * CHAIN + 1 if in_half(kv_cache_dtype) else -(-depth // PANEL) * PANEL
+    if in_half(kv_cache_dtype):
+        return -(-depth // CHAIN) * CHAIN + 1
+    unit = CHUNK if paired(kv_cache_dtype) else PANEL
+    return -(-depth // unit) * unit
+
+
+def paired(kv_cache_dtype: str) -> bool:
+    """Whether a cache of this format is in AMX's order."""
+    return BY_AMX and kv_cache_dtype == "bfloat16"
 
 
 def _widened(builder: Any, stored: Any, address: Any) -> Any:
@@ -235,66 +244,3 @@ def _multiplied(available: bool, kind: Any) -> Any:
 
 
 multiplied_in_half, multiplied_by_amx = _multiplied(IN_HALF, types.int16), _multiplied(BY_AMX, types.uint16)
-
-
-@intrinsic
-def largest(typing: Any, stored: Any) -> Any:
-    """The largest number that is written to a cache; of float16 such that 32 weights of 1 / 32 times it are finite."""
-    most = {types.float32: 3.4028234663852886e38, types.uint16: 3.3895313892515355e38, types.int16: 32768.0}
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return ir.Constant(FLOAT, most[signature.args[0].dtype])
-
-    return types.float32(stored), generate
-
-
-@intrinsic
-def _store(typing: Any, stored: Any, address: Any, value: Any) -> Any:
-    """Round a finite float32 to the format of the cache, to nearest, ties to even, and write it to an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, address, value = args
-        if signature.args[0].dtype == types.int16:
-            value = builder.fptrunc(value, _HALF)
-        elif signature.args[0].dtype == types.uint16:
-            bits = builder.bitcast(value, WORD)
-            odd = builder.and_(builder.lshr(bits, ir.Constant(WORD, 16)), ir.Constant(WORD, 1))
-            up = builder.add(builder.add(bits, ir.Constant(WORD, 0x7FFF)), odd)
-            value = builder.trunc(builder.lshr(up, ir.Constant(WORD, 16)), _SHORT)
-        builder.store(value, builder.inttoptr(address, value.type.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(stored, types.int64, types.float32), generate
-
-
-@compiled
-def _write(stored: Any, address: int, stride: int, line: Any, count: int, scale: float, most: float) -> None:
-    for j in range(count):
-        value = line[j] * scale
-        if not abs(value) <= most:
-            value = most if value > 0 else -most
-        _store(stored, address + stride * j, value)
-
-
-@compiled
-def write_value(stored: Any, address: int, line: Any, count: int) -> None:
-    """A line of values -> the cache.
-
-    What is beyond the range, infinite or NaN becomes the largest number. So all values of a cache are finite, and
-    a weight of zero for what a query may not see gives zero.
-    """
-    _write(stored, address, stored.itemsize, line, count, np.float32(1), largest(stored))
-
-
-@compiled
-def write_key(stored: Any, address: int, lines: int, line: Any, count: int) -> None:
-    """A key -> its column of a block of the cache."""
-    stride, power, most = PANEL * stored.itemsize, np.int32(0), largest(stored)
-    if multiplied_in_half(stored):
-        highest, most = np.float32(0), np.float32(1)
-        for j in range(count):
-            highest = max(highest, abs(line[j]))
-        while power < 15 and float_of_bits((np.int32(127) + power) << np.int32(23)) <= highest:
-            power += np.int32(1)
-        _store(stored, address + stride * (lines - 1), float_of_bits((np.int32(127) + power) << np.int32(23)))
-    _write(stored, address, stride, line, count, float_of_bits((np.int32(127) - power) << np.int32(23)), most)

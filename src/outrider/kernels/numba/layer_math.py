@@ -20,6 +20,7 @@ from outrider.kernels.numba.tiles import (
     tile,
     together,
 )
+from outrider.kernels.numba.vector_math import turn
 
 STRIDE = 128
 """Bytes of counters for a piece of work: items taken, and on a line of memory of its own, items finished."""
@@ -138,7 +139,12 @@ def exp(x: Any) -> Any:
 def rotate(line: Any, cos: Any, sin: Any, to: Any) -> None:
     """Rotary positions on the numbers that have a cosine; those behind them stay as they are."""
     half = cos.shape[0]
-    for j in range(half):
+    whole = half // PANEL * PANEL
+    for j in range(0, whole, PANEL):
+        turn(
+            line.ctypes.data + 4 * j, 4 * half, cos.ctypes.data + 4 * j, sin.ctypes.data + 4 * j, to.ctypes.data + 4 * j
+        )
+    for j in range(whole, half):
         first, second = line[j], line[j + half]
         to[j] = first * cos[j] - second * sin[j]
         to[j + half] = second * cos[j] + first * sin[j]

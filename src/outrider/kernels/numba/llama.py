@@ -15,6 +15,7 @@ import numpy as np
 from numba import carray
 
 from outrider.kernels.numba.arrays import aligned_lines, unowned
+from outrider.kernels.numba.attention_room import room_for
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.layer_math import finish, norm, norm_line, take
 from outrider.kernels.numba.llama_attention import mix, norm_and_turn, project
@@ -40,7 +41,6 @@ from outrider.kernels.numba.products import (
     product_input,
     some_rows,
 )
-from outrider.kernels.numba.tiled_attention import room_for
 from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
 from outrider.kernels.numba.vector_math import gelu, silu
 

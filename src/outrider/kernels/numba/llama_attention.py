@@ -7,28 +7,19 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from outrider.kernels.numba.kv_panels import write_key, write_value
+from outrider.kernels.numba.attention_room import NOWHERE, Paths, Room
+from outrider.kernels.numba.kv_writes import write_key, write_value
 from outrider.kernels.numba.layer_math import norm_line, rotate
 from outrider.kernels.numba.llama_records import ROWS, LlamaRows, LlamaWeights
 from outrider.kernels.numba.products import ProductInput, multiply, some_rows
-from outrider.kernels.numba.tiled_attention import NOWHERE, Paths, Room, add_up, attend_block
+from outrider.kernels.numba.tiled_attention import add_up, attend_block
 from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
 
 
 @compiled
-def _turn(model: LlamaWeights, batch: LlamaRows, layer: int, head: int, row: int, found: Any, line: Any) -> None:
-    """A query or key of one token, at its position: to the queries, or to its place in the KV cache."""
-    kind = model.kinds[layer]
-    if head < model.heads:
-        rotate(found, batch.cos[kind, row], batch.sin[kind, row], batch.queries[row, head])
-        return
-    width = len(batch.x) // len(batch.starts)
-    place = batch.starts[row // width] + row % width
-    rotate(found, batch.cos[kind, row], batch.sin[kind, row], line)
-    slot = batch.slots[row // width]
-    first = (slot * model.shared + head - model.heads) * batch.capacity + place // PANEL * PANEL
-    to = batch.keys[layer] + batch.stored.itemsize * (first * batch.lines + place % PANEL)
-    write_key(batch.stored, to, batch.lines, line, model.depth)
+def _head(buffer: int, size: int, batch: LlamaRows, shared: int, row: int, which: int) -> Any:
+    """Where the keys or values of one head of a row begin, ``size`` numbers a position."""
+    return buffer + batch.stored.itemsize * size * batch.capacity * (batch.slots[row] * shared + which)
 
 
 @compiled
@@ -38,26 +29,32 @@ def project(
     """Queries, keys or values of one head; keys and values go to their place in the buffers."""
     width, depth, panels = len(batch.x) // len(batch.starts), model.depth, model.padded // PANEL
     normed = len(model.query_norms) > 0 and not model.by_width
+    key, value = head - model.heads, head - model.heads - model.shared
+    cos, sin = batch.cos[model.kinds[layer]], batch.sin[model.kinds[layer]]
     for row in range(len(batch.x)):
         if row % ROWS == 0:
             multiply(some_rows(given, row, row + ROWS), model.places[layer, 0], panels * head, panels, temp)
-        found = temp[row % ROWS]
+        found, sequence = temp[row % ROWS], row // width
+        place = batch.starts[sequence] + row - width * sequence
         if model.biases[layer, 0]:
             bias = carray(pointer_to(model.biases[layer, 0] + 4 * model.padded * head), (depth,), np.float32)
             for j in range(depth):
                 found[j] += bias[j]
-        if head >= model.heads + model.shared:
-            slot, place = batch.slots[row // width], batch.starts[row // width] + row % width
-            first = (slot * model.shared + head - model.heads - model.shared) * batch.capacity + place
-            to = batch.values[layer] + batch.stored.itemsize * first * model.padded
-            write_value(batch.stored, to, found, depth)
-        elif model.by_width:
+        if value >= 0:
+            values = _head(batch.values[layer], model.padded, batch, model.shared, sequence, value)
+            write_value(batch.stored, values, model.padded, place, found, depth)
+            continue
+        if model.by_width:
             batch.queries[row, head] = found[:depth]
+            continue
+        if normed:
+            norm_line(found, model.key_norms[layer] if key >= 0 else model.query_norms[layer], model.epsilon)
+        if key >= 0:
+            rotate(found, cos[row], sin[row], line)
+            keys = _head(batch.keys[layer], batch.lines, batch, model.shared, sequence, key)
+            write_key(batch.stored, keys, batch.lines, place, line, depth)
         else:
-            if normed:
-                weights = model.query_norms[layer] if head < model.heads else model.key_norms[layer]
-                norm_line(found, weights, model.epsilon)
-            _turn(model, batch, layer, head, row, found, line)
+            rotate(found, cos[row], sin[row], batch.queries[row, head])
 
 
 @compiled
@@ -66,10 +63,16 @@ def norm_and_turn(model: LlamaWeights, batch: LlamaRows, layer: int, row: int, l
     whole = batch.queries.reshape((len(batch.x), (model.heads + model.shared) * model.depth))[row]
     norm_line(whole, model.query_norms[layer], model.epsilon)
     norm_line(whole[model.heads * model.depth :], model.key_norms[layer], model.epsilon)
-    found = np.empty(model.depth, np.float32)
+    found, width = np.empty(model.depth, np.float32), len(batch.x) // len(batch.starts)
+    cos, sin = batch.cos[model.kinds[layer], row], batch.sin[model.kinds[layer], row]
     for head in range(model.heads + model.shared):
         found[:] = batch.queries[row, head]
-        _turn(model, batch, layer, head, row, found, line)
+        if head < model.heads:
+            rotate(found, cos, sin, batch.queries[row, head])
+            continue
+        rotate(found, cos, sin, line)
+        keys = _head(batch.keys[layer], batch.lines, batch, model.shared, row // width, head - model.heads)
+        write_key(batch.stored, keys, batch.lines, batch.starts[row // width] + row % width, line, model.depth)
 
 
 @compiled
@@ -103,4 +106,4 @@ def mix(model: LlamaWeights, batch: LlamaRows, layer: int, item: int, room: Room
     for query in range(tokens * group):
         token, head = row * width + begin + query // group, group * shared + query % group
         out = batch.mixed[token, head * model.depth : (head + 1) * model.depth]
-        add_up(parts, query, room.first[query], room.end[query], out)
+        add_up(parts, query, room.first[query], room.end[query], room, out)

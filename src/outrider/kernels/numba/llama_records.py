@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outrider.kernels.numba import amx_products
-from outrider.kernels.numba.tiled_attention import Cut
+from outrider.kernels.numba.attention_room import Cut
 
 PROJECT, TURN, MIX, OUT, OUT_NORM, GATE, DOWN, DOWN_NORM = range(8)
 PIECES = 8

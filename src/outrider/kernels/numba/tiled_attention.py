@@ -9,15 +9,14 @@ Where the tokens of a run are a tree, the keys behind its root are gathered for 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from outrider.kernels.numba import amx_products
-from outrider.kernels.numba.amx_attention import pair_lines, paired_product
+from outrider.kernels.numba.amx_attention import Panels, parted_product, single_product
 from outrider.kernels.numba.amx_products import CHUNK, SHAPES, configure, release, split_line
-from outrider.kernels.numba.arrays import aligned, aligned_lines
-from outrider.kernels.numba.float16_products import AVAILABLE as IN_HALF
+from outrider.kernels.numba.attention_room import LINE, QUERY_PARTS, TILE, Cut, Room
 from outrider.kernels.numba.float16_products import narrow
 from outrider.kernels.numba.kv_panels import (
     FLOAT_ROWS,
@@ -30,99 +29,9 @@ from outrider.kernels.numba.kv_panels import (
     multiplied_in_half,
     widen,
 )
-from outrider.kernels.numba.layer_math import exp
-from outrider.kernels.numba.products import chained
 from outrider.kernels.numba.tiles import PANEL, compiled, count_up
 from outrider.kernels.numba.tree_keys import copy_values, gather_keys, gather_values
-from outrider.kernels.numba.vector_math import HALF_WEIGHT, cap, weigh
-
-TILE = 256
-"""Positions of a tile: a multiple of GRANULE. Bits depend on it."""
-
-LINE = TILE + PANEL
-"""Scores of a tile, and room: lines a power of two apart would share few places of a cache."""
-
-BLOCK = 48
-"""Queries of a block, about, over all heads that share keys."""
-
-_PARTS = amx_products.PARTS if amx_products.AVAILABLE else 1
-"""Numbers of 16 bits for each query and each weight."""
-
-assert GRANULE % CHUNK == 0 and not (IN_HALF and amx_products.AVAILABLE)
-
-
-class Cut(NamedTuple):
-    """How the attention of a run is cut into items of work: a block of one row and one key/value head each.
-
-    Where there are few blocks, an item is one tile of a block, and the last to finish adds up the tiles.
-    """
-
-    tokens: int  # of a block
-    queries: int  # of a block that there is room for
-    blocks: int  # of a row
-    tiles: int  # of the longest row
-    by_tile: bool
-
-
-class Room(NamedTuple):
-    """A thread's scratch buffers."""
-
-    queries: np.ndarray[Any, Any]  # [R, padded]
-    bits: np.ndarray[Any, Any]  # [R, _PARTS * whole chains]: queries in 16 bits
-    factors: np.ndarray[Any, Any]  # [R]: what products of queries in float16 are multiplied with
-    first: np.ndarray[Any, Any]  # [R]: the first key of each, and where they end
-    end: np.ndarray[Any, Any]
-    scores: np.ndarray[Any, Any]  # [R, LINE]
-    halves: np.ndarray[Any, Any]  # [R, _PARTS * TILE]: weights in 16 bits
-    panel: np.ndarray[Any, Any]  # [.., PANEL]: keys or values in float32; by AMX those of a tile, in bfloat16
-    unscaled: np.ndarray[Any, Any]  # [HALF_ROWS]: what to multiply products of ``halves`` with
-    ones: np.ndarray[Any, Any]  # [PANEL], in float16
-    path_keys: np.ndarray[Any, Any]  # bytes of a block of keys and of sixteen columns of a tile's values, of one path
-    path_values: np.ndarray[Any, Any]
-    parts: np.ndarray[Any, Any]  # [tiles, R, padded + PANEL], where an item is a whole block
-
-
-class Paths(NamedTuple):
-    """The paths of the tokens of a block, where they are a tree. A root by itself: tokens one behind the other."""
-
-    root: int  # its position; no key behind it is read by its place
-    places: np.ndarray[Any, Any]  # [T, D]: where the tokens on each path lie, by depth
-    depths: np.ndarray[Any, Any]  # [T]
-
-
-NOWHERE = 1 << 40
-"""A root that no text reaches."""
-
-
-def cut(rows: int, width: int, shared: int, group: int, longest: int, threads: int) -> Cut:
-    """For ``rows`` rows of ``width`` tokens that see up to ``longest`` keys, with ``group`` query heads to each key."""
-    tokens = min(width, max(1, BLOCK // group))
-    blocks, tiles = -(-width // tokens), -(-longest // TILE)
-    by_tile = tiles > 1 and rows * shared * blocks < 4 * threads
-    return Cut(tokens, query_room(tokens * group), blocks, tiles, by_tile)
-
-
-def query_room(queries: int) -> int:
-    """Rows of scratch buffers for so many queries. AMX writes sixteen rows at a time, from any row on."""
-    return (queries // amx_products.ROWS + 2) * amx_products.ROWS if amx_products.AVAILABLE else queries
-
-
-@compiled
-def room_for(cut: Cut, depth: int) -> Room:
-    queries, padded = cut.queries, (depth + PANEL - 1) // PANEL * PANEL
-    bits = aligned_lines(queries, _PARTS * chained(depth), np.uint16)
-    lines = max(TILE, padded, TILE * padded // CHUNK + PANEL if _PARTS > 1 else 0)
-    panel = aligned_lines(lines, PANEL, np.float32)
-    bits[:], panel[:] = 0, 0  # AMX multiplies whole chunks
-    tiles = 0 if cut.by_tile else cut.tiles
-    return Room(
-        np.zeros((queries, padded), np.float32), bits,
-        np.empty(queries, np.float32), np.empty(queries, np.int64), np.empty(queries, np.int64),
-        aligned_lines(queries, LINE, np.float32), aligned_lines(queries, _PARTS * TILE, np.uint16),
-        panel, np.full(HALF_ROWS, np.float32(1 / HALF_WEIGHT), np.float32), np.full(PANEL, 0x3C00, np.uint16),
-        np.empty(4 * PANEL * (chained(depth) + 1), np.uint8), np.empty(4 * PANEL * TILE, np.uint8),
-        aligned(tiles * queries * (padded + PANEL), np.float32).reshape((tiles, queries, padded + PANEL)),
-    )  # fmt: skip
+from outrider.kernels.numba.vector_math import cap, weigh
 
 
 @compiled
@@ -130,17 +39,18 @@ def _multiply_keys(
     stored: Any, keys: int, lines: int, row: int, count: int, room: Room, place: int, end: int
 ) -> None:  # fmt: skip
     """Queries row..count times the blocks of keys of place..end of a tile -> scores; ``keys``: address of the first."""
-    padded, panel, bits = room.queries.shape[1], room.panel.ctypes.data, room.bits.shape[1] // _PARTS
-    if multiplied_by_amx(stored):  # all blocks are brought into its order before: it waits for what was just written
-        pair_lines(keys, 2 * PANEL, padded // PANEL * (end - place), panel)
+    padded, bits = room.queries.shape[1], room.bits.shape[1] // QUERY_PARTS
+    if multiplied_by_amx(stored):
+        parted_product(
+            count - row, (end - place) // PANEL, Panels(keys, 2 * PANEL * lines, 2 * PANEL * CHUNK, 4 * PANEL),
+            room.bits[row].ctypes.data, 2 * QUERY_PARTS * bits, 2 * bits, bits // CHUNK,
+            room.scores[row].ctypes.data + 4 * place, 4 * LINE,
+        )  # fmt: skip
+        return
+    panel = room.panel.ctypes.data
     for each in range(place, end, PANEL):
         block, to = keys + stored.itemsize * lines * (each - place), room.scores.ctypes.data + 4 * each
-        if multiplied_by_amx(stored):
-            paired_product(
-                count - row, panel + 2 * padded * (each - place), room.bits[row].ctypes.data, 2 * _PARTS * bits,
-                2 * bits, bits // CHUNK, to + 4 * LINE * row, 4 * LINE,
-            )  # fmt: skip
-        elif multiplied_in_half(stored):
+        if multiplied_in_half(stored):
             for first in range(row, count, HALF_ROWS):
                 half_product(
                     min(HALF_ROWS, count - first), block, 2 * PANEL, room.bits[first].ctypes.data, 2 * bits,
@@ -164,16 +74,14 @@ def _multiply_values(
     """
     stride, panel = 4 * (room.queries.shape[1] + PANEL), room.panel.ctypes.data
     if multiplied_by_amx(stored):
-        for column in range(0, columns, PANEL):
-            pair_lines(values + 2 * column + apart * low, apart, high - low, panel + 2 * TILE * column)
+        single_product(
+            count - row, columns // PANEL, Panels(values + apart * low, 4 * PANEL, CHUNK * apart, 2 * apart),
+            room.halves[row].ctypes.data + 2 * low, 2 * TILE, 0, (high - low) // CHUNK, to + stride * row, stride,
+        )  # fmt: skip
+        return
     for column in range(0, columns, PANEL):
         first, found = values + stored.itemsize * column + apart * low, to + 4 * column
-        if multiplied_by_amx(stored):
-            paired_product(
-                count - row, panel + 2 * TILE * column, room.halves[row].ctypes.data + 2 * low, 2 * _PARTS * TILE,
-                2 * TILE, (high - low) // CHUNK, found + stride * row, stride,
-            )  # fmt: skip
-        elif multiplied_in_half(stored):
+        if multiplied_in_half(stored):
             for line in range(row, count, HALF_ROWS):
                 half_product(
                     min(HALF_ROWS, count - line), first, apart, room.halves[line].ctypes.data + 2 * low, 2 * TILE,
@@ -184,6 +92,22 @@ def _multiply_values(
             for line in range(row, count, FLOAT_ROWS):
                 rows, x = min(FLOAT_ROWS, count - line), room.scores[line].ctypes.data + 4 * low
                 float_product(rows, panel, x, 4 * LINE, found + stride * line, stride, high - low)
+
+
+@compiled
+def _weigh_rows(
+    stored: Any, row: int, count: int, start: int, low: int, high: int, room: Room, parts: Any, most: float
+) -> None:
+    """Scores of lines row..count -> weights; ``most``: what scores are bounded by, or 0."""
+    in_16_bits, padded = multiplied_in_half(stored) or multiplied_by_amx(stored), room.queries.shape[1]
+    for line in range(row, count):
+        scores = room.scores[line].ctypes.data
+        if most > 0:
+            for place in range(low, high, PANEL):
+                cap(scores + 4 * place, np.float32(most))
+        first, end = max(room.first[line] - start, 0), min(room.end[line] - start, TILE)
+        halves = room.halves[line].ctypes.data if in_16_bits else 0
+        weigh(scores, first, end, low, high, halves, parts.ctypes.data + 4 * (parts.shape[1] * line + padded))
 
 
 @compiled
@@ -201,53 +125,56 @@ def _attend_tile(
     common = high  # keys before it are the same ones for all queries
     if paths is not None:
         common = min(high, max(low, (paths.root + 1 - start) // PANEL * PANEL))
-    if low < common:
-        _multiply_keys(stored, keys + size * lines * (start + low), lines, 0, count, room, low, common)
-    if paths is not None:
-        group, block = count // len(paths.depths), room.path_keys.ctypes.data
-        for token in range(len(paths.depths) if common < high else 0):
-            for place in range(common, high, PANEL):
-                path, depth = paths.places[token], paths.depths[token]
-                gather_keys(stored, keys, lines, start + place, paths.root, path, depth, block)
-                rows = group * token, group * (token + 1)
-                _multiply_keys(stored, block, lines, rows[0], rows[1], room, place, place + PANEL)
-    if most > 0:
-        for row in range(count):
-            for place in range(low, high, PANEL):
-                cap(room.scores[row].ctypes.data + 4 * place, np.float32(most))
-    in_16_bits = multiplied_in_half(stored) or multiplied_by_amx(stored)
-    apart = 2 * TILE if multiplied_by_amx(stored) else 0
-    for row in range(count):
-        first, end = max(room.first[row] - start, 0), min(room.end[row] - start, TILE)
-        halves = room.halves.ctypes.data + 2 * _PARTS * TILE * row if in_16_bits else 0
-        sums = parts.ctypes.data + 4 * (parts.shape[1] * row + padded)
-        weigh(room.scores.ctypes.data + 4 * LINE * row, first, end, low, high, halves, apart, sums)
+    first_key, first_value = keys + size * lines * (start + low), values + size * padded * start
     if common == high:
-        here = values + size * padded * start
-        _multiply_values(stored, here, size * padded, padded, low, high, 0, count, room, parts.ctypes.data)
+        # By AMX sixteen rows at a time, whose scores and weights stay in the first cache.
+        step = amx_products.ROWS if multiplied_by_amx(stored) else count
+        for row in range(0, count, step):
+            end = min(row + step, count)
+            _multiply_keys(stored, first_key, lines, row, end, room, low, high)
+            _weigh_rows(stored, row, end, start, low, high, room, parts, most)
+            _multiply_values(stored, first_value, size * padded, padded, low, high, row, end, room, parts.ctypes.data)
     elif paths is not None:
-        for column in range(0, padded, PANEL):
-            to, first = parts.ctypes.data + 4 * column, values + size * column
-            gathered = room.path_values.ctypes.data
-            copy_values(stored, first + size * padded * start, padded, low, common, gathered)
-            for token in range(len(paths.depths)):
-                path, depth = paths.places[token], paths.depths[token]
-                gather_values(stored, first, padded, start, common, high, paths.root, path, depth, gathered)
-                rows = group * token, group * (token + 1)
-                _multiply_values(stored, gathered, size * PANEL, PANEL, low, high, rows[0], rows[1], room, to)
+        _attend_paths(stored, keys, lines, values, tile, count, room, parts, most, paths, low, common, high)
 
 
 @compiled
-def add_up(parts: Any, query: int, begin: int, end: int, out: Any) -> None:
+def _attend_paths(
+    stored: Any, keys: int, lines: int, values: int, tile: int, count: int, room: Room, parts: Any, most: float,
+    paths: Any, low: int, common: int, high: int,
+) -> None:  # fmt: skip
+    """The same where the keys common..high are gathered for every token, as its path has them."""
+    padded, start, size = room.queries.shape[1], TILE * tile, stored.itemsize
+    group, block, gathered = count // len(paths.depths), room.path_keys.ctypes.data, room.path_values.ctypes.data
+    if low < common:
+        _multiply_keys(stored, keys + size * lines * (start + low), lines, 0, count, room, low, common)
+    for token in range(len(paths.depths)):
+        path, depth, rows = paths.places[token], paths.depths[token], (group * token, group * (token + 1))
+        for place in range(common, high, PANEL):
+            gather_keys(stored, keys, lines, start + place, paths.root, path, depth, block)
+            _multiply_keys(stored, block, lines, rows[0], rows[1], room, place, place + PANEL)
+    _weigh_rows(stored, 0, count, start, low, high, room, parts, most)
+    for column in range(0, padded, PANEL):
+        to = parts.ctypes.data + 4 * column
+        copy_values(stored, values, padded, column, start, low, common, gathered)
+        for token in range(len(paths.depths)):
+            path, depth, rows = paths.places[token], paths.depths[token], (group * token, group * (token + 1))
+            gather_values(stored, values, padded, column, start, common, high, paths.root, path, depth, gathered)
+            _multiply_values(stored, gathered, size * PANEL, PANEL, low, high, rows[0], rows[1], room, to)
+
+
+@compiled
+def add_up(parts: Any, query: int, begin: int, end: int, room: Room, out: Any) -> None:
     """The tiles of a query that sees the keys begin..end, in their order -> out [depth]."""
     first, last = begin // TILE, (end - 1) // TILE
-    padded = parts.shape[2] - PANEL
-    highest, total = np.float32(-np.inf), np.float32(0)
+    padded, weights, total = parts.shape[2] - PANEL, room.weights, np.float32(0)
     for tile in range(first, last + 1):
-        highest = max(highest, parts[tile, query, padded])
+        weights[tile] = parts[tile, query, padded]
+    low, high = first // PANEL * PANEL, (last // PANEL + 1) * PANEL
+    weigh(weights.ctypes.data, first, last + 1, low, high, 0, room.sums.ctypes.data)
     out[:] = 0
     for tile in range(first, last + 1):
-        weight = exp(parts[tile, query, padded] - highest)
+        weight = weights[tile]
         total += weight * parts[tile, query, padded + 1]
         for j in range(out.shape[0]):
             out[j] += weight * parts[tile, query, j]
@@ -284,7 +211,7 @@ def attend_block(
         narrow(room.queries[:queries], QUERY_LIMIT, 0, room.bits, room.factors)
     if first <= last and multiplied_by_amx(stored):
         configure(SHAPES[amx_products.ROWS].ctypes.data)
-        padded, size = room.queries.shape[1], room.bits.shape[1] // _PARTS
+        padded, size = room.queries.shape[1], room.bits.shape[1] // QUERY_PARTS
         for row in range(queries):
             split_line(room.queries[row].ctypes.data, padded, room.bits[row].ctypes.data, 2 * size)
     for each in range(first, last + 1):  # the one place that calls it: compiled twice, bits could differ

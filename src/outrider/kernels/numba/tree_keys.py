@@ -10,6 +10,7 @@ from typing import Any
 
 from numba import carray
 
+from outrider.kernels.numba.kv_writes import key_place, value_place
 from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
 
 
@@ -19,41 +20,43 @@ def gather_keys(stored: Any, keys: int, lines: int, place: int, root: int, path:
 
     root: position of the tree's root; path [depth + 1]: places of the tokens on it, the root's and the token's own too.
     """
-    size = stored.itemsize * lines
-    found = carray(pointer_to(to), (lines, PANEL), stored.dtype)
-    block = carray(pointer_to(keys + size * place), (lines, PANEL), stored.dtype)
-    for j in range(lines):
-        for column in range(PANEL):
-            found[j, column] = block[j, column]
+    block = carray(pointer_to(keys + stored.itemsize * lines * place), (lines * PANEL,), stored.dtype)
+    found = carray(pointer_to(to), (lines * PANEL,), stored.dtype)
+    for j in range(lines * PANEL):
+        found[j] = block[j]
     for column in range(max(0, root + 1 - place), min(PANEL, root + depth + 1 - place)):
         at = path[place + column - root]
-        other = carray(pointer_to(keys + size * (at // PANEL * PANEL)), (lines, PANEL), stored.dtype)
+        other = carray(pointer_to(keys), ((at // PANEL + 1) * PANEL * lines,), stored.dtype)
         for j in range(lines):
-            found[j, column] = other[j, at % PANEL]
+            found[key_place(stored, lines, column, j)] = other[key_place(stored, lines, at, j)]
 
 
 @compiled
-def copy_values(stored: Any, values: int, padded: int, low: int, high: int, to: int) -> None:
-    """Sixteen columns of the values at low..high, ``padded`` numbers apart -> lines low..high of ``to`` [.., 16]."""
+def _copy_value(stored: Any, values: int, padded: int, column: int, at: int, place: int, to: int) -> None:
+    """Sixteen columns, from one on, of the value at a position -> a place of ``to`` [.., 16]."""
+    size = stored.itemsize
+    for j in range(PANEL):
+        source = pointer_to(values + size * value_place(stored, padded, at, column + j))
+        target = pointer_to(to + size * value_place(stored, PANEL, place, j))
+        carray(target, (1,), stored.dtype)[0] = carray(source, (1,), stored.dtype)[0]
+
+
+@compiled
+def copy_values(stored: Any, values: int, padded: int, column: int, start: int, low: int, high: int, to: int) -> None:
+    """Sixteen columns, from one on, of the values at low..high of a tile that begins at ``start`` -> ``to`` [.., 16].
+
+    ``values``: address of the values of a head.
+    """
     for place in range(low, high):
-        line = carray(pointer_to(values + stored.itemsize * padded * place), (PANEL,), stored.dtype)
-        found = carray(pointer_to(to + stored.itemsize * PANEL * place), (PANEL,), stored.dtype)
-        for column in range(PANEL):
-            found[column] = line[column]
+        _copy_value(stored, values, padded, column, start + place, place, to)
 
 
 @compiled
 def gather_values(
-    stored: Any, values: int, padded: int, start: int, low: int, high: int, root: int, path: Any, depth: int, to: int
-) -> None:
-    """The same for the values at low..high of a tile that begins at ``start``, as ``gather_keys`` for a path.
-
-    ``values``: address of these columns at position 0.
-    """
-    apart = stored.itemsize * padded
-    copy_values(stored, values + apart * start, padded, low, high, to)
+    stored: Any, values: int, padded: int, column: int, start: int, low: int, high: int, root: int, path: Any,
+    depth: int, to: int,
+) -> None:  # fmt: skip
+    """The same as a token at the end of ``path`` sees them, as ``gather_keys``."""
+    copy_values(stored, values, padded, column, start, low, high, to)
     for place in range(max(low, root + 1 - start), min(high, root + depth + 1 - start)):
-        line = carray(pointer_to(values + apart * path[start + place - root]), (PANEL,), stored.dtype)
-        found = carray(pointer_to(to + stored.itemsize * PANEL * place), (PANEL,), stored.dtype)
-        for column in range(PANEL):
-            found[column] = line[column]
+        _copy_value(stored, values, padded, column, path[start + place - root], place, to)

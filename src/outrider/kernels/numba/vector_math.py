@@ -13,7 +13,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from outrider.kernels.numba.amx_products import parts_of
+from outrider.kernels.numba.amx_products import AVAILABLE as BY_AMX
+from outrider.kernels.numba.amx_products import nearest_bfloat16
 from outrider.kernels.numba.float16_products import AVAILABLE as IN_HALF
 from outrider.kernels.numba.tiles import FLOAT, PANEL, WORD, compiled, loop, number, pointer
 
@@ -34,20 +35,37 @@ def _call(builder: Any, name: str, *arguments: Any) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{PANEL}f32"), arguments)
 
 
+def _higher(builder: Any) -> Any:
+    return lambda left, right: builder.select(builder.fcmp_ordered(">", left, right), left, right)
+
+
+_ROUND = 12582912.0
+"""1.5 * 2^23: what is added to it is rounded to a whole number, which stands in the sum's last bits."""
+
+_TERMS = (1.0, 1.0, 0.499993718871066, 0.16666576989701398, 0.041875686339669205, 0.008363179052482655)
+"""Of e^x where |x| <= ln 2 / 2, wrong by at most 2e-7: interpolated where a Chebyshev polynomial is zero."""
+
+_FEW_TERMS = (1.0, 0.9999849225937973, 0.4999974888950055, 0.1676703199546338, 0.041833837570352785)
+"""The same with one term less, wrong by at most 7e-6: for what is rounded to 16 bits."""
+
+
 def _exp(builder: Any, x: Any) -> Any:
-    """e^x to about a unit in the last place; never zero, never infinite: x is limited to -87..88."""
-    x = _call(builder, "maxnum", _call(builder, "minnum", x, _constant(88.0)), _constant(-87.0))
-    whole = _call(builder, "floor", _call(builder, "fma", x, _constant(1.4426950408889634), _constant(0.5)))
+    """e^x to about two units in the last place; never zero, never infinite: x is limited to -87..88."""
+    return _exp_to_88(builder, _call(builder, "minnum", x, _constant(88.0)))
+
+
+def _exp_to_88(builder: Any, x: Any, terms: tuple[float, ...] = _TERMS) -> Any:
+    """The same where x is at most 88. Of what is not a number: as of -87."""
+    x = _higher(builder)(x, _constant(-87.0))
+    shifted = _call(builder, "fma", x, _constant(1.4426950408889634), _constant(_ROUND))
+    whole = builder.fsub(shifted, _constant(_ROUND))
     rest = _call(builder, "fma", whole, _constant(-0.693359375), x)  # ln 2 in two parts
     rest = _call(builder, "fma", whole, _constant(2.12194440e-4), rest)
-    # The series in pairs of terms and pairs of these: a third of the steps that wait for one another.
-    square = builder.fmul(rest, rest)
-    terms = [1.0, 1.0, 0.5, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040]
-    pairs = [_call(builder, "fma", rest, _constant(terms[n + 1]), _constant(terms[n])) for n in range(0, 8, 2)]
-    low, high = (_call(builder, "fma", square, pairs[n + 1], pairs[n]) for n in (0, 2))
-    power = _call(builder, "fma", builder.fmul(square, square), high, low)
+    power = _constant(terms[-1])
+    for term in terms[-2::-1]:
+        power = _call(builder, "fma", power, rest, _constant(term))
     # Times two to the whole, by its exponent: a product could be fused with what is added to it at one place only.
-    exponent = builder.shl(builder.fptosi(whole, _WORDS), ir.Constant(_WORDS, [23] * PANEL))
+    exponent = builder.shl(builder.bitcast(shifted, _WORDS), ir.Constant(_WORDS, [23] * PANEL))
     return builder.bitcast(builder.add(builder.bitcast(power, _WORDS), exponent), _FLOATS)
 
 
@@ -66,84 +84,95 @@ def _across(builder: Any, vector: Any, combine: Any) -> Any:
     return builder.extract_element(vector, ir.Constant(WORD, 0))
 
 
-def _higher(builder: Any) -> Any:
-    return lambda left, right: builder.select(builder.fcmp_ordered(">", left, right), left, right)
+def _everywhere(builder: Any, value: Any, kind: Any) -> Any:
+    """A vector that has a number in every lane."""
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(WORD, 0))
+    return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), ir.Constant(_WORDS, [0] * PANEL))
 
 
-@intrinsic
-def _weigh(
-    typing: Any, scores: Any, first: Any, end: Any, low: Any, turns: Any, halves: Any, apart: Any, out: Any
-) -> Any:  # fmt: skip
-    """As ``weigh``, but the number of scores to go over in place of where they end."""
+def _masked(builder: Any, vector: Any, begin: Any, stop: Any, otherwise: Any) -> Any:
+    """With another number in the lanes before ``begin`` and from ``stop`` on. Most blocks are seen as a whole."""
+    begin, stop = (builder.trunc(lane, WORD) for lane in (begin, stop))
+    partly = builder.or_(
+        builder.icmp_signed(">", begin, ir.Constant(WORD, 0)), builder.icmp_signed("<", stop, ir.Constant(WORD, PANEL))
+    )
+    before, lanes = builder.block, ir.Constant(_WORDS, list(range(PANEL)))
+    with builder.if_then(partly):
+        seen = builder.and_(
+            builder.icmp_signed("<=", _everywhere(builder, begin, _WORDS), lanes),
+            builder.icmp_signed(">", _everywhere(builder, stop, _WORDS), lanes),
+        )
+        some, inside = builder.select(seen, vector, otherwise), builder.block
+    found = builder.phi(_FLOATS)
+    found.add_incoming(vector, before)
+    found.add_incoming(some, inside)
+    return found
+
+
+def _in_16_bits(builder: Any, weights: Any) -> tuple[Any, Any]:
+    """Weights as products read them, and the weights that those are: the sum must be of what is multiplied."""
+    if IN_HALF:
+        scaled = builder.fmul(weights, _constant(HALF_WEIGHT))
+        return builder.fptrunc(scaled, ir.VectorType(ir.HalfType(), PANEL)), weights
+    return nearest_bfloat16(builder, weights)
+
+
+def _weigher(short: bool) -> Any:
+    """``weigh`` of scores from ``low`` on, ``count`` of them; ``short``: weights are written in 16 bits."""
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        scores, first, end, low, turns, halves, apart, out = args
-        lanes = ir.Constant(_WORDS, list(range(PANEL)))
-
-        def everywhere(value: Any, kind: Any) -> Any:
-            one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(WORD, 0))
-            return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), ir.Constant(_WORDS, [0] * PANEL))
-
-        def masked(place: Any, vector: Any, otherwise: Any) -> Any:
-            """With another number for what is not seen. Most blocks are seen as a whole."""
-            begin, stop = (builder.trunc(builder.sub(value, builder.add(low, place)), WORD) for value in (first, end))
-            partly = builder.or_(
-                builder.icmp_signed(">", begin, ir.Constant(WORD, 0)),
-                builder.icmp_signed("<", stop, ir.Constant(WORD, PANEL)),
-            )
-            before = builder.block
-            with builder.if_then(partly):
-                seen = builder.and_(
-                    builder.icmp_signed("<=", everywhere(begin, _WORDS), lanes),
-                    builder.icmp_signed(">", everywhere(stop, _WORDS), lanes),
-                )
-                some, inside = builder.select(seen, vector, otherwise), builder.block
-            found = builder.phi(_FLOATS)
-            found.add_incoming(vector, before)
-            found.add_incoming(some, inside)
-            return found
+        scores, first, end, low, count, weights_at, out = args
 
         def block(place: Any) -> Any:
             return pointer(builder, scores, builder.mul(builder.add(low, place), number(4)), _FLOATS)
 
-        lowest = _constant(float("-inf"))
-        place, (highest,), done = loop(builder, turns, PANEL, [lowest])
-        found = masked(place, builder.load(block(place), align=4), lowest)
-        highest = _call(builder, "maxnum", found, highest)
+        def seen(vector: Any, otherwise: float) -> Any:
+            begin, stop = (builder.sub(limit, builder.add(low, place)) for limit in (first, end))
+            return _masked(builder, vector, begin, stop, _constant(otherwise))
+
+        place, (highest,), done = loop(builder, count, PANEL, [_constant(float("-inf"))])
+        highest = _higher(builder)(seen(builder.load(block(place), align=4), float("-inf")), highest)
         done([highest])
         top = _across(builder, highest, _higher(builder))
-        place, (total,), done = loop(builder, turns, PANEL, [_constant(0.0)])
-        weights = _exp(builder, builder.fsub(builder.load(block(place), align=4), everywhere(top, _FLOATS)))
-        weights = masked(place, weights, _constant(0.0))
-        builder.store(weights, block(place), align=4)
-        if IN_HALF:
-            with builder.if_then(builder.icmp_signed("!=", halves, number(0))):
-                scaled = builder.fmul(weights, _constant(HALF_WEIGHT))
-                narrow = builder.fptrunc(scaled, ir.VectorType(ir.HalfType(), PANEL))
-                offset = builder.mul(builder.add(low, place), number(2))
-                builder.store(narrow, pointer(builder, halves, offset, narrow.type), align=2)
-        with builder.if_then(builder.icmp_signed("!=", apart, number(0))):
-            for part, numbers in enumerate(parts_of(builder, weights)):
-                offset = builder.add(builder.mul(apart, number(part)), builder.mul(builder.add(low, place), number(2)))
-                builder.store(numbers, pointer(builder, halves, offset, numbers.type), align=2)
+        place, (total,), done = loop(builder, count, PANEL, [_constant(0.0)])
+        below = builder.fsub(builder.load(block(place), align=4), _everywhere(builder, top, _FLOATS))
+        weights = seen(_exp_to_88(builder, below, _FEW_TERMS if short else _TERMS), 0.0)
+        if short:
+            numbers, weights = _in_16_bits(builder, weights)
+            offset = builder.mul(builder.add(low, place), number(2))
+            builder.store(numbers, pointer(builder, weights_at, offset, numbers.type), align=2)
+        else:
+            builder.store(weights, block(place), align=4)
         total = builder.fadd(total, weights)
         done([total])
         builder.store(top, pointer(builder, out, number(0), FLOAT))
         builder.store(_across(builder, total, builder.fadd), pointer(builder, out, number(4), FLOAT))
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 8), generate
+    @intrinsic
+    def generated(
+        typing: Any, scores: Any, first: Any, end: Any, low: Any, count: Any, weights_at: Any, out: Any
+    ) -> Any:
+        return types.void(*[types.int64] * 7), generate
+
+    return generated
+
+
+_weigh, _weigh_short = _weigher(False), _weigher(IN_HALF or BY_AMX)
 
 
 @compiled
-def weigh(scores: int, first: int, end: int, low: int, high: int, halves: int, apart: int, out: int) -> None:
+def weigh(scores: int, first: int, end: int, low: int, high: int, halves: int, out: int) -> None:
     """Scores of the keys that a query sees, first..end -> weights, and zeros around them in low..high.
 
     -> out: the highest score (that of no key: minus infinity), and the sum of weights. ``low`` and ``high`` are
-    multiples of PANEL; ``scores``, ``halves`` and ``out`` are addresses. Unless it is 0, ``halves`` gets the weights in
-    16 bits, too: times HALF_WEIGHT where the CPU computes in float16; by AMX in parts, ``apart`` bytes apart.
+    multiples of PANEL; ``scores``, ``halves`` and ``out`` are addresses. Weights take the place of the scores, or go
+    to ``halves`` in 16 bits: in float16, times HALF_WEIGHT, where the CPU computes in it, in bfloat16 for AMX.
     """
-    _weigh(scores, first, end, low, high - low, halves, apart, out)
+    if halves:
+        _weigh_short(scores, first, end, low, high - low, halves, out)
+    else:
+        _weigh(scores, first, end, low, high - low, halves, out)
 
 
 def _gated(before: Any) -> Any:
@@ -205,3 +234,26 @@ def _cap(typing: Any, place: Any, most: Any) -> Any:
 def cap(place: int, most: float) -> None:
     """x -> most * tanh(x / most) of PANEL numbers at an address."""
     _cap(place, most)
+
+
+@intrinsic
+def _turn(typing: Any, first: Any, apart: Any, cos: Any, sin: Any, out: Any) -> Any:
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        first, apart, cos, sin, out = args
+        second, to = builder.add(first, apart), builder.add(out, apart)
+        x, y, cos, sin = (
+            builder.load(pointer(builder, at, number(0), _FLOATS), align=4) for at in (first, second, cos, sin)
+        )
+        left = _call(builder, "fma", builder.fneg(y), sin, builder.fmul(x, cos))
+        right = _call(builder, "fma", x, sin, builder.fmul(y, cos))
+        for found, at in ((left, out), (right, to)):
+            builder.store(found, pointer(builder, at, number(0), _FLOATS), align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
+@compiled
+def turn(first: int, apart: int, cos: int, sin: int, out: int) -> None:
+    """PANEL pairs of numbers, ``apart`` bytes from one to the other, rotated: addresses. ``out``: as ``first``."""
+    _turn(first, apart, cos, sin, out)

@@ -19,12 +19,12 @@ from outrider.core.token_tree import TokenTree
 from outrider.errors import require
 from outrider.kernels.numba import (
     amx_products,
+    attention_room,
     float16_products,
     kv_panels,
     llama,
     llama_records,
     packed_products,
-    tiled_attention,
 )
 from outrider.kernels.numba.code_cache import DIGEST, compiling
 from outrider.kernels.numba.products import FLOAT32, Half
@@ -144,7 +144,7 @@ class NumbaEngine(LlamaEngine):
         shapes = [(sizes.shared, self._lines, padded)] * sizes.layers
         whole = -(-capacity // PanelBuffers.BLOCK) * PanelBuffers.BLOCK
         found = PanelBuffers.allocate(shapes, rows, whole, KV_DTYPES[self.kv_cache_dtype], CPU)
-        return PanelBuffers(found.buffers(), capacity)
+        return PanelBuffers(found.buffers(), capacity, kv_panels.paired(self.kv_cache_dtype))
 
     def _address(self, name: str) -> int:
         """Where a tensor lies, or 0 if there is none."""
@@ -211,7 +211,7 @@ class NumbaEngine(LlamaEngine):
                 f"rows {lowest} to {highest} with positions from {first} up to {end} do not fit into a KV cache of "
                 f"{slots} rows and {cache.capacity} tokens"
             )
-        cut = tiled_attention.cut(rows, tokens // rows, model.shared, self.sizes.groups, end, self.threads)
+        cut = attention_room.cut(rows, tokens // rows, model.shared, self.sizes.groups, end, self.threads)
         blocks = rows * model.shared * cut.blocks if cut.by_tile else 0
         paths, depths = _paths(given.tree, first)
         found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))

@@ -15,18 +15,21 @@ from outrider.models.kv_buffers import Buffers
 class PanelBuffers(Buffers):
     """Keys [B, H, C, lines] and values [B, H, C, padded], C up to whole blocks.
 
-    Of the keys, ``BLOCK`` positions are one block in an order of its own, and can only be moved together.
+    Of the keys, ``BLOCK`` positions are one block in an order of its own, and can only be moved together. ``paired``:
+    of two lines of keys the numbers lie side by side, and of the values of two positions.
     """
 
     BLOCK = 32
     PANEL = 16  # keys that lie side by side
 
-    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], capacity: int | None = None) -> None:
+    def __init__(
+        self, layers: Sequence[tuple[Tensor, Tensor]], capacity: int | None = None, paired: bool = False
+    ) -> None:
         super().__init__(layers)
-        self._capacity = capacity
+        self._capacity, self._paired = capacity, paired
 
     def _like(self, layers: Sequence[tuple[Tensor, Tensor]]) -> Self:
-        return type(self)(layers, self._capacity)
+        return type(self)(layers, self._capacity, self._paired)
 
     @property
     def capacity(self) -> int:
@@ -38,12 +41,14 @@ class PanelBuffers(Buffers):
 
     def move_positions(self, row: int, to: Sequence[int], source: Sequence[int]) -> None:
         """Overwrite positions of a row with others of it, as they were before."""
-        width = self.PANEL
+        width, pair = self.PANEL, 2 if self._paired else 1
         for keys, values in self.buffers():
             bits = torch.int32 if keys.dtype == torch.float32 else torch.int16  # numpy knows no bfloat16
-            lines = values[row].view(bits).numpy()  # [H, C, padded]
-            lines[:, to] = lines[:, source]
-            blocks = keys[row].view(bits).numpy().reshape(keys.shape[1], -1, keys.shape[3], width)
+            heads, _, lines = keys.shape[1:]
+            by_pair = values[row].view(bits).numpy().reshape(heads, -1, values.shape[3], pair)
+            (old, left), (new, right) = (divmod(np.asarray(places), pair) for places in (to, source))
+            by_pair[:, old, :, left] = by_pair[:, new, :, right]
+            blocks = keys[row].view(bits).numpy().reshape(heads, -1, lines // pair, width, pair)
             (old, left), (new, right) = (divmod(np.asarray(places), width) for places in (to, source))
             blocks[:, old, :, left] = blocks[:, new, :, right]
 
