@@ -54,6 +54,28 @@ def test_runs_hold_about_the_wanted_tokens(lengths: dict[int, int], tokens: int)
             assert held > tokens - len(rows), "prompts are long enough to fill it"
 
 
+@given(LENGTHS, st.integers(1, 300), st.data())
+def test_what_was_copied_is_not_run_but_for_the_run_a_row_begins_in(
+    lengths: dict[int, int], tokens: int, data: st.DataObject
+) -> None:
+    """Catches a row that is left out, one that has a gap, and a copied prompt that is run as a whole all the same."""
+    begins = {row: data.draw(st.integers(0, length - 1)) for row, length in lengths.items() if length > 1 and row % 2}
+    done: dict[int, int] = {}
+    for run in side_by_side(lengths, tokens, begins):
+        for row in run.rows:
+            if row not in done:
+                assert run.positions.start <= begins.get(row, 0) < run.positions.stop
+            assert run.positions.start == done.get(row, run.positions.start) < lengths[row]
+            done[row] = run.positions.stop
+    assert all(done.get(row, 0) >= length for row, length in lengths.items())
+
+
+def test_rows_whose_prompts_were_copied_run_together() -> None:
+    """One run for what is left of three prompts; it was one for each, which on a GPU takes as long as all."""
+    found = list(side_by_side({0: 200, 1: 210, 2: 201}, 256, {0: 199, 1: 193, 2: 200}))
+    assert found == [PrefillRun(range(3), range(192, 210))]
+
+
 def test_rows_drop_out_as_their_prompts_end() -> None:
     """A run that kept every row until the longest prompt ended would compute mostly padding."""
     found = list(side_by_side({0: 40, 1: 100, 2: 10, 3: 100, 5: 20}, 80))

@@ -212,11 +212,7 @@ class CachedSession(BufferedSession):
         if not self.engine.trims_prefill or self.shape.fixed:
             yield from super()._prefill_runs(lengths)
             return
-        most = self.engine.prefill_tokens
-        yield from side_by_side({row: length for row, length in lengths.items() if row not in self._starts}, most)
-        for row, start in self._starts.items():
-            for begin in range(start, lengths[row], most):
-                yield PrefillRun(range(row, row + 1), range(begin, min(begin + most, lengths[row])))
+        yield from side_by_side(lengths, self.engine.prefill_tokens, self._starts)
 
     @torch.no_grad()
     def _prefill(self, rows: range, tokens: Tensor, positions: Tensor, last: Sequence[int]) -> Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 _GRANULE = 16
 """Tokens of a row in a run of several, in multiples of this: rows whose prompts end drop out of the next run."""
@@ -24,11 +25,19 @@ def row_by_row(lengths: Mapping[int, int], chunk: int) -> Iterator[PrefillRun]:
             yield PrefillRun(range(row, row + 1), range(start, start + chunk))
 
 
-def side_by_side(lengths: Mapping[int, int], tokens: int) -> Iterator[PrefillRun]:
-    """Rows that lie side by side together, about ``tokens`` tokens to a run."""
+def side_by_side(
+    lengths: Mapping[int, int], tokens: int, begins: Mapping[int, int] = MappingProxyType({})
+) -> Iterator[PrefillRun]:
+    """Rows that lie side by side together, about ``tokens`` tokens to a run.
+
+    ``begins``: what need not be run of some rows, since it was copied. A row joins the run that it begins in, and runs
+    the tokens before once more: they get the bits they have.
+    """
     start = 0
-    while rows := sorted(row for row, length in lengths.items() if length > start):
-        each = -(-max(tokens // len(rows), 1) // _GRANULE) * _GRANULE
+    while left := [row for row, length in lengths.items() if length > start]:
+        start = max(start, min(begins.get(row, 0) for row in left) // _GRANULE * _GRANULE)
+        each = -(-max(tokens // len(left), 1) // _GRANULE) * _GRANULE
+        rows = sorted(row for row in left if begins.get(row, 0) < start + each)
         for part in neighbours(rows):
             longest = max(lengths[row] for row in part)
             yield PrefillRun(part, range(start, min(start + each, longest)))
