@@ -55,7 +55,9 @@ class Streams:
         options = Options(max_new_tokens=self.tokens, eos=())
         requests = [self.engine.request(Job(prompt, options, seed)) for seed, prompt in enumerate(prompts)]
         self.engine.submit(requests, [reader(row) for row in range(len(prompts))])
-        ended.wait()
+        while not ended.wait(5):
+            if self.engine.failure is not None:
+                raise RuntimeError(self.engine.failure)
         if failed:
             raise RuntimeError(failed[0])
         return found
@@ -97,8 +99,9 @@ def main() -> None:
     differ = sum(one != other for one, other in zip(batch(0), streams.texts(prompts(0)), strict=True))
     took: dict[str, list[float]] = {"batch": [], "streams": []}
     for turn in range(1, chosen.turns + 1):
-        took["batch"] += seconds(partial(batch, turn), device, 1)
-        took["streams"] += seconds(partial(streams.texts, prompts(turn)), device, 1)
+        ways = {"batch": partial(batch, turn), "streams": partial(streams.texts, prompts(turn))}
+        for name in list(ways)[:: 1 if turn % 2 else -1]:
+            took[name] += seconds(ways[name], device, 1)
     streams.engine.drain(5)
     total = chosen.streams * chosen.tokens
     ratios = sorted(b / s for b, s in zip(took["batch"], took["streams"], strict=True))

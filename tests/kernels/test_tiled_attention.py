@@ -26,10 +26,10 @@ FORMATS = [
 ]
 TOLERANCE = {
     "float32": 2e-5,
-    "bfloat16": 1e-2 if kv_panels.BY_AMX else 2e-5,
+    "bfloat16": 1e-3 if kv_panels.BY_AMX else 2e-5,
     "float16": 2e-2 if kv_panels.in_half("float16") else 2e-5,
 }
-"""Against the keys and values as they are stored: AMX rounds weights to bfloat16, float16 is multiplied as it is."""
+"""Against the keys and values as they are stored. AMX rounds weights to bfloat16: one may fall on the other side."""
 
 LENGTH = 2 * TILE + 70
 HEADS = {16: 1, 24: 8, 64: 3, 80: 4, 128: 1}
@@ -111,13 +111,23 @@ def _stored(x: Array, dtype: str) -> Array:
     return x.astype(dtype).astype(float)
 
 
+def _weights(scores: Array, first: int, rounded: bool) -> Array:
+    """Of the keys from ``first`` on; ``rounded``: to bfloat16, beside the highest score of each tile."""
+    tile = (first + np.arange(scores.shape[1])) // TILE
+    highest = np.stack([scores[:, tile == one].max(1) for one in tile], 1)
+    weights = np.exp(scores - highest)
+    if rounded:
+        weights = _stored(weights.astype(np.float32), "bfloat16")
+    return weights * np.exp(highest - scores.max(1, keepdims=True))
+
+
 def _exact(cache: Cache, q: Array, positions: Array, window: int) -> Array:
     found = np.empty(q.shape)
     keys, values = _stored(cache.k, cache.dtype), _stored(cache.v, cache.dtype)
     for token, place in enumerate(positions):
         seen = slice(max(0, place + 1 - window), place + 1)
         scores = q[token].astype(float) @ keys[seen].T
-        weights = np.exp(scores - scores.max(1, keepdims=True))
+        weights = _weights(scores, seen.start, kv_panels.paired(cache.dtype))
         found[token] = weights / weights.sum(1, keepdims=True) @ values[seen]
     return found
 

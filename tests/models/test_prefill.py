@@ -59,12 +59,13 @@ def test_what_was_copied_is_not_run_but_for_the_run_a_row_begins_in(
     lengths: dict[int, int], tokens: int, data: st.DataObject
 ) -> None:
     """Catches a row that is left out, one that has a gap, and a copied prompt that is run as a whole all the same."""
-    begins = {row: data.draw(st.integers(0, length - 1)) for row, length in lengths.items() if length > 1 and row % 2}
+    copied = {row: data.draw(st.integers(0, length - 1)) for row, length in lengths.items() if length > 1 and row % 2}
     done: dict[int, int] = {}
-    for run in side_by_side(lengths, tokens, begins):
+    for run in side_by_side(lengths, tokens, copied):
+        assert len(run.positions) < tokens / len(run.rows) + 16
         for row in run.rows:
             if row not in done:
-                assert run.positions.start <= begins.get(row, 0) < run.positions.stop
+                assert run.positions.start <= copied.get(row, 0) < run.positions.stop
             assert run.positions.start == done.get(row, run.positions.start) < lengths[row]
             done[row] = run.positions.stop
     assert all(done.get(row, 0) >= length for row, length in lengths.items())
@@ -74,6 +75,13 @@ def test_rows_whose_prompts_were_copied_run_together() -> None:
     """One run for what is left of three prompts; it was one for each, which on a GPU takes as long as all."""
     found = list(side_by_side({0: 200, 1: 210, 2: 201}, 256, {0: 199, 1: 193, 2: 200}))
     assert found == [PrefillRun(range(3), range(192, 210))]
+
+
+def test_rows_that_join_late_do_not_cut_a_new_prompt_into_small_runs() -> None:
+    """Each run was divided by all rows, the seven that begin at its end included: 56 runs of 16 tokens."""
+    found = list(side_by_side(dict.fromkeys(range(8), 1000), 128, dict.fromkeys(range(1, 8), 900)))
+    assert found[:7] == [PrefillRun(range(1), range(start, start + 128)) for start in range(0, 896, 128)]
+    assert found[7:] == [PrefillRun(range(8), range(start, min(start + 16, 1000))) for start in range(896, 1000, 16)]
 
 
 def test_rows_drop_out_as_their_prompts_end() -> None:

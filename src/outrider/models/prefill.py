@@ -26,19 +26,21 @@ def row_by_row(lengths: Mapping[int, int], chunk: int) -> Iterator[PrefillRun]:
 
 
 def side_by_side(
-    lengths: Mapping[int, int], tokens: int, begins: Mapping[int, int] = MappingProxyType({})
+    lengths: Mapping[int, int], tokens: int, copied: Mapping[int, int] = MappingProxyType({})
 ) -> Iterator[PrefillRun]:
     """Rows that lie side by side together, about ``tokens`` tokens to a run.
 
-    ``begins``: what need not be run of some rows, since it was copied. A row joins the run that it begins in, and runs
-    the tokens before once more: they get the bits they have.
+    ``copied``: how many tokens of some rows need not be run. Such a row joins the run that its next token is in, and
+    what that run has before the token is run once more: it gets the bits it has.
     """
     start = 0
-    while left := [row for row, length in lengths.items() if length > start]:
-        start = max(start, min(begins.get(row, 0) for row in left) // _GRANULE * _GRANULE)
-        each = -(-max(tokens // len(left), 1) // _GRANULE) * _GRANULE
-        rows = sorted(row for row in left if begins.get(row, 0) < start + each)
-        for part in neighbours(rows):
+    while left := {row: copied.get(row, 0) for row, length in lengths.items() if length > start}:
+        start = max(start, min(left.values()) // _GRANULE * _GRANULE)
+        each = _GRANULE
+        for _ in range(2):  # those that join make the run shorter, and some of them join a later one then
+            joined = sum(begin < start + each for begin in left.values())
+            each = -(-max(tokens // joined, 1) // _GRANULE) * _GRANULE
+        for part in neighbours(sorted(row for row, begin in left.items() if begin < start + each)):
             longest = max(lengths[row] for row in part)
             yield PrefillRun(part, range(start, min(start + each, longest)))
         start += each

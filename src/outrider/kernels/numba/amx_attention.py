@@ -95,6 +95,6 @@ def _paired_product(parts: int) -> Any:
 
 
 parted_product, single_product = _paired_product(PARTS), _paired_product(1)
-"""Rows, of parts or of one, times so many panels -> out [rows up to sixteen, 16 * count]: (rows, count, panels, x,
-x_stride, part_bytes, chunks, out, out_stride), x and out addresses, strides in bytes. Registers are set for sixteen
-rows."""
+"""Rows, of parts or of one, times so many panels -> out [rows, 16 * count]: (rows, count, panels, x, x_stride,
+part_bytes, chunks, out, out_stride), x and out addresses, strides in bytes. Whole sixteens of rows are read and
+written: behind the last there must be room for them. Registers are set for sixteen rows."""

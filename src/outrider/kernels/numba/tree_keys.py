@@ -33,7 +33,7 @@ def gather_keys(stored: Any, keys: int, lines: int, place: int, root: int, path:
 
 @compiled
 def _copy_value(stored: Any, values: int, padded: int, column: int, at: int, place: int, to: int) -> None:
-    """Sixteen columns, from one on, of the value at a position -> a place of ``to`` [.., 16]."""
+    """Sixteen columns, the first of them ``column``, of the value at a position -> a place of ``to`` [.., 16]."""
     size = stored.itemsize
     for j in range(PANEL):
         source = pointer_to(values + size * value_place(stored, padded, at, column + j))
@@ -43,7 +43,7 @@ def _copy_value(stored: Any, values: int, padded: int, column: int, at: int, pla
 
 @compiled
 def copy_values(stored: Any, values: int, padded: int, column: int, start: int, low: int, high: int, to: int) -> None:
-    """Sixteen columns, from one on, of the values at low..high of a tile that begins at ``start`` -> ``to`` [.., 16].
+    """Sixteen columns, as ``_copy_value``, of the values at low..high of a tile that begins at ``start`` -> ``to``.
 
     ``values``: address of the values of a head.
     """

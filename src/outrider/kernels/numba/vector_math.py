@@ -110,7 +110,7 @@ def _masked(builder: Any, vector: Any, begin: Any, stop: Any, otherwise: Any) ->
 
 
 def _in_16_bits(builder: Any, weights: Any) -> tuple[Any, Any]:
-    """Weights as products read them, and the weights that those are: the sum must be of what is multiplied."""
+    """Weights as products read them, and what is added up: bfloat16 is coarse, so there what is multiplied."""
     if IN_HALF:
         scaled = builder.fmul(weights, _constant(HALF_WEIGHT))
         return builder.fptrunc(scaled, ir.VectorType(ir.HalfType(), PANEL)), weights
