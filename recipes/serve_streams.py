@@ -23,6 +23,7 @@ import torch
 
 from outrider.bench.load import random_prompts, seconds
 from outrider.bench.pair import inflated
+from outrider.errors import OutriderError
 from outrider.models.hub.loading import choose_device
 from outrider.options import Options
 from outrider.serve.engine import Engine, Limits
@@ -82,7 +83,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto", help="of the target")
     parser.add_argument("--inflated", action="store_true", help="pad the target to eight billion weights")
     chosen = parser.parse_args()
-    llm = loaded_llm(chosen)
+    for name in ("streams", "tokens", "turns"):
+        if getattr(chosen, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(chosen, name)}")
+    try:
+        llm = loaded_llm(chosen)
+    except OutriderError as error:
+        sys.exit(str(error))
     asked = random_prompts(
         llm.target.model.vocab_size, chosen.streams * (1 if chosen.same_prompts else chosen.turns + 1)
     )

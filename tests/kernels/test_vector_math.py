@@ -9,6 +9,7 @@ from outrider.runtime import cpu
 
 pytest.importorskip("numba")
 
+from outrider.kernels.numba.layer_math import rotate
 from outrider.kernels.numba.tiles import PANEL
 from outrider.kernels.numba.vector_math import cap, gelu, silu
 
@@ -44,3 +45,15 @@ def test_caps(most: float) -> None:
     expected = most * torch.tanh(NUMBERS.double() / most)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=3e-7 * most)
     assert float(found.abs().max()) <= most
+
+
+@pytest.mark.parametrize("half", [8, 16, 24, 32])
+def test_rotary_positions(half: int) -> None:
+    """By vectors, what is left of them one by one, and the numbers behind both as they are. Catches a wrong sign."""
+    drawn = torch.Generator().manual_seed(half)
+    line, angles = torch.randn(2 * half + 3, generator=drawn), torch.randn(half, generator=drawn)
+    cos, sin, found = angles.cos(), angles.sin(), torch.full_like(line, float("nan"))
+    rotate(line.numpy(), cos.numpy(), sin.numpy(), found.numpy())
+    first, second, rest = line[:half], line[half : 2 * half], line[2 * half :]
+    expected = torch.cat([first * cos - second * sin, second * cos + first * sin, rest])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)

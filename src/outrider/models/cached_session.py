@@ -54,7 +54,7 @@ class CachedSession(BufferedSession):
             self.hidden = torch.zeros((rows, facts.hidden_size), dtype=facts.dtype, device=facts.device)
         self._written = 0  # tokens of the longest prompt so far; 0: nothing was ever run
         self.share_prefixes = False  # see ``SharesPrefixes``
-        self.reused = 0  # tokens of prompts that were copied instead of run
+        self.reused = 0  # tokens of prompts that were copied; some at the end of them run again (``side_by_side``)
         self._starts: dict[int, int] = {}  # of rows that are prefilled now: tokens copied
         self._kept: tuple[int, ...] = ()  # layers whose output ``states`` holds
         self._late, self._unread = False, dict[int, Source]()  # sources that are to be encoded before the next run

@@ -36,7 +36,7 @@ def _tile(count: int, parts: int) -> Any:
     Sixteen rows of x, each its parts one behind the other, times ``count`` panels -> out [16, 16 * count].
     """
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         given, x, x_stride, part_bytes, chunks, out, out_stride = args
         first, apart, chunk_bytes, line_bytes = (
             builder.extract_value(given, place) for place in range(len(Panels._fields))
