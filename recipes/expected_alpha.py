@@ -6,7 +6,8 @@ The target answers every prompt, many at a time. With maximal coupling the text 
 like these answers, and given the text a guess is kept with chance min(1, q/p) of the token that stands there (at
 temperature 0: if it is that token). So one look at the answers gives the chance of every run to begin at every place,
 of every guess to be examined, and its overlap: the same alpha that `outrider measure` counts with a fixed gamma, with
-less noise, and two drafts are compared on the same texts. Intervals: 95 %, bootstrap over prompts.
+less noise, and two drafts are compared on the same texts. Beside it: the tokens that a run of the target gives with
+that gamma, and alpha of the first guess at every place. Intervals: 95 %, bootstrap over prompts.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from outrider.bench.intervals import Interval, bootstrap, total_ratio
+from outrider.bench.intervals import bootstrap
 from outrider.bench.prompts import read
 from outrider.drafters.head import HeadDrafter
 from outrider.models.hub import loading
@@ -37,9 +39,23 @@ def student_of(folder: Path, target: loading.Loaded, gamma: int) -> HeadStudent:
     return HeadStudent(Teacher(target.model), drafter.head.to(target.model.device), vocabulary, gamma)
 
 
+class Expected(NamedTuple):
+    """Of one text, or summed over several: expected over all ways to draft it."""
+
+    shared: float = 0.0  # sum of the overlaps of guesses that are examined
+    examined: float = 0.0  # their number
+    tokens: float = 0.0  # of the text behind the first run
+    runs: float = 0.0  # of the target
+    first: float = 0.0  # sum of the overlaps of first guesses, at every place
+    places: float = 0.0
+
+    def __add__(self, other: tuple[float, ...]) -> Expected:  # type: ignore[override]
+        return Expected(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+
 @torch.no_grad()
-def alpha_parts(student: HeadStudent, batch: Corpus, temperature: float) -> list[Interval]:
-    """For every text the sum of overlaps of guesses that are examined, and their number, both expected."""
+def alpha_parts(student: HeadStudent, batch: Corpus, temperature: float) -> list[Expected]:
+    """For every text what is expected of it."""
     with torch.autocast("cuda", torch.bfloat16, enabled=student.teacher.device.type == "cuda"):
         guesses = student.guesses(batch)
     overlaps, keeps = (_by_beginning(guesses, batch, temperature, kept) for kept in (False, True))
@@ -69,11 +85,12 @@ def _by_beginning(guesses: Sequence[Guesses], batch: Corpus, temperature: float,
     return table
 
 
-def _expected(overlap: list[list[float]], kept: list[list[float]], first: int) -> Interval:
-    """Sum of the overlaps of examined guesses and their number, expected over all ways to draft one text."""
+def _expected(overlap: list[list[float]], kept: list[list[float]], first: int) -> Expected:
+    """Expected over all ways to draft one text, of which tokens count from place ``first`` on."""
     begins = [0.0] * (len(overlap) + len(overlap[0]) + 2)
     begins[first] = 1.0
     shared = examined = 0.0
+    guessed = [row[0] for row in overlap[first:] if row[0] >= 0]
     for place in range(first, len(overlap)):
         chance = begins[place]
         for k, (value, keep) in enumerate(zip(overlap[place], kept[place], strict=True)):
@@ -84,7 +101,8 @@ def _expected(overlap: list[list[float]], kept: list[list[float]], first: int) -
             chance *= keep
         else:
             begins[place + len(overlap[0]) + 1] += chance
-    return shared, examined
+    runs = sum(begins[first : first + len(guessed)])
+    return Expected(shared, examined, len(guessed), runs, sum(guessed), len(guessed))
 
 
 def answered(
@@ -133,13 +151,19 @@ def main() -> None:
                 for i in range(0, len(corpus), 16)
                 for part in alpha_parts(student, corpus.take(slice(i, i + 16)), temperature)
             ]
-            groups = [rows[i : i + each] for i in range(0, len(rows), each)]
-            parts = [(sum(shared for shared, _ in group), sum(count for _, count in group)) for group in groups]
+            parts = [sum(rows[i : i + each], Expected()) for i in range(0, len(rows), each)]
             for task in dict.fromkeys(task for task, _ in tasks) | {"all": None}:
                 chosen = [part for part, (its, _) in zip(parts, tasks, strict=True) if task in ("all", its)]
-                low, high = bootstrap(chosen)
+                low, high = bootstrap([(part.shared, part.examined) for part in chosen])
+                all_of = sum(chosen, Expected())
                 row = {"draft": name, "temperature": temperature, "task": task, "prompts": len(chosen)}
-                row |= {"alpha": round(total_ratio(chosen), 4), "low": round(low, 4), "high": round(high, 4)}
+                row |= {
+                    "alpha": round(all_of.shared / all_of.examined, 4),
+                    "low": round(low, 4),
+                    "high": round(high, 4),
+                }
+                row |= {"tokens_per_run": round(all_of.tokens / all_of.runs, 3)}
+                row |= {"first_guess": round(all_of.first / all_of.places, 4)}
                 sys.stdout.write(json.dumps(row) + "\n")
 
 

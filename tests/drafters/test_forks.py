@@ -20,7 +20,7 @@ GUESSES = 4
 PROMPTS = ((1, 2, 3, 4, 5, 6, 7), (9, 8, 7, 6, 5), (3, 1, 4, 1, 5, 9, 2, 6, 5, 3))
 
 
-NAMES = ("attention", "no attention", "blockwise", "mixture", "options of its own", "model")
+NAMES = ("attention", "no attention", "block", "blockwise", "mixture", "options of its own", "model")
 
 
 def head(config: HeadConfig) -> HeadDrafter:
@@ -39,6 +39,9 @@ def drafters() -> dict[str, Drafter]:
     return {
         "attention": feature,
         "no attention": head(HeadConfig("feature", size, 16, 1)),
+        "block": head(
+            HeadConfig("block", size, 16, 1, layers=(1, -1), heads=(2, 1), window=9, masks=GUESSES - 1, rank=5)
+        ),
         "blockwise": head(HeadConfig("blockwise", size, 16, GUESSES)),
         "mixture": Mixture(Copying(shortest=8), feature, cost=0.0),
         "options of its own": Standardised(feature, temperature=0.5),

@@ -75,7 +75,7 @@ def test_prompts_do_not_count(target: loading.Loaded, tmp_path: Path) -> None:
     assert torch.equal(again.counts, corpus.counts) and torch.equal(again.take([1]).counts, corpus.counts[1:2, :4])
 
 
-@pytest.mark.parametrize("kind", ["feature", "blockwise", "model"])
+@pytest.mark.parametrize("kind", ["feature", "block", "blockwise", "model"])
 def test_only_answers_are_learnt_from(kind: str, target: loading.Loaded) -> None:
     """The loss over a text is that over its answers, whatever lies around them."""
     torch.manual_seed(0)

@@ -51,7 +51,9 @@ def test_total_variation_is_one_minus_acceptance() -> None:
     assert torch.allclose(OBJECTIVES["tv"](logits, p, torch.tensor([0])), torch.tensor([0.4]))
 
 
-@pytest.mark.parametrize(("kind", "on_policy"), [("feature", 0.0), ("blockwise", 0.0), ("model", 0.0), ("model", 0.3)])
+@pytest.mark.parametrize(
+    ("kind", "on_policy"), [("feature", 0.0), ("block", 0.0), ("blockwise", 0.0), ("model", 0.0), ("model", 0.3)]
+)
 def test_a_killed_run_ends_with_the_same_weights(
     kind: str, on_policy: float, target: loading.Loaded, tmp_path: Path
 ) -> None:
@@ -84,7 +86,7 @@ def test_a_killed_run_ends_with_the_same_weights(
     assert one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
 
 
-@pytest.mark.parametrize("kind", ["feature", "blockwise"])
+@pytest.mark.parametrize("kind", ["feature", "block", "blockwise"])
 def test_a_trained_head_drafts_by_the_contract(kind: str, target: loading.Loaded, tmp_path: Path) -> None:
     """Catches a head whose reported q is not what it drew from, or that changes the text."""
     distill(target, tmp_path / "draft", replace(PLAN, kind=kind))
@@ -98,9 +100,11 @@ def test_a_trained_head_drafts_by_the_contract(kind: str, target: loading.Loaded
 
 
 @pytest.mark.parametrize(("rows", "way"), [(3, "batched"), (1, "numpy"), (1, "eight bits"), (1, "compiled")])
-@pytest.mark.parametrize("attention", [True, False])
+@pytest.mark.parametrize(
+    "wish", [{"attention": True}, {"attention": False}, {"kind": "block"}], ids=["attention", "none", "block"]
+)
 def test_drafting_sees_what_training_saw(
-    attention: bool, rows: int, way: str, target: loading.Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wish: dict[str, Any], rows: int, way: str, target: loading.Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches a head whose keys, places or states differ between training and drafting: it would draft worse, mutely.
 
@@ -108,12 +112,14 @@ def test_drafting_sees_what_training_saw(
     weights as they are, and rounded as they are for drafting on this CPU, by numpy and compiled.
     """
     chosen = {"batched": "torch", "compiled": "numba"}.get(way, "numpy")
+    if "kind" in wish and way != "batched":
+        pytest.skip("torch alone runs a block head")
     if chosen == "numba" and choice.choose_for_one_row().backend != "numba":
         pytest.skip("no numba, or a CPU without products of bytes")
     monkeypatch.setattr(prepared, "choose", lambda *facts: BackendChoice(chosen, "this test"))
     if way == "numpy":
         monkeypatch.setattr(numpy_backend, "product_with", lambda w: lambda x: x @ w.detach().float().t())
-    distill(target, tmp_path / "draft", replace(PLAN, attention=attention))
+    distill(target, tmp_path / "draft", replace(PLAN, **wish))
     drafter = HeadDrafter.load(tmp_path / "draft")
     drafter.floor = 0.0  # draft on, however sure it is
     shape = Shape(capacity=96, width=5, chunk=4)

@@ -42,6 +42,24 @@ def test_a_draft_goes_on_from_another(target: loading.Loaded, tmp_path: Path) ->
     assert len(HeadDrafter.load(tmp_path / "fewer").tokens) == 40
 
 
+def test_a_block_head_takes_over_the_layers_of_a_feature_head(target: loading.Loaded, tmp_path: Path) -> None:
+    """Catches layers that begin anew, and a depth or a corrector that the draft it goes on from has not."""
+    first = _fresh_head(target, tmp_path / "first")
+    plan = replace(PLAN, kind="block", start=str(tmp_path / "first"), vocab=None, depth=3, rank=6)
+    student, save = make_student(target, plan, first.tokens)
+    assert isinstance(student, HeadStudent)
+    made, taken = student.head.state_dict(), first.head.state_dict()
+    assert all(torch.equal(made[name], weight) for name, weight in taken.items())
+    assert {name.split(".")[0] for name in made.keys() - taken.keys()} == {"masks", "corrector"}
+    (tmp_path / "block").mkdir()
+    save(tmp_path / "block")
+    again = replace(plan, start=str(tmp_path / "block"))
+    assert make_student(target, replace(again, rank=None), first.tokens)[0].module.state_dict().keys() == made.keys()
+    for wrong, message in (({"rank": 7}, "rank of the draft .* is 6, not 7"), ({"depth": 4}, "masks .* is 2, not 3")):
+        with pytest.raises(BadOption, match=message):
+            make_student(target, replace(again, **wrong), first.tokens)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -92,6 +110,7 @@ def test_the_command_goes_on_from_a_draft(target: loading.Loaded, tmp_path: Path
         assert result.exit_code != 0 and message in " ".join(f"{result.output} {result.exception}".split())
 
 
-def _fresh_head(target: loading.Loaded, folder: Path) -> None:
+def _fresh_head(target: loading.Loaded, folder: Path) -> HeadDrafter:
     folder.mkdir(exist_ok=True)
     make_student(target, PLAN, torch.arange(64))[1](folder)
+    return HeadDrafter.load(folder)

@@ -118,7 +118,7 @@ def test_a_killed_run_ends_with_the_same_weights(
     assert again.measured is not None
 
 
-@pytest.mark.parametrize("kind", ["feature", "blockwise"])
+@pytest.mark.parametrize("kind", ["feature", "block", "blockwise"])
 def test_heads_read_a_decoder_with_an_encoder(kind: str, t5: loading.Loaded, root: Path, tmp_path: Path) -> None:
     distill(t5, tmp_path / "draft", plan_for(root, kind=kind, size=None))
     check_drafter(HeadDrafter.load(tmp_path / "draft"), t5.model)

@@ -21,7 +21,7 @@ from outrider.trace import finite
 def distill(
     target: common.TargetArgument,
     out: Annotated[Path, typer.Option(help="Where the draft goes: a new directory, or one to resume.")],
-    kind: Annotated[str, typer.Option(help="model, feature or blockwise.")] = "feature",
+    kind: Annotated[str, typer.Option(help="model, feature, block or blockwise.")] = "feature",
     start: Annotated[
         Path | None,
         typer.Option("--from", help="Heads: go on from the draft in this directory; its shape and tokens are kept."),
@@ -74,6 +74,9 @@ def distill(
         str | None, typer.Option(help="Feature head: layers of the target it reads beside the last, as 10,20.")
     ] = None,
     attention: Annotated[bool, typer.Option(help="Feature head: look back over the text.")] = True,
+    rank: Annotated[
+        int | None, typer.Option(help="Block head: numbers in the state of its corrector (default 128, or as --from).")
+    ] = None,
     on_policy: Annotated[
         float, typer.Option(help="Share of the text's tokens to replace by the draft's own guesses in training.")
     ] = 0.0,
@@ -112,7 +115,7 @@ def distill(
         prompts=tuple(map(str, prompts or ())), text=None if text is None else str(text),
         vocab=vocab, start=None if start is None else str(start), text_tokens=text_tokens, block=block,
         temperatures=_temperatures(temperatures), depth=depth, blocks=blocks,
-        reads=None if reads is None else _numbers(reads), attention=attention,
+        reads=None if reads is None else _numbers(reads), attention=attention, rank=rank,
         generate_batch=generate_batch, seconds=seconds,
         budget=Budget(tokens=tokens, batch=batch, rate=rate, objective=objective, seed=seed, on_policy=on_policy),
     )  # fmt: skip

@@ -11,6 +11,7 @@ from outrider.training.loop import TrainingReport
 KINDS = {
     "model": "A small model of its own",
     "feature": "A feature head on the states of the target's layers",
+    "block": "A block head on the states of the target's layers, which makes all guesses in one run",
     "blockwise": "Blockwise heads on the target's last hidden state",
 }
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from outrider.drafters.head import Head, HeadConfig, HeadDrafter
+from outrider.drafters.head import Head, HeadDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import BadOption, require
 from outrider.models.hub.loading import Loaded
@@ -24,6 +24,7 @@ from outrider.runtime import timer
 from outrider.training import student_models
 from outrider.training.answers import SelfText, self_written
 from outrider.training.data import Corpus, documents, frequent_tokens, from_texts, text_size
+from outrider.training.head_shape import head_shape, started
 from outrider.training.loop import Budget, TrainingReport, train
 from outrider.training.progress import Gathering, Now, Written
 from outrider.training.rounds import Rounds
@@ -31,7 +32,7 @@ from outrider.training.sources import examples, from_examples
 from outrider.training.students import HeadStudent, ModelStudent, Student, Vocabulary
 from outrider.training.teacher import Teacher
 
-KINDS = ("model", "feature", "blockwise")
+KINDS = ("model", "feature", "block", "blockwise")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class DistillPlan:
     blocks: int | None = None  # feature head: layers; None: 1
     reads: tuple[int, ...] | None = None  # feature head: layers of the target it reads; None: two of them and the last
     attention: bool = True  # feature head: look back over the text
+    rank: int | None = None  # block head: numbers in the corrector's state; None: 128
     generate_batch: int = 64
     temperatures: tuple[float, ...] = (0.0, 1.0)  # at which the target writes, in turn
     seconds: float | None = None  # of writing, which gets half of them at most, and of training
@@ -63,6 +65,7 @@ class DistillPlan:
         require(self.blocks is None or self.blocks >= 1, f"blocks must be at least 1, got {self.blocks}")
         good = len(self.temperatures) > 0 and all(t >= 0 for t in self.temperatures)
         require(good, f"temperatures must be numbers of at least 0, got {self.temperatures}")
+        require(self.rank is None or self.rank >= 1, f"rank must be at least 1, got {self.rank}")
         require(self.depth >= 1, f"depth must be at least 1, got {self.depth}")
         require(self.text_tokens >= 1, f"text_tokens must be at least 1, got {self.text_tokens}")
         require(self.block >= 2, f"block must be at least 2 tokens, got {self.block}")
@@ -222,7 +225,7 @@ def make_student(target: Loaded, plan: DistillPlan, tokens: torch.Tensor) -> tup
         target.model.hidden_size is not None,
         f"{target.name} shows no hidden states for a head to read; use --kind model",
     )
-    head = Head(_shape(target, plan)) if plan.start is None else _started(target, plan).head
+    head = Head(head_shape(target, plan)) if plan.start is None else started(target, plan).head
     head = head.to(target.model.device).requires_grad_().train()
 
     def save(out: Path) -> None:
@@ -231,66 +234,17 @@ def make_student(target: Loaded, plan: DistillPlan, tokens: torch.Tensor) -> tup
     return HeadStudent(teacher, head, vocabulary, plan.depth), save
 
 
-def _shape(target: Loaded, plan: DistillPlan) -> HeadConfig:
-    size = int(target.model.hidden_size or 0)
-    return HeadConfig(
-        kind=plan.kind,
-        hidden_size=size,
-        inner_size=_inner(plan.size, 2 * size),
-        blocks=plan.depth if plan.kind == "blockwise" else plan.blocks or 1,
-        **({} if plan.kind == "blockwise" else _looks(target, plan)),
-        fingerprint=fingerprint(target.model),
-    )
-
-
-def _started(target: Loaded, plan: DistillPlan) -> HeadDrafter:
-    """The head to go on from, which must be for this very target and of the shape that was asked for, if one was."""
-    drafter = HeadDrafter.load(Path(str(plan.start)))
-    has, wished = drafter.head.config, _shape(target, plan)
-    if has.fingerprint != wished.fingerprint:
-        raise BadOption(f"the draft in {plan.start} was trained for another target than {target.name}")
-    asked = {
-        "kind": True, "inner_size": plan.size is not None, "layers": plan.reads is not None,
-        "blocks": plan.blocks is not None or plan.kind == "blockwise", "heads": not plan.attention,
-    }  # fmt: skip
-    for name in (name for name, given in asked.items() if given and getattr(has, name) != getattr(wished, name)):
-        raise BadOption(
-            f"{name} of the draft in {plan.start} is {getattr(has, name)}, not {getattr(wished, name)}: it goes on "
-            "with the shape it has; leave the option out, or --from"
-        )
-    return drafter
-
-
 def _tokens(target: Loaded, plan: DistillPlan, corpus: Corpus) -> torch.Tensor:
     """The tokens [N] a draft can write. A head's states do not depend on them, so they can be chosen anew."""
     if plan.start is not None and plan.vocab is None:
-        return _started(target, plan).tokens
+        return started(target, plan).tokens
     most = 8192 if plan.vocab is None else plan.vocab or None
     return frequent_tokens(
         corpus, target.model.vocab_size, most, student_models.special_tokens(target.transformers_model)
     )
 
 
-def _looks(target: Loaded, plan: DistillPlan) -> dict[str, Any]:
-    """What a feature head looks at: layers of the target, and the text before."""
-    config = target.model.config
-    layers = int(config.num_hidden_layers)
-    reads = (layers // 3, 2 * layers // 3, -1) if plan.reads is None else (*plan.reads, -1)
-    wrong = [layer for layer in reads if not -1 <= layer <= layers]
-    require(not wrong, f"reads names layers {wrong}: the target has {layers}")
-    heads = int(config.num_attention_heads)
-    shared = int(getattr(config, "num_key_value_heads", None) or heads)
-    return {"layers": reads, "heads": (heads, shared) if plan.attention else (0, 0), "window": plan.block}
-
-
 def _small_model(target: HuggingFaceModel, plan: DistillPlan, tokens: torch.Tensor) -> Any:
     if plan.layers:
         return student_models.sliced(target, tokens.to(target.device), student_models.layer_lists(plan.layers, target))
     return student_models.build(student_models.DraftSize.parse(plan.size or "256x1024x2x4"), tokens, target)
-
-
-def _inner(size: str | None, default: int) -> int:
-    if size is None:
-        return default
-    require(size.isdigit() and int(size) > 0, f"size of a head is its inner width, a whole number; got {size!r}")
-    return int(size)

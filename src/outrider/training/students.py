@@ -151,6 +151,8 @@ class HeadStudent:
         output = self.teacher.model.unembedding[self.vocabulary.tokens].t().to(self._dtype)  # [size, N]
         if self.head.config.blockwise:
             states = self._fan(told.hidden.to(self._dtype), embedded)
+        elif self.head.config.parallel:
+            states = self._parallel(told.states.to(self._dtype), embedded)
         else:
             states = self._chain(told.states.to(self._dtype), embedded)
         guesses = []
@@ -165,6 +167,22 @@ class HeadStudent:
         states = self.head.fan(hidden, embedded[:, 1 : hidden.shape[1] + 1])
         return list(states.unbind(2))[: self.depth]
 
+    def _parallel(self, seen: Tensor, embedded: Tensor) -> list[Tensor]:
+        """Block: every guess from the same state of the target, then corrected by the text's own tokens before it."""
+        length = seen.shape[1]
+        place = torch.arange(length, device=seen.device)[None]  # [1, T]
+        seen = self.head.seen(seen)
+        inputs = self.head.spread(seen, embedded[:, 1 : length + 1])  # [B, T, G, size]
+        memory = self._memory(inputs[:, :, 0], place)
+        corrector, states = self.head.corrector, []
+        assert corrector is not None
+        z = corrector.begin(seen)
+        for k in range(1, min(self.depth, inputs.shape[2]) + 1):
+            x = self.head.think(inputs[:, :, k - 1], place + k - 1, memory)
+            z = corrector(x, embedded[:, k : k + length], z)
+            states.append(x + corrector.out(z))
+        return states
+
     def _chain(self, seen: Tensor, embedded: Tensor) -> list[Tensor]:
         """Feature: as in drafting, every guess reads the state behind the one before and looks back over the text.
 
@@ -173,11 +191,7 @@ class HeadStudent:
         length = seen.shape[1]
         place = torch.arange(length, device=seen.device)[None]  # [1, T]
         x = self.head.read(self.head.seen(seen), embedded[:, 1 : length + 1])
-        attention, memory = self.head.attention, None
-        if attention is not None:
-            back = place[0, :, None] - place[0]  # [T, T]
-            visible = (back >= 0) & (back < self.head.config.window)
-            memory = Memory(*attention.remember(x, place), visible[None, None, None])
+        attention, memory = self.head.attention, self._memory(x, place)
         states = []
         for k in range(1, self.depth + 1):
             if k > 1:
@@ -187,6 +201,14 @@ class HeadStudent:
             x = self.head.think(x, place + k - 1, memory)
             states.append(x)
         return states
+
+    def _memory(self, x: Tensor, place: Tensor) -> Memory | None:
+        """What guesses attend to: of what was read [B, T, size], place i sees all up to i."""
+        if self.head.attention is None:
+            return None
+        back = place[0, :, None] - place[0]  # [T, T]
+        visible = (back >= 0) & (back < self.head.config.window)
+        return Memory(*self.head.attention.remember(x, place), visible[None, None, None])
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -23,6 +23,7 @@ from outrider.runtime.cpu import CpuFacts
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 FEATURE = HeadConfig("feature", 32, 16, 1, layers=(1, -1), heads=(2, 1))
 BLOCKWISE = HeadConfig("blockwise", 32, 16, 3)
+BLOCK = HeadConfig("block", 32, 16, 1, layers=(1, -1), heads=(2, 1), masks=3, rank=4)
 BYTES = {"vnni", "amx", "n1", "bytes only", "v2"}  # CPUs whose compiled code multiplies bytes
 
 
@@ -52,7 +53,7 @@ def triton_works(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.device, to
 
 @pytest.mark.parametrize("facts", cpus.ALL.values(), ids=lambda facts: facts.name)
 def test_on_every_cpu(facts: CpuFacts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows of a feature head are compiled, or one in numpy; more rows, and blockwise heads, are torch's."""
+    """Few rows of a feature head are compiled, or one in numpy; more rows, block and blockwise heads, are torch's."""
     with cpu.using(facts):
         alone = choose(FEATURE, CPU, 1, torch.float32)
         assert alone.backend == ("numba" if facts.name in BYTES else "numpy")
@@ -60,7 +61,7 @@ def test_on_every_cpu(facts: CpuFacts, monkeypatch: pytest.MonkeyPatch) -> None:
         for rows in range(2, choice.FEW_ROWS + 1):
             assert choose(FEATURE, CPU, rows, torch.float32).backend == ("numba" if facts.name in BYTES else "torch")
         assert choose(FEATURE, CPU, choice.FEW_ROWS + 1, torch.float32).backend == "torch"
-        assert choose(BLOCKWISE, CPU, 1, torch.float32).backend == "torch"
+        assert {choose(config, CPU, 1, torch.float32).backend for config in (BLOCK, BLOCKWISE)} == {"torch"}
         monkeypatch.setattr(host_sync, "on_cpu", False)  # as on a GPU: steps must be capturable
         assert choose(FEATURE, CPU, 2, torch.float32).backend == "torch"
 

@@ -25,6 +25,7 @@ CONFIGS = {
     "all": HeadConfig("feature", 32, 24, 2, layers=(1, 2, -1), heads=(4, 2)),
     "no attention": HeadConfig("feature", 32, 24, 1, layers=(1, -1)),
     "last layer only": HeadConfig("feature", 32, 24, 1, heads=(2, 2)),
+    "block": HeadConfig("block", 32, 24, 2, layers=(1, 2, -1), heads=(4, 2), masks=3, rank=8),
     "blockwise": HeadConfig("blockwise", 32, 24, 3),
 }
 
@@ -34,6 +35,7 @@ def test_every_matrix_is_in_the_description(config: HeadConfig) -> None:
     """Catches a projection that one backend has and the description, which costs are computed from, has not."""
     for kind in (Head, FusedHead):
         saved = {name: tuple(weight.shape) for name, weight in kind(config).state_dict().items() if weight.dim() == 2}
+        saved.pop("masks", None)  # nothing is multiplied with them
         assert saved == {f"{name}.weight": shape for name, shape in config.projections.items()}
 
 
@@ -43,7 +45,12 @@ def test_what_a_guess_reads(config: HeadConfig) -> None:
     head = Head(config)
     matrices = sum(weight.numel() for weight in head.parameters() if weight.dim() == 2)
     fuse = 0 if head.fuse is None else head.fuse.weight.numel()
-    assert config.weights_read(10) == matrices - fuse + 10 * config.hidden_size
+    shared, every = matrices - fuse + 10 * config.hidden_size, 0
+    if head.corrector is not None and head.masks is not None:
+        every = sum(weight.numel() for weight in head.corrector.parameters() if weight.dim() == 2)
+        shared = (shared - every - head.masks.numel()) // config.gamma
+        every += 10 * config.rank
+    assert config.weights_read(10) == shared + every
     assert HeadDrafter(head, torch.arange(10)).weights_read == config.weights_read(10)
 
 
@@ -51,7 +58,7 @@ def test_constants_are_of_the_description_and_not_saved(tmp_path: Path) -> None:
     """Heads saved by earlier versions have no such fields, and theirs must stay readable by these."""
     config = CONFIGS["all"]
     assert set(asdict(config)) == {
-        "kind", "hidden_size", "inner_size", "blocks", "layers", "heads", "window", "fingerprint", "gamma"
+        "kind", "hidden_size", "inner_size", "blocks", "layers", "heads", "window", "masks", "rank", "fingerprint", "gamma"
     }  # fmt: skip
     HeadDrafter(Head(config), torch.arange(10)).save(tmp_path)
     assert HeadDrafter.load(tmp_path).saved.config == config

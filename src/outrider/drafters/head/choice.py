@@ -31,7 +31,7 @@ class BackendChoice:
 
 def choose(config: HeadConfig, device: torch.device, rows: int, dtype: torch.dtype) -> BackendChoice:
     """For a head that drafts beside a target on this device, with logits of this dtype."""
-    if device.type == "cpu" and rows <= FEW_ROWS and not config.blockwise:
+    if device.type == "cpu" and rows <= FEW_ROWS and config.recurrent:
         alone = choose_for_one_row()
         if rows == 1 or (alone.backend == "numba" and host_sync.free(device)):
             return alone
@@ -40,10 +40,10 @@ def choose(config: HeadConfig, device: torch.device, rows: int, dtype: torch.dty
 
 def choose_for_any_rows(config: HeadConfig, device: torch.device, dtype: torch.dtype) -> BackendChoice:
     """A backend whose rows can be copied and forked, and be as many as one likes."""
-    refused = triton_backend.refusal(device, dtype)
+    refused = "its guesses are made side by side" if config.parallel else triton_backend.refusal(device, dtype)
     if refused is None:
         return BackendChoice("triton", f"Triton kernels run on {device.type} and agree with torch there")
-    what = "a blockwise head" if config.blockwise else "several rows"
+    what = "several rows" if config.recurrent else f"a {config.kind} head"
     return BackendChoice("torch", f"{what} on {device.type}, and {refused}")
 
 

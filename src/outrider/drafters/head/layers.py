@@ -138,6 +138,31 @@ def rotary_speeds(config: HeadConfig, device: torch.device | None = None) -> Ten
     return config.rotary_base ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
 
 
+class Corrector(nn.Module):
+    """Tells the guesses of a block head, made side by side, which tokens were guessed before them.
+
+    A small recurrent state z [..., R] goes from guess to guess, and the state behind a guess is shifted by it. The
+    shift has as few dimensions as z, so with the output layer before it it costs little more than z itself.
+    """
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.norm, self.token_norm = _norm(config), _norm(config)
+        shapes = config.corrector
+        self.state, self.token, self.past, self.out = (_linear(shapes[n]) for n in ("state", "token", "past", "out"))
+        nn.init.zeros_(self.out.weight)
+        self.rank = config.rank
+
+    def begin(self, state: Tensor) -> Tensor:
+        """z before the first guess, for states [..., size]."""
+        return state.new_zeros((*state.shape[:-1], self.rank))
+
+    def forward(self, state: Tensor, token: Tensor, z: Tensor) -> Tensor:
+        """z of a guess whose state is [..., size], behind a token with this embedding [..., size] and the last z."""
+        found = self.state(self.norm(state)) + self.token(self.token_norm(token)) + self.past(z)
+        return nn.functional.silu(found)
+
+
 class Head(nn.Module):
     """From the target's states behind the last token, and that token, to the states behind the next ones."""
 
@@ -153,6 +178,8 @@ class Head(nn.Module):
         self.layer_norms = nn.ModuleList(_norm(config) for _ in range(config.lower_layers))
         self.fuse = None if config.fuse is None else _linear(config.fuse)
         self.attention = self.attention_type(config) if config.attends else None
+        self.masks = nn.Parameter(torch.zeros(config.masks, config.hidden_size)) if config.parallel else None
+        self.corrector = Corrector(config) if config.parallel else None
 
     @property
     def block_list(self) -> list[Block]:
@@ -183,6 +210,15 @@ class Head(nn.Module):
         for block in self.blocks:
             x = block(x)
         return x
+
+    def spread(self, state: Tensor, token: Tensor) -> Tensor:
+        """Block: a state and the next token's embedding [..., size] -> inputs of all guesses [..., masks + 1, size]."""
+        assert self.masks is not None
+        masks = self.masks.to(state.dtype).expand(*state.shape[:-1], *self.masks.shape)
+        return self.read(
+            state[..., None, :].expand(*state.shape[:-1], masks.shape[-2] + 1, -1),
+            torch.cat([token[..., None, :], masks], -2),
+        )
 
     def fan(self, state: Tensor, token: Tensor) -> Tensor:
         """Blockwise: the states behind the next k tokens [..., k, size]."""

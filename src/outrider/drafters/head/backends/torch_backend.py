@@ -248,12 +248,19 @@ class TorchFork(TorchBackend):
 
 def start_torch(layers: RecurrentLayers, heads: tuple[int, int], like: Tensor, rows: int, shape: Shape) -> TorchBackend:
     """The backend for so many rows: its keys have (heads, size), and dtype and device of ``like``."""
-    cache = None
-    if layers.head.attention is not None:
-        kept, size = heads
-        keys, values = torch.zeros((2, rows, kept, shape.capacity, size), dtype=like.dtype, device=like.device)
-        cache = keys, values
-    slots = torch.arange(shape.capacity, device=like.device)
+    cache, slots = head_cache(layers.head.attention is not None, heads, like, rows, shape)
     if host_sync.free(like.device):
         return LazyTorchBackend(layers, cache, slots, shape.width, rows)
     return TorchBackend(layers, cache, slots, shape.width)
+
+
+def head_cache(
+    attends: bool, heads: tuple[int, int], like: Tensor, rows: int, shape: Shape
+) -> tuple[KeysValues | None, Tensor]:
+    """An empty KV cache of (heads, size) for so many rows, if there is attention, and all its positions."""
+    slots = torch.arange(shape.capacity, device=like.device)
+    if not attends:
+        return None, slots
+    kept, size = heads
+    keys, values = torch.zeros((2, rows, kept, shape.capacity, size), dtype=like.dtype, device=like.device)
+    return (keys, values), slots

@@ -1,4 +1,4 @@
-"""A head's weights as torch modules, for any number of rows on any device: for feature and blockwise heads alike."""
+"""A head's weights as torch modules, for any number of rows on any device: for heads of every kind."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outrider.core.protocols import Shape
 from outrider.drafters.head.backend import HeadBackend, OutputRows
+from outrider.drafters.head.backends.block import start_block
 from outrider.drafters.head.backends.blockwise import BlockwiseBackend
 from outrider.drafters.head.backends.torch_backend import start_torch
 from outrider.drafters.head.layers import Head
@@ -35,7 +36,8 @@ class TorchWeights:
         config = self.head.config
         if config.blockwise:
             return BlockwiseBackend(self)
-        return start_torch(self, (config.heads[1], config.head_size), self.like, rows, shape)
+        start = start_block if config.parallel else start_torch
+        return start(self, (config.heads[1], config.head_size), self.like, rows, shape)
 
     def logits(self, state: Tensor) -> Tensor:
         """The output layer: states [B, size] -> [B, N]."""
