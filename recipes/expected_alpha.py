@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from mistakes import guarded
 from torch import Tensor
 
 from outrider.bench.intervals import Interval, bootstrap, total_ratio
@@ -144,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)
