@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from mistakes import guarded
 from torch import Tensor
 
 import outrider
@@ -110,4 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

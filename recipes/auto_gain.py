@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mistakes import guarded
+
 import outrider
 from outrider.bench import prompts
 from outrider.errors import require
@@ -125,4 +127,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

@@ -29,6 +29,7 @@ from typing import Any
 import outrider  # isort: skip  # before torch: its threads then sleep while they wait, as in every command of outrider
 import torch
 import transformers as tf
+from mistakes import guarded
 
 from outrider.bench import prompts
 from outrider.models.hub import pairs
@@ -227,4 +228,4 @@ def _line(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

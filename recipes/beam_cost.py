@@ -21,6 +21,7 @@ from statistics import median, quantiles
 
 import outrider  # isort: skip  # before torch: its threads then sleep while they wait, as in every command of outrider
 import torch
+from mistakes import check_least, guarded
 
 from outrider.bench.pair import inflated
 from outrider.bench.prompts import SAMPLE
@@ -56,13 +57,14 @@ def main() -> None:
     parser.add_argument("--draft-beams", type=int)
     parser.add_argument("--gamma", type=int)
     parser.add_argument("--tokens", type=int, default=10)
-    parser.add_argument("--prompts", type=int, default=12, help="of the built-in sample, at most 12")
+    parser.add_argument("--prompts", type=int, default=12, help="of the built-in sample, 2 to 12")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", help="of the target")
     parser.add_argument(
         "--inflated", action="store_true", help="pad the target to 8B weights; --draft: a head's directory"
     )
     chosen = parser.parse_args()
+    check_least(chosen, beams=2, draft_beams=1, gamma=0, tokens=1, prompts=2)
     llm = inflated_llm(chosen) if chosen.inflated else loaded_llm(chosen)
     plain = outrider.LLM(llm.target, outrider.Nothing())
     narrow = outrider.LLM(llm.target, outrider.Nothing(), exact=False)
@@ -93,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

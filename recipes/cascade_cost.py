@@ -12,6 +12,8 @@ import sys
 import time
 from itertools import chain
 
+from mistakes import guarded
+
 import outrider
 from outrider.bench.prompts import read
 from outrider.trace import PHASES, Level, Stats, merge, summarise
@@ -68,4 +70,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

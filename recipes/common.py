@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import mistakes
 import pretrain
 import tokenizers
 import torch
@@ -21,7 +22,7 @@ from pretrain import Batch, Data, Effort, Trunk, say
 from tokenizers import Tokenizer
 
 from outrider.drafters.ngram import NgramTable
-from outrider.errors import OutriderError, require
+from outrider.errors import require
 from outrider.models.hub.loading import choose_device
 from outrider.training.objectives import OBJECTIVES
 
@@ -257,8 +258,4 @@ def card(title: str, about: str, results: dict[str, Any]) -> str:
 
 def guarded(main: Callable[[Sequence[str]], None]) -> None:
     """The command line: a mistake of the user's is one line, not a traceback."""
-    try:
-        main(sys.argv[1:])
-    except OutriderError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+    mistakes.guarded(lambda: main(sys.argv[1:]))

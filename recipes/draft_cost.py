@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from mistakes import guarded
 
 import outrider
 from outrider.core.algorithm import Step, splice
@@ -154,4 +155,4 @@ def shown(options: argparse.Namespace, report: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

@@ -17,6 +17,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+from mistakes import guarded
+
 from outrider.training.data import documents, open_text
 
 TOPICS = """climate change|healthy sleep|the French Revolution|photosynthesis|black holes|learning to cook
@@ -245,4 +247,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

@@ -22,10 +22,11 @@ from dataclasses import asdict, dataclass
 
 import outrider  # isort: skip  # before torch: its threads then sleep while they wait, as in every command of outrider
 import torch
+from mistakes import check_least, guarded
 from torch import Tensor
 
 from outrider.bench.prompts import SAMPLE
-from outrider.errors import OutriderError, require
+from outrider.errors import require
 from outrider.models.hub.loading import load
 from outrider.models.settings import has_chat_template
 from outrider.theory import optimal_gamma, speedup
@@ -117,12 +118,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=12, help="of the built-in sample, at most 12")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
-    if chosen.prompts < 1 or chosen.tokens < 1:
-        parser.error("--prompts and --tokens must be at least 1")
-    try:
-        rows = measured(chosen.target, chosen.device, chosen.tokens, chosen.prompts)
-    except OutriderError as error:
-        sys.exit(str(error))
+    check_least(chosen, prompts=1, tokens=1)
+    rows = measured(chosen.target, chosen.device, chosen.tokens, chosen.prompts)
     if chosen.json:
         sys.stdout.write(json.dumps([asdict(row) for row in rows]) + "\n")
         return
@@ -138,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mistakes import guarded
 from width_cost import run_ms, started
 
 from outrider.bench.machine import read_bandwidth
@@ -81,4 +82,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

@@ -20,6 +20,7 @@ import gguf
 import numpy as np
 import torch
 from gguf_float16 import copy_settings
+from mistakes import guarded
 from transformers import AutoModelForCausalLM
 
 from outrider.bench.inflate import Larger, inflate
@@ -159,4 +160,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

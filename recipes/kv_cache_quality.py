@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import torch
+from mistakes import guarded
 from torch import Tensor
 
 import outrider
@@ -62,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

@@ -15,6 +15,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from mistakes import guarded
+
 import outrider
 from outrider.bench import prompts
 from outrider.trace import PHASES, Trace, merge, summarise
@@ -90,4 +92,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

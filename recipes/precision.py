@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from mistakes import guarded
 from torch import Tensor
 
 from outrider.core.protocols import Shape
@@ -99,4 +100,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

@@ -20,10 +20,10 @@ from statistics import median
 
 import outrider  # isort: skip  # before torch: its threads then sleep while they wait, as in every command of outrider
 import torch
+from mistakes import check_least, guarded
 
 from outrider.bench.load import random_prompts, seconds
 from outrider.bench.pair import inflated
-from outrider.errors import OutriderError
 from outrider.models.hub.loading import choose_device
 from outrider.options import Options
 from outrider.serve.engine import Engine, Limits
@@ -83,13 +83,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto", help="of the target")
     parser.add_argument("--inflated", action="store_true", help="pad the target to eight billion weights")
     chosen = parser.parse_args()
-    for name in ("streams", "tokens", "turns"):
-        if getattr(chosen, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(chosen, name)}")
-    try:
-        llm = loaded_llm(chosen)
-    except OutriderError as error:
-        sys.exit(str(error))
+    check_least(chosen, streams=1, tokens=1, turns=1)
+    llm = loaded_llm(chosen)
     asked = random_prompts(
         llm.target.model.vocab_size, chosen.streams * (1 if chosen.same_prompts else chosen.turns + 1)
     )
@@ -120,4 +115,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

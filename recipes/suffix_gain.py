@@ -18,6 +18,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mistakes import guarded
+
 import outrider
 from outrider.errors import require
 from outrider.models.settings import has_chat_template
@@ -149,4 +151,4 @@ def main(words: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

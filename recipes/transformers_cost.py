@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import transformers as tf
+from mistakes import guarded
 
 import outrider
 
@@ -147,4 +148,4 @@ def _line(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

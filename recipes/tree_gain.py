@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from mistakes import guarded
+
 import outrider
 from outrider.bench.prompts import SAMPLE
 from outrider.drafters import Mixture
@@ -67,4 +69,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import torch
+from mistakes import guarded
 from torch import Tensor
 
 import outrider
@@ -75,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

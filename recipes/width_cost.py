@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import torch
+from mistakes import guarded
 
 from outrider.core.protocols import Session, Shape
 from outrider.models.engine.choice import Kernels
@@ -104,4 +105,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

@@ -75,3 +75,6 @@ def test_prompts_that_are_no_text(tmp_path: Path) -> None:
         assert isinstance(error, BadOption) and says in str(error)
     error = CliRunner().invoke(app, ["measure", "gpt-small", "--prompts", str(tmp_path / "a.txt")]).exception
     assert isinstance(error, BadOption) and "not UTF-8" in str(error)
+    for place, says in ((tmp_path, "is a directory; name a file"), (tmp_path / "b.txt", 'lines such as {"prompt"')):
+        error = CliRunner().invoke(app, ["measure", "gpt-small", "--prompts", str(place)]).exception
+        assert isinstance(error, BadOption) and says in str(error), "a directory was said not to exist"

@@ -69,7 +69,10 @@ def test_bad_lines_do_not_stop_the_others(tmp_path: Path, chatty: str, outrider:
     for record, (row, says) in zip(found, BAD, strict=True):
         assert (says in record["error"]) if says else (record["error"] is None and len(record["tokens"]) <= 4), row
     assert [r["id"] for r in found[:2]] == ["a", "b"] and found[6]["id"] == 7 and found[10]["id"] == "k"
-    assert f"{sum(says is not None for _, says in BAD)} of {len(BAD)} lines failed" in said.err
+    bad = [number for number, (_, says) in enumerate(BAD, 1) if says is not None]
+    first = ", ".join(map(str, bad[:5]))
+    where = f'(lines {first} and {len(bad) - 5} more): the key "error" there in standard output says why'
+    assert f"{len(bad)} of {len(BAD)} lines failed {where}" in said.err
     model = load(chatty)
     assert found[12]["tokens"] == model.chat([{"role": "user", "content": "so"}], max_new_tokens=4).tokens
 
@@ -129,6 +132,15 @@ def test_a_run_on_standard_output_writes_what_was_finished(
     """Catches texts held back for the sake of order that Ctrl-C throws away."""
     said = interrupted(outrider, monkeypatch, words, after=4)
     assert said.code == 130 and len(records(said.out)) == 4 and "--out FILE" in said.err
+
+
+def test_the_summary_says_where_the_error_stands(tmp_path: Path, chatty: str, outrider: Command) -> None:
+    """It said "1 texts", and of an error neither the line nor the file."""
+    (tmp_path / "in.jsonl").write_text('{"prompt": "so"}\n{"prompt": ""}\n')
+    said = outrider("batch", str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), chatty, "-n", "1")
+    assert said.code == 1 and "\n1 text, 1 token, " in f"\n{said.err}"
+    assert f'1 of 2 lines failed (line 2): the key "error" there in {tmp_path / "out.jsonl"} says why' in said.err
+    assert records((tmp_path / "out.jsonl").read_text())[1]["error"] is not None
 
 
 def test_failed_lines_are_tried_again(tmp_path: Path, chatty: str, outrider: Command) -> None:

@@ -21,6 +21,7 @@ from outrider.models.engine.backends import BACKENDS
 WRONG: dict[str, tuple[list[str], str, str]] = {
     "an option's value": (["theory", "--alpha", "3"], "BadOption", "alpha must be between 0 and 1"),
     "no such option": (["generate", "x", "--temprature", "1"], "UsageError", "--temperature"),
+    "no width": (["generate", "x", "--width", "0"], "BadOption", "--width must be at least 1, got 0"),
     "no number": (["generate", "x", "--top-k", "many"], "UsageError", "'--top-k'"),
     "the value is shown": (["generate", "x", "--top-k", "many"], "UsageError", "'many'"),
     "a number out of range": (["generate", "--prompts", "p", "--slots", "-3"], "UsageError", "-3"),
@@ -42,6 +43,16 @@ def test_an_error_is_json_where_json_was_asked_for(name: str, outrider: Command)
     plain = outrider(*words)
     assert plain.code == 2 and plain.out == "" and says in plain.err
     assert plain.err.startswith("error: ") and plain.err.count("\n") == 1, "one line, not a box"
+
+
+@pytest.mark.parametrize(
+    ("word", "near"), [("--bogus", []), ("--zzz", []), ("--temprature", ["--temperature"]), ("--sede", ["--seed"])]
+)
+def test_only_near_options_are_suggested(word: str, near: list[str], outrider: Command) -> None:
+    """--out was suggested for --bogus: the two dashes, which all options have, were compared, too."""
+    said = outrider("generate", "x", word, "1").err
+    assert ("Possible options" in said) == bool(near) and all(name in said for name in near)
+    assert "--out" not in said
 
 
 def test_the_operating_systems_errors_are_json_too(tmp_path: Path, outrider: Command) -> None:

@@ -13,7 +13,7 @@ import outrider
 from outrider.drafters import BUILT_IN, Cascade, Copying, ModelDrafter
 from outrider.drafters.by_name import check_draft
 from outrider.drafters.head import CONFIG, Head, HeadConfig, HeadDrafter
-from outrider.errors import BadOption
+from outrider.errors import BadOption, ModelNotFound
 from outrider.models.hub.loading import load
 from outrider.models.transformers import trimmed
 from outrider.training import student_models
@@ -77,6 +77,14 @@ def test_a_drafter_in_the_table_has_its_name_everywhere(monkeypatch: pytest.Monk
         check_draft("miror")
     with pytest.raises(BadOption, match="'mirror' cannot check guesses"):
         check_draft("copy>mirror")
+
+
+@pytest.mark.parametrize("draft", ["./nosuch", "copy>./nosuch", "nosuch.gguf"])
+def test_a_name_that_is_no_model_lists_the_drafters(folders: Path, draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was answered as a model's name alone, though a drafter that needs no model may have been meant."""
+    monkeypatch.setitem(BUILT_IN, "mirror", Copying)
+    with pytest.raises(ModelNotFound, match=r"nosuch.* is not built in \(auto, copy, .*, mirror\); model .*nosuch"):
+        outrider.load(str(folders / "target"), draft)
 
 
 @pytest.mark.parametrize(

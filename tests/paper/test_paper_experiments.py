@@ -158,7 +158,8 @@ def test_the_command(outrider: Command, tmp_path: Path) -> None:
     again = outrider(*words, "--json")
     assert len(json.loads(again.out)["records"]) == 2 and len(file.read_text().splitlines()) == 2
     assert "sampling" in outrider("paper", "--list").out
-    assert "no such experiment" in outrider("paper", "--only", "table99", "--out", str(file)).err
+    assert "no such experiment; did you mean table" in outrider("paper", "--only", "table99", "--out", str(file)).err
+    assert "no such experiment; there are table1, " in outrider("paper", "--only", "nonsense", "--out", str(file)).err
     whole = file.read_bytes()
     assert "name another file" in outrider(*words, "--page", str(file)).err and file.read_bytes() == whole
     file.write_text("{}\n")

@@ -88,7 +88,7 @@ LINES = [strict_json(line) for line in result_files.batch()[:3]]
 TRACE = list(result_files.trace(3).lines())
 
 BAD = {
-    "empty": ("", r"f: the file is empty"),
+    "empty": ("", r"f: the file is empty: no result was written to it; run .* to its end, or name another file$"),
     "blank": (" \n\n", r"f: the file is empty"),
     "binary": (b"\x89PNG\r\n\x1a\n\xff\xfe", r"f, line 1: .*byte 0x89 is not UTF-8"),
     "zeros": (b'{"a": "\x00"}', r"f: not a result file but binary"),
@@ -119,6 +119,13 @@ BAD = {
         r"f, line 2, key accepted: 9\d guesses kept of 5",
     ),
     "two objects": (edited(lambda r: None) + "\n{}", r"f, line 2: a measure result is one JSON object"),
+    "two objects and gaps": ("\n" + edited(lambda r: None) + "\n\n{}", r"f, line 4: a measure result is one .* second"),
+    "a line behind a gap": ("\n\n" + "[" * 100_000, r"f, line 3: cannot be read as JSON"),
+    "deep in many lines": ("[\n" * 100_000, r"f: cannot be read as JSON"),
+    "impossible depths of one line": (
+        "\n".join([*LINES[:2], re.sub(r'"depths": \[\[\d+', '"depths": [[-1', LINES[2])]),
+        r"f, line 3, key stats\.depths\[0\]: \d+ guesses kept of -1",
+    ),
     "infinite": (edited(lambda r: None).replace('"cost": 0.06', '"cost": 1e999'), r"cost: not a number but inf"),
     "deep": ("[" * 100_000, r"f, line 1"),
     "depths of no numbers": (
@@ -140,6 +147,32 @@ def test_bad_files_are_named(name: str, tmp_path: Path) -> None:
     message = str(result.exception)
     assert re.search(match, message), message
     assert "\n" not in message and str(path) in message and not (tmp_path / "r.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"), [(slice(6, 7), "0 charts; 1 of 1 text"), (slice(7), "3 charts; 1 of 7 texts")]
+)
+def test_failures_of_a_batch_are_told(lines: slice, says: str, tmp_path: Path) -> None:
+    """A file of nothing but failures was "texts, 0 charts", and its page had no headline."""
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(strict_json(line) + "\n" for line in result_files.batch()[lines]), encoding="utf-8")
+    result = run(path, "--out", tmp_path / "r.html")
+    assert result.exit_code == 0 and f"texts, {says} failed\n" in result.output
+    told = json.loads(run(path, "--out", tmp_path / "r.html", "--json").stdout)["results"][0]
+    assert (
+        told["failures"] == f"{says.split('; ')[1]} failed" and f"{told['failures']}; the table" in told["missing"][0]
+    )
+    assert ">Failed<" in (tmp_path / "r.html").read_text("utf-8")
+
+
+def test_failures_behind_many_texts_are_in_the_table(tmp_path: Path) -> None:
+    """The table shows the first hundred; a failure behind them was counted, and its reason nowhere."""
+    texts, failed = result_files.batch()[:6] * 20, result_files.batch()[6]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(strict_json(line) + "\n" for line in [*texts, failed]), encoding="utf-8")
+    assert run(path, "--out", tmp_path / "r.html").exit_code == 0
+    page = (tmp_path / "r.html").read_text("utf-8")
+    assert "error: the prompt is empty" in page and "100 of 121: those that failed" in page
 
 
 def test_places_that_are_no_files(written: dict[str, Path], tmp_path: Path) -> None:

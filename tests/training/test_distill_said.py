@@ -122,3 +122,16 @@ def test_files_that_are_no_text(name: str, data: bytes, says: str, tmp_path: Pat
         list(documents([tmp_path / name]))
     with pytest.raises(BadOption, match=name):
         list(examples([tmp_path / name]))
+
+
+@pytest.mark.parametrize("option", ["--data", "--prompts"])
+def test_files_that_hold_no_text(words: list[str], option: str, tmp_path: Path) -> None:
+    """With an empty file of prompts the target wrote text for half an hour, as if none had been named."""
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    wrong = {"empty.txt": "is empty", "latin.txt": "not UTF-8", "": "is a directory", "none.txt": "no such file"}
+    for name, says in wrong.items():
+        error = CliRunner().invoke(app, [*words, option, str(tmp_path / name)]).exception
+        assert isinstance(error, BadOption) and says in str(error) and not (tmp_path / "draft").exists()
+    error = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "empty.txt")]).exception
+    assert isinstance(error, BadOption) and "is a file; name a new directory" in str(error)

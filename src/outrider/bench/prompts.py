@@ -79,7 +79,8 @@ def read(
 
 
 def _from_file(path: Path) -> dict[str, tuple[str, ...]]:
-    require(path.exists() and not path.is_dir(), f"prompts file {path} does not exist", ModelNotFound)  # pipes may be
+    require(not path.is_dir(), f"prompts file {path} is a directory; name a file in it")
+    require(path.exists(), f"prompts file {path} does not exist; name one that does", ModelNotFound)  # pipes may be
     tasks: dict[str, list[str]] = {}
     for number, line in enumerate(decode_utf8(f"prompts file {path}", path.read_bytes()).splitlines(), 1):
         if not line.strip():
@@ -90,7 +91,7 @@ def _from_file(path: Path) -> dict[str, tuple[str, ...]]:
             tasks.setdefault(str(record.get("task") or record.get("category") or "prompts"), []).append(str(prompt))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise BadOption(f"{path}, line {number}: needs a JSON object with a prompt or turns ({error})") from None
-    require(bool(tasks), f"prompts file {path} is empty")
+    require(bool(tasks), f'prompts file {path} is empty; give it lines such as {{"prompt": "..."}}')
     return {name: tuple(prompts) for name, prompts in tasks.items()}
 
 

@@ -16,9 +16,12 @@ from outrider.cli.progress import loading as loading_shown
 from outrider.cli.results import results
 from outrider.cluster.answers import Advance, Answer, Loading, PromptBatch, PromptLine, answers
 from outrider.errors import require
+from outrider.report.values import counted
 from outrider.runtime import timer
 
 MOST_SLOTS = 8
+MOST_NAMED = 5
+"""Lines that failed of which the summary gives the numbers."""
 
 Answering = Callable[[Sequence[PromptLine], int], Callable[[Advance], Iterator[Answer]]]
 """Makes ready to answer lines with so many slots -> what gives their records, telling of its progress."""
@@ -113,14 +116,14 @@ def run(batch: PromptBatch, answering: Answering) -> None:
     todo = [line for line in batch.complete(keys) if line.index not in sink.done]
     if len(todo) < total:
         notes.print(f"{total - len(todo)} of {total} lines are in {batch.out} already: kept", markup=False)
-    began, failed, tokens = timer.now(), 0, 0
+    began, failed, tokens = timer.now(), list[int](), 0
     slots = min(MOST_SLOTS, total) if batch.slots is None else batch.slots
     try:
         answered = answering(todo, slots)
         with _bar(total, total - len(todo)) as advance:
             for line, record in answered(advance):
                 sink.write(line.index, {"index": line.index, "id": line.id, "key": keys[line.index], **record})
-                failed += record["error"] is not None
+                failed += [line.index] if record["error"] is not None else []
                 tokens += len(record.get("tokens", ()))
                 advance(1, 0)
     except KeyboardInterrupt:
@@ -128,11 +131,20 @@ def run(batch: PromptBatch, answering: Answering) -> None:
         notes.print(f"interrupted: {len(sink.done)} of {total} lines are written; {sink.remedy}", markup=False)
         raise typer.Exit(130) from None
     sink.close(complete=True)
-    seconds = timer.now() - began
-    notes.print(f"{len(todo) - failed} texts, {tokens:,} tokens, {seconds:.1f} s", markup=False)
+    made, seconds = len(todo) - len(failed), timer.now() - began
+    notes.print(f"{counted(made, 'text')}, {counted(tokens, 'token')}, {seconds:.1f} s", markup=False)
     if failed:
-        notes.print(f"{failed} of {total} lines failed; their 'error' says why", style="red", markup=False)
+        notes.print(_failures(sorted(failed), total, batch.out), style="red", markup=False)
         raise typer.Exit(1)
+
+
+def _failures(failed: Sequence[int], total: int, out: Path | None) -> str:
+    """How many lines failed, which, and where to read why: lines of input and output have the same numbers."""
+    first = ", ".join(str(index + 1) for index in failed[:MOST_NAMED])
+    rest = f" and {len(failed) - MOST_NAMED:,} more" if len(failed) > MOST_NAMED else ""
+    place = "standard output" if out is None else str(out)
+    which = f"line {first}" if len(failed) == 1 else f"lines {first}{rest}"
+    return f'{len(failed)} of {counted(total, "line")} failed ({which}): the key "error" there in {place} says why'
 
 
 @contextmanager

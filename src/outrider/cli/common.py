@@ -134,6 +134,7 @@ def check_gamma_fits(gamma: Any, width: int | None) -> None:
     """Refuse more guesses than a target run holds, before a model is loaded; None: the command has no --width."""
     from outrider.decoding.loop import WIDTH
 
+    require(width is None or width >= 1, f"--width must be at least 1, got {width}; leave it out for {WIDTH}")
     largest, most = gamma if isinstance(gamma, int) else 0, (WIDTH if width is None else width) - 1
     remedy = f"choose at most {most}" if width is None else f"pass --width {largest + 1}"
     require(largest <= most, f"--gamma {largest} needs a width of {largest + 1}, got {most + 1}; {remedy}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -121,8 +122,11 @@ def distill(
     )  # fmt: skip
     require(text is None or not (data or prompts), "--text is text already gathered: leave out --data and --prompts")
     require(start is None or start.is_dir(), f"--from {start} is not the directory of a draft")
-    for path in (*(data or ()), *(prompts or ()), *([text] if text else ()), *filter(None, [measure_prompts])):
-        require(path.is_file(), f"data file {path} does not exist")
+    require(not out.exists() or out.is_dir(), f"--out {out} is a file; name a new directory")
+    _check_files("--text", [text] if text else [], texts=False)
+    for option, paths in (("--data", data), ("--prompts", prompts)):
+        _check_files(option, paths or [])
+    _check_files("--measure-prompts", [measure_prompts] if measure_prompts else [])
     prepare(out, plan)
     command = shlex.join(["outrider", *sys.argv[1:]])
     (out / "training" / "command.txt").write_text(command + "\n", encoding="utf-8")
@@ -150,6 +154,19 @@ def distill(
         "card": str(card),
     }
     answers.out(json.dumps(result) if as_json else summary(target, out, last), highlight=False)
+
+
+def _check_files(option: str, paths: Sequence[Path], texts: bool = True) -> None:
+    """Refuse files that are not there or hold no text, before a model is loaded and hours are spent without them."""
+    from outrider.training.data import open_text, readable
+
+    for path in paths:
+        require(not path.is_dir(), f"{option} {path} is a directory; name the files in it")
+        require(path.is_file(), f"{option} {path}: there is no such file; name one that is there")
+        if texts:
+            with open_text(path) as file, readable(path):
+                found = any(line.strip() for line in file)
+            require(found, f"{option} {path} is empty; name a file with some text, or leave it out")
 
 
 def _export(kind: str, target: str, start: Path | None, out: Path, how: tuple[str, str, bool], as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import gc
 import io
 import json
@@ -134,6 +135,7 @@ def _failed(error: Exception) -> int:
 def _message(error: Exception) -> str:
     """One line: what an error says, and where to read on after a wrong option."""
     if isinstance(error, UsageError):
+        _keep_near_names(error)
         command = error.ctx.command_path if error.ctx is not None else "outrider"
         text = f"{error.format_message()}{_received(error)} (see `{command} --help`)"
     elif isinstance(error, OSError) and not isinstance(error, OutriderError):
@@ -144,6 +146,22 @@ def _message(error: Exception) -> str:
     else:
         text = as_flags(str(error))
     return " ".join(text.split())
+
+
+@runtime_checkable
+class _UnknownOption(Protocol):
+    """The parser's error, with the names that it is going to suggest."""
+
+    option_name: str
+    possibilities: Sequence[str] | None
+
+
+def _keep_near_names(error: Exception) -> None:
+    """Of an unknown option: suggest only names like it. The parser compares the dashes, too, which all have."""
+    if isinstance(error, _UnknownOption) and error.possibilities:
+        found = {name.lstrip("-"): name for name in error.possibilities}
+        near = difflib.get_close_matches(error.option_name.lstrip("-"), found)
+        error.possibilities = [found[name] for name in near]
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ from outrider.cli.common import answers, notes
 from outrider.errors import require
 from outrider.report import plots
 from outrider.report.kinds import KINDS
+from outrider.report.values import counted
 
 
 def report(
@@ -63,6 +64,7 @@ def report(
                     "sections": [section.title for section in each.chapter.sections],
                     "charts": [chart.title for chart in each.chapter.charts],
                     "missing": list(each.chapter.missing),
+                    "failures": each.chapter.failures,
                 }
                 for each in found
             ],
@@ -71,7 +73,8 @@ def report(
         answers.out(json.dumps(whole), highlight=False)
         return
     for each in found:
-        charts = len(each.chapter.charts)
-        answers.print(f"{each.file.path}: {each.file.kind.name}, {charts} charts", markup=False)
-    more = f", and {len(written) - 1} pictures in {figures}" if figures is not None else ""
+        failures = f"; {each.chapter.failures}" if each.chapter.failures else ""
+        charts = counted(len(each.chapter.charts), "chart")
+        answers.print(f"{each.file.path}: {each.file.kind.name}, {charts}{failures}", markup=False)
+    more = f", and {counted(len(written) - 1, 'picture')} in {figures}" if figures is not None else ""
     answers.print(f"wrote {out}{more}", markup=False)

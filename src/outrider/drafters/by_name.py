@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from outrider.drafters.head import CONFIG, HeadDrafter
 from outrider.drafters.imported import imported, names_a_class
 from outrider.drafters.model_cost import kept_sampled_cost
 from outrider.drafters.other_tokenizer import OtherTokenizerDrafter
-from outrider.errors import BadOption, TokenizerMismatch, require
+from outrider.errors import BadOption, ModelNotFound, TokenizerMismatch, require
 from outrider.models.engine.choice import Kernels
 from outrider.models.hub import loading, names, pairs
 from outrider.models.hub.shared_tokens import shared_tokens
@@ -109,11 +111,21 @@ def drafter_named(draft: str | Drafter | None, beside: Beside) -> Drafter:
     return _model(draft, beside)[0]
 
 
+@contextmanager
+def _listing_drafters(draft: str) -> Iterator[None]:
+    """A name that is no model may have been meant for a drafter that needs none: say which there are."""
+    try:
+        yield
+    except ModelNotFound as error:
+        raise ModelNotFound(f"draft {draft!r} is not built in ({', '.join(BUILT_IN)}); {error}") from error
+
+
 def _published_head(draft: str, trust: bool) -> Path | None:
     """The directory of a head that others have trained, fetched where a hub id names it; None: it is no such head."""
     place = Path(draft).expanduser()
     if "/" in draft and not place.exists():
-        place = names.directory(draft, code=trust)
+        with _listing_drafters(draft):
+            place = names.directory(draft, code=trust)
     return place if is_checkpoint(place) else None
 
 
@@ -168,7 +180,8 @@ def _model(name: str, beside: Beside) -> tuple[ModelDrafter | OtherTokenizerDraf
     # An engine that was asked for is the target's: it may not be one for the draft.
     engine = "torch" if beside.target.kernels.engine == "torch" else "auto"
     kernels = Kernels(engine, rows=2 if beside.target.model.encoder_decoder else 1, release=True)
-    loaded = loading.load(found, str(beside.target.model.device), beside.dtype, beside.trust, kernels)
+    with _listing_drafters(name):
+        loaded = loading.load(found, str(beside.target.model.device), beside.dtype, beside.trust, kernels)
     loading.check_same_kind(beside.target, loaded)
     if loading.same_tokens(beside.target, loaded):
         return ModelDrafter(loaded.model, name=shown, sampled_cost=kept_sampled_cost(loaded, beside.target)), loaded

@@ -30,8 +30,8 @@ def chosen(only: str | None) -> Sequence[Experiment]:
     for name in filter(None, (part.strip() for part in only.split(","))):
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise BadOption(f"--only {name!r}: no such experiment; {hint}There are {', '.join(known)}")
+            hint = f"did you mean {near[0]}? There are" if near else "there are"
+            raise BadOption(f"--only {name!r}: no such experiment; {hint} {', '.join(known)}")
         found.append(known[name])
     if not found:
         raise BadOption(f"--only {only!r} names nothing; write for instance --only table2,table3")

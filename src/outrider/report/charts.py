@@ -153,6 +153,7 @@ class Chapter:
     facts: tuple[tuple[str, str], ...] = ()  # machine, versions, options
     sections: tuple[ReportSection, ...] = ()
     missing: tuple[str, ...] = ()  # what a reader may look for and this file does not hold
+    failures: str = ""  # of what was asked for, in words; empty: none
 
     @property
     def charts(self) -> list[Chart]:

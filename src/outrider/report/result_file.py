@@ -13,6 +13,7 @@ from outrider.report.kinds import KINDS, ResultKind
 from outrider.report.result_entry import ResultEntry
 
 AGAIN = "run the command that writes it again; `batch` and others that resume go on from the lines before"
+OTHER = "run the command that writes it again, or name a file that --out, --json or --trace wrote"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,11 @@ def _text(path: Path) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise BadOption(f"{path}: cannot be read ({error.strerror}); name a file that --out wrote") from None
-    require(data.strip() != b"", f"{path}: the file is empty; {AGAIN}")
+    require(
+        data.strip() != b"",
+        f"{path}: the file is empty: no result was written to it; run the command that writes it to its end, or name "
+        "another file",
+    )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -63,7 +68,9 @@ def _text(path: Path) -> str:
 
 def _records(path: Path, text: str) -> tuple[ResultEntry, ...]:
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if len(lines) == 1 or not _is_object(lines[0][1]):
+    if len(lines) == 1:
+        return (_parsed(path, lines[0][1], lines[0][0], str(path)),)
+    if not _is_object(lines[0][1]):
         return (_parsed(path, text, 1, str(path)),)
     return tuple(_parsed(path, line, number, f"{path}, line {number}") for number, line in lines)
 
@@ -82,10 +89,11 @@ def _parsed(path: Path, text: str, first_line: int, place: str) -> ResultEntry:
     except json.JSONDecodeError as error:
         line, rest = first_line + error.lineno - 1, text[error.pos :].strip()
         cut = not rest or error.msg.startswith("Unterminated") or any(w.startswith(rest) for w in _WORDS)
-        what = "cut off here" if cut else f"not JSON ({error.msg})"
-        raise BadOption(f"{path}, line {line}, column {error.colno}: {what}; {AGAIN}") from None
+        what = f"cut off here; {AGAIN}" if cut else f"not JSON ({error.msg}); {OTHER}"
+        raise BadOption(f"{path}, line {line}, column {error.colno}: {what}") from None
     except (RecursionError, ValueError) as error:  # nested too deep, or a number of thousands of digits
-        raise BadOption(f"{path}, line {first_line}: cannot be read as JSON ({error}); {AGAIN}") from None
+        where = str(path) if "\n" in text.strip() else f"{path}, line {first_line}"
+        raise BadOption(f"{where}: cannot be read as JSON ({error}); {OTHER}") from None
     require(
         isinstance(value, dict),
         f"{place}: a result is a JSON object, this is a {type(value).__name__}; name a file that --out wrote",
@@ -110,7 +118,9 @@ def _result(path: Path, records: tuple[ResultEntry, ...]) -> ResultFile:
             f"{first.place}, key {kind.version_key}: version {version!r} of a {kind.name} result, and this Outrider "
             f"reads version {kind.version}; use the Outrider that wrote it, or measure again"
         )
-    require(kind.lines or len(records) == 1, f"{path}, line 2: a {kind.name} result is one JSON object; {AGAIN}")
+    if not kind.lines and len(records) > 1:
+        rule = f"a {kind.name} result is one JSON object in a file of its own, and here a second begins"
+        raise BadOption(f"{records[1].place}: {rule}; {OTHER}")
     return ResultFile(path, kind, records)
 
 

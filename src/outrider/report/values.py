@@ -19,6 +19,11 @@ def figure(value: float | None) -> str:
     return f"{value:.2f}" if size >= 0.1 else f"{value:.3g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: "1 text", "2 texts"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def with_interval(value: float | None, low: float | None, high: float | None) -> str:
     if value is None or low is None or high is None:
         return figure(value)

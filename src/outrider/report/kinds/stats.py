@@ -39,6 +39,12 @@ def by_depth(ways: Sequence[NamedStats], title: str = "Acceptance by depth", nam
     return LineChart(name, title, "guess of a run", "share kept", tuple(series), note)
 
 
+def check_depths(stats: ResultEntry) -> None:
+    """Refuse impossible counts where they stand, before they are lost in a sum."""
+    for depth, pair in enumerate(stats.each("depths") if stats.has("depths") else [], 1):
+        _share(depth, pair)
+
+
 def _share(depth: int, pair: ResultEntry) -> Mark | None:
     values = pair.value
     if not (isinstance(values, list) and len(values) == 2 and all(isinstance(n, int) for n in values)):

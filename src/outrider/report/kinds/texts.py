@@ -11,7 +11,7 @@ from outrider.report.charts import Chapter, DataTable, Headline, section, sectio
 from outrider.report.kinds import stats
 from outrider.report.kinds.stats import NamedStats, table_of
 from outrider.report.result_entry import ResultEntry
-from outrider.report.values import figure, shorten
+from outrider.report.values import counted, figure, shorten
 from outrider.trace import PHASES, ratio, wilson
 
 MOST_TEXTS = 100
@@ -31,21 +31,24 @@ def chapter(records: Sequence[ResultEntry]) -> Chapter:
             raise record.fail("text", "missing")
     done = [record for record in records if record.has("stats")]
     failed = [record for record in records if record.has("error")]
+    for record in done:
+        stats.check_depths(record.at("stats"))
     whole = ResultEntry(total(done), done[0].place, "stats") if done else None
     found = charts(whole, len(records) == 1) if whole is not None else ()
-    names = {len(records): f"{len(records):,} texts", 1: "One text"}
+    name = "One text" if len(records) == 1 else f"{len(records):,} texts"
+    engine = f" by {done[0].at('stats').text('engine') or 'an engine'}" if done else ""
     old = whole is not None and not whole.has("emitted")
     missing = [OLD] if old else []
+    failures = f"{len(failed):,} of {counted(len(records), 'text')} failed" if failed else ""
     if failed:
-        missing.append(f"{len(failed):,} texts that failed; the table says why.")
+        missing.append(f"{failures}; the table says why.")
     return Chapter(
-        names[len(records)]
-        if whole is None
-        else f"{names[len(records)]} by {done[0].at('stats').text('engine') or 'an engine'}",
-        headlines(whole, failed) if whole is not None else (),
+        name + engine,
+        (*(headlines(whole) if whole is not None else ()), *_failed(failed, len(records))),
         _facts(done),
         sections(*found, section("Texts", [_table(records)], _cut(records))),
         (*missing, TRACE, *ELSEWHERE),
+        failures,
     )
 
 
@@ -79,7 +82,11 @@ def charts(whole: ResultEntry, alone: bool) -> tuple[Any, ...]:
     )
 
 
-def headlines(whole: ResultEntry, failed: Sequence[ResultEntry] = ()) -> tuple[Headline, ...]:
+def _failed(failed: Sequence[ResultEntry], texts: int) -> tuple[Headline, ...]:
+    return (Headline("Failed", f"{len(failed):,}", f"of {counted(texts, 'text')}"),) if failed else ()
+
+
+def headlines(whole: ResultEntry) -> tuple[Headline, ...]:
     examined, kept = whole.count("examined"), whole.count("kept")
     low, high = wilson(kept, examined)
     share = (
@@ -87,12 +94,11 @@ def headlines(whole: ResultEntry, failed: Sequence[ResultEntry] = ()) -> tuple[H
         if examined
         else "no guesses"
     )
-    found = [
+    return (
         Headline("Tokens", f"{whole.count('tokens'):,}", f"in {whole.count('runs'):,} target runs"),
         Headline("Tokens per target run", figure(whole.known("tokens_per_run")), "plain decoding has 1"),
         Headline("Acceptance α", figure(whole.known("alpha")), share),
-    ]
-    return (*found, *([Headline("Failed", str(len(failed)), "texts")] if failed else []))
+    )
 
 
 def _facts(records: Sequence[ResultEntry]) -> tuple[tuple[str, str], ...]:
@@ -107,17 +113,25 @@ def _facts(records: Sequence[ResultEntry]) -> tuple[tuple[str, str], ...]:
 
 
 def _cut(records: Sequence[ResultEntry]) -> str:
-    return f"The first {MOST_TEXTS} of {len(records):,}." if len(records) > MOST_TEXTS else ""
+    if len(records) <= MOST_TEXTS:
+        return ""
+    failed = any(record.has("error") for record in records)
+    count = f"{MOST_TEXTS} of {len(records):,}"
+    return f"{count}: those that failed, then the first others." if failed else f"The first {count}."
+
+
+def _shown(records: Sequence[ResultEntry]) -> list[tuple[int, ResultEntry]]:
+    """As many as a table has room for, with their numbers: texts that failed are not left out for others."""
+    by_need = sorted(enumerate(records), key=lambda pair: not pair[1].has("error"))
+    return sorted(by_need[:MOST_TEXTS], key=lambda pair: pair[0])
 
 
 def _table(records: Sequence[ResultEntry]) -> DataTable | None:
-    shown = records[:MOST_TEXTS]
-    if len(shown) == 1 and not shown[0].has("error"):
-        return table_of(
-            "Text", {"text": shorten(shown[0].text("text"), 2000), "ended by": shown[0].text("finish_reason")}
-        )
+    if len(records) == 1 and not records[0].has("error"):
+        only = records[0]
+        return table_of("Text", {"text": shorten(only.text("text"), 2000), "ended by": only.text("finish_reason")})
     rows = []
-    for number, record in enumerate(shown):
+    for number, record in _shown(records):
         name = record.value.get("id") if record.value.get("id") is not None else record.value.get("index", number)
         about = record.at("stats") if record.has("stats") else None
         text = f"error: {record.text('error')}" if record.has("error") else record.text("text")
