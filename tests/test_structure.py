@@ -32,7 +32,7 @@ BORDERS: dict[str, tuple[str, set[str]]] = {
     "hf/refusals.py": ("transformers' caches", {"_is_user_defined"}),
     "prompts.py": ("arrays of any library", {"tolist"}),
     "speculation.py": ("an executor of any library", {"submit"}),
-    "training/distill.py": (CONFIG, {"num_key_value_heads"}),
+    "training/head_shape.py": (CONFIG, {"num_key_value_heads"}),
 }  # fmt: skip
 """Files at the border to other libraries: why an attribute may be missing there, and which attributes."""
 

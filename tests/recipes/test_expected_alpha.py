@@ -18,7 +18,8 @@ from outrider.drafters.head import HeadDrafter
 from outrider.llm import LLM
 from outrider.models.hub import loading
 from outrider.training.data import from_answers
-from outrider.training.distill import DistillPlan, distill
+from outrider.training.distill import distill
+from outrider.training.distill_plan import DistillPlan
 from outrider.training.loop import Budget
 
 PROMPTS = ["the end", "a thin", "then the", "the thin end of it"]

@@ -6,7 +6,8 @@ import signal
 from dataclasses import replace
 from typing import Any
 
-from outrider.training.distill import DistillPlan, NoProgress
+from outrider.training.distill import NoProgress
+from outrider.training.distill_plan import DistillPlan
 from outrider.training.loop import Budget
 from outrider.training.progress import Written
 

@@ -14,7 +14,8 @@ from outrider.models.hub import loading
 from outrider.training import answers
 from outrider.training.answers import SelfText, self_written
 from outrider.training.data import Corpus, frequent_tokens, from_answers
-from outrider.training.distill import DistillPlan, make_student
+from outrider.training.distill import make_student
+from outrider.training.distill_plan import DistillPlan
 from outrider.training.progress import Gathering
 from outrider.training.rounds import Rounds
 from outrider.training.students import HeadStudent, ModelStudent

@@ -26,7 +26,8 @@ from outrider.training import distill as module
 from outrider.training import student_models
 from outrider.training.answers import SelfText
 from outrider.training.data import PADDING, Corpus, frequent_tokens
-from outrider.training.distill import DistillPlan, NoProgress, distill
+from outrider.training.distill import NoProgress, distill
+from outrider.training.distill_plan import DistillPlan
 from outrider.training.loop import Budget, train
 from outrider.training.progress import Gathering
 from outrider.training.sources import examples, from_examples

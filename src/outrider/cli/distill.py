@@ -108,7 +108,8 @@ def distill(
     require(not (data and self_written), "--data and --self exclude each other; choose one")
     require(not (data and prompts), "--prompts are answered by the target itself: leave out --data")
     from outrider.training.card import describe
-    from outrider.training.distill import DistillPlan, prepare
+    from outrider.training.distill import prepare
+    from outrider.training.distill_plan import DistillPlan
     from outrider.training.loop import Budget
 
     plan = DistillPlan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-from outrider.training.distill import DistillPlan
+from outrider.training.distill_plan import DistillPlan
 from outrider.training.loop import TrainingReport
 
 KINDS = {

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.drafters.head import Head, HeadConfig, HeadDrafter
 from outrider.errors import BadOption, require
 from outrider.models.hub.loading import Loaded
 from outrider.models.transformers.fingerprint import fingerprint
-
-if TYPE_CHECKING:
-    from outrider.training.distill import DistillPlan
+from outrider.training.distill_plan import DistillPlan
 
 
 def head_shape(target: Loaded, plan: DistillPlan) -> HeadConfig:

@@ -58,7 +58,8 @@ def test_constants_are_of_the_description_and_not_saved(tmp_path: Path) -> None:
     """Heads saved by earlier versions have no such fields, and theirs must stay readable by these."""
     config = CONFIGS["all"]
     assert set(asdict(config)) == {
-        "kind", "hidden_size", "inner_size", "blocks", "layers", "heads", "window", "masks", "rank", "fingerprint", "gamma"
+        "kind", "hidden_size", "inner_size", "blocks", "layers", "heads", "window", "masks", "rank", "fingerprint",
+        "gamma",
     }  # fmt: skip
     HeadDrafter(Head(config), torch.arange(10)).save(tmp_path)
     assert HeadDrafter.load(tmp_path).saved.config == config

@@ -35,7 +35,7 @@ class BlockLayers(Protocol):
         """The token with the highest of logits [B, N] -> [B]."""
 
 
-class Guessing:
+class BlockGuesses:
     """The guesses of one draft: states made side by side [B, G, size], and the corrector's state z [B, R]."""
 
     def __init__(self, corrector: Corrector, states: Tensor, z: Tensor | None = None) -> None:
@@ -51,8 +51,8 @@ class Guessing:
         shift: Tensor = self.corrector.out(self.z)
         return self.states[:, k] + shift
 
-    def rows(self, rows: Tensor) -> Guessing:
-        return Guessing(self.corrector, self.states.index_select(0, rows), self.z.index_select(0, rows))
+    def rows(self, rows: Tensor) -> BlockGuesses:
+        return BlockGuesses(self.corrector, self.states.index_select(0, rows), self.z.index_select(0, rows))
 
 
 class BlockBackend(TorchBackend):
@@ -72,13 +72,13 @@ class BlockBackend(TorchBackend):
         super().begin(texts, len(self.head.masks) + 1)
         return BlockFork(self.layers, self._guessing(texts, len(self.head.masks) + 1).rows(rows))
 
-    def _guessing(self, texts: Texts, gamma: int) -> Guessing:
+    def _guessing(self, texts: Texts, gamma: int) -> BlockGuesses:
         """After ``begin``: the layers, once for so many guesses."""
         newest, every = texts.newest, self._all(texts)
         token = texts.embedding[texts.context.tokens[every, newest + 1]]
         x = self.head.spread(self.head.seen(texts.states[every, newest]), token)[:, :gamma]  # [B, G, size]
         assert self.head.corrector is not None
-        return Guessing(self.head.corrector, self.head.think(x, self.positions, self.memory))
+        return BlockGuesses(self.head.corrector, self.head.think(x, self.positions, self.memory))
 
     def _state(self, texts: Texts, k: int, last: Tensor) -> Tensor:
         return self.guessing.state(k, texts, last)[:, None]
@@ -97,7 +97,7 @@ class BlockFork:
 
     capturable = True
 
-    def __init__(self, layers: BlockLayers, left: Guessing) -> None:
+    def __init__(self, layers: BlockLayers, left: BlockGuesses) -> None:
         self.layers, self.name, self.left = layers, layers.name, left
 
     def admit_all(self, texts: Texts, lengths: Mapping[int, int]) -> None:
@@ -115,7 +115,7 @@ class BlockFork:
             texts.context.append(tokens[:, k : k + 1], real.to(torch.int64))
         texts.context.append(tokens[:, guesses:], (count - guesses).clamp(min=0))
         columns = torch.arange(max(0, guesses - tokens.shape[1]), device=count.device)
-        self.left = Guessing(left.corrector, left.states[every[:, None], columns + count[:, None]], left.z)
+        self.left = BlockGuesses(left.corrector, left.states[every[:, None], columns + count[:, None]], left.z)
 
     def rewind(self, texts: Texts) -> None:
         """A fork goes on, never back."""
@@ -128,7 +128,7 @@ class BlockFork:
         return BlockFork(self.layers, self.left.rows(rows))
 
     def begin(self, texts: Texts, gamma: int, caps: Tensor | None = None) -> int:
-        self.guessing = Guessing(self.left.corrector, self.left.states, self.left.z)
+        self.guessing = BlockGuesses(self.left.corrector, self.left.states, self.left.z)
         return min(gamma, len(self.left))
 
     def logits(self, texts: Texts, k: int, last: Tensor) -> Tensor:
