@@ -1,4 +1,4 @@
-"""The numba backend: its products, drafts made in one call, and the same head in numpy."""
+"""The numba backend: drafts made in one call, and the same head in numpy."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from outrider.drafters.head.choice import choose_for_one_row
 if choose_for_one_row().backend != "numba":
     pytest.skip("this CPU has no products of bytes", allow_module_level=True)
 
-from outrider.kernels.numba import int8_products, race
-from outrider.kernels.numba.tiles import compiled
+from outrider.kernels.numba import race
 
 pytestmark = pytest.mark.cpu_paths
 
@@ -35,40 +34,6 @@ SHAPES = {
     "odd sizes": HeadConfig("feature", 72, 40, 1, layers=(1, -1), heads=(6, 3), window=9),
     "neither attention nor other layers": HeadConfig("feature", 48, 64, 1),
 }
-
-
-@compiled
-def _times(weights: int, x: Any, inputs: int, panels: int) -> Any:
-    given = np.empty(
-        (x.shape[0], (inputs + int8_products.BLOCK - 1) // int8_products.BLOCK * int8_products.GIVEN), np.uint8
-    )
-    int8_products.shorten(x, given)
-    out = np.empty((x.shape[0], 16 * panels), np.float32)
-    int8_products.product(weights, given, inputs, out.ctypes.data, out.shape[1], panels)
-    return out
-
-
-@pytest.mark.parametrize("shape", [(16, 64), (48, 100), (200, 7), (33, 640)])
-def test_products_are_right_and_no_row_sees_another(shape: tuple[int, int]) -> None:
-    """Catches a tile that mixes rows or columns up, and one whose sums depend on how many rows it has."""
-    torch.manual_seed(0)
-    weight, x = torch.randn(shape), torch.randn(11, shape[1])
-    packed = int8_products.packed(weight)
-    whole = _times(packed.ctypes.data, x.numpy(), shape[1], len(packed))
-    exact = (x @ weight.T).numpy()
-    assert np.abs(whole[:, : shape[0]] - exact).max() < 0.02 * np.abs(exact).max()
-    for rows in range(1, 11):
-        part = _times(packed.ctypes.data, x[1 : 1 + rows].numpy(), shape[1], len(packed))
-        assert np.array_equal(part, whole[1 : 1 + rows])
-
-
-def test_a_row_of_zeros_and_one_large_number_are_kept_apart() -> None:
-    """Catches a division by nothing, and a scale shared by a whole row: an outlier would round all others away."""
-    x = torch.zeros((2, 128))
-    x[1, 3], x[1, 70] = 1000.0, 0.01
-    packed = int8_products.packed(torch.ones((1, 128)))
-    found = _times(packed.ctypes.data, x.numpy(), 128, 1)[:, 0]
-    assert found[0] == 0 and abs(found[1] - 1000.01) < 0.005
 
 
 TOKENS = torch.arange(0, 90, 9 / 5).long()[:50]  # of 90 tokens, those the heads have logits for

@@ -54,7 +54,7 @@ def choose_for_one_row() -> BackendChoice:
     error = numba_error()
     if error is not None:
         return BackendChoice("numpy", f"one row on a CPU, and {error}")
-    return BackendChoice("numba", "few rows on a CPU with dot products of bytes: compiled, with weights of eight bits")
+    return BackendChoice("numba", "few rows on a CPU with dot products of bytes: compiled, with packed weights")
 
 
 @cache
@@ -63,7 +63,7 @@ def numba_error() -> str | None:
     if find_spec("numba") is None:
         return "numba is not installed"
     try:
-        from outrider.kernels.numba import int8_products  # noqa: F401
+        from outrider.kernels.numba import packed_products  # noqa: F401
     except ImportError as error:  # beside another numpy than it wants, for one
         return f"numba cannot be imported ({' '.join(str(error).split())[:100]})"
     return None

@@ -1,6 +1,6 @@
 """A feature head for one row, compiled by numba: a whole draft is one call that runs on every thread.
 
-The layers of ``drafters/head/layers.py`` on weights of eight bits: a draft may be rounded as one likes. Threads share
+The layers of ``drafters/head/layers.py`` on packed weights: a draft may be rounded as one likes. Threads share
 pieces of work as in ``llama.py``.
 """
 
@@ -13,8 +13,9 @@ import numpy as np
 from outrider.kernels.numba.arrays import unowned
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.head_records import Drawing, HeadMatrices, KVCache, Reading, Scratch
-from outrider.kernels.numba.int8_products import GIVEN, RECORD, blocks_of, product, shorten
 from outrider.kernels.numba.layer_math import STRIDE, attend, exp, finish, norm, rotate, take
+from outrider.kernels.numba.packed_formats import UNIT
+from outrider.kernels.numba.products import convert_input, end_products, input_room, multiply, product_input
 from outrider.kernels.numba.race import race, shares
 from outrider.kernels.numba.rows import Table, look_up
 from outrider.kernels.numba.tiles import PANEL, compiled
@@ -24,48 +25,47 @@ READING, GUESSING = 3, 6
 
 
 @compiled
-def _multiply(
-    counters: int, piece: int, weights: int, given: Any, inputs: int, plus: Any, out: Any, threads: int
-) -> None:
+def _multiply(counters: int, piece: int, weights: int, given: Any, plus: Any, out: Any, threads: int) -> None:
     """A piece of work: plus [T, size] and given times weights -> out [T, size]. ``plus`` may be ``out``."""
-    rows, panels = given.shape[0], (out.shape[1] + PANEL - 1) // PANEL
+    rows, panels = out.shape[0], (out.shape[1] + PANEL - 1) // PANEL
     step = max(1, panels // (8 * threads))
     items = (panels + step - 1) // step
     temp = np.empty((rows, PANEL * step), np.float32)
     done, item = 0, take(counters, piece)
     while item < items:
         first, count = item * step, min(step, panels - item * step)
-        place = weights + RECORD * blocks_of(inputs) * first
-        product(place, given, inputs, temp.ctypes.data, PANEL * step, count)
+        multiply(given, weights, first, count, temp)
         end = min(out.shape[1], PANEL * (first + count))
         for row in range(rows):
             for j in range(PANEL * first, end):
                 out[row, j] = plus[row, j] + temp[row, j - PANEL * first]
         done, item = done + 1, take(counters, piece)
+    end_products(given)
     finish(counters, piece, done, items)
 
 
 @compiled
-def _shortened(x: Any) -> Any:
-    given = np.empty((x.shape[0], blocks_of(x.shape[1]) * GIVEN), np.uint8)
-    shorten(x, given)
+def _given(head: HeadMatrices, x: Any) -> Any:
+    """Inputs of products: x [T, inputs], rounded to eight bits by every thread for itself."""
+    given = product_input(head.product, x, input_room(head.product, x.shape[0], x.shape[1]))
+    convert_input(given, (UNIT, 0))
     return given
 
 
 @compiled
 def _joined(head: HeadMatrices, x: Any, tokens: Any) -> Any:
-    """States and the tokens behind them, side by side, in eight bits."""
+    """States and the tokens behind them, side by side, as products read them."""
     both = np.empty((len(x), 2 * head.size), np.float32)
     norm(x, head.norms[0], head.epsilon, both[:, : head.size])
     norm(tokens, head.norms[1], head.epsilon, both[:, head.size :])
-    return _shortened(both)
+    return _given(head, both)
 
 
 @compiled
 def _normed(head: HeadMatrices, which: int, x: Any) -> Any:
     found = np.empty_like(x)
     norm(x, head.norms[which], head.epsilon, found)
-    return _shortened(found)
+    return _given(head, found)
 
 
 @compiled
@@ -80,8 +80,7 @@ def _project(head: HeadMatrices, cache: KVCache, counters: int, piece: int, x: A
     done, item = 0, take(counters, piece)
     while item < items:
         at = item + first
-        weights = head.attention[0] + RECORD * blocks_of(head.size) * panels * at
-        product(weights, given, head.size, temp.ctypes.data, head.padded, panels)
+        multiply(given, head.attention[0], panels * at, panels, temp)
         for row in range(rows):
             cos, sin = cache.cos[place + row], cache.sin[place + row]
             if at < head.heads:
@@ -91,6 +90,7 @@ def _project(head: HeadMatrices, cache: KVCache, counters: int, piece: int, x: A
             else:
                 cache.values[at - head.heads - head.shared, place + row] = temp[row, : head.depth]
         done, item = done + 1, take(counters, piece)
+    end_products(given)
     finish(counters, piece, done, items)
 
 
@@ -103,11 +103,11 @@ def _read(head: HeadMatrices, cache: KVCache, reading: Reading, counters: int, t
         for layer in range(last):
             columns = others[:, layer * head.size : (layer + 1) * head.size]
             norm(states[:, layer], head.layer_norms[layer], head.epsilon, columns)
-        _multiply(counters, 0, head.fuse, _shortened(others), others.shape[1], states[:, last], seen, threads)
-        _multiply(counters, 1, head.join, _joined(head, seen, reading.tokens), 2 * head.size, seen, reading.x, threads)
+        _multiply(counters, 0, head.fuse, _given(head, others), states[:, last], seen, threads)
+        _multiply(counters, 1, head.join, _joined(head, seen, reading.tokens), seen, reading.x, threads)
     else:
         given = _joined(head, states[:, last], reading.tokens)
-        _multiply(counters, 1, head.join, given, 2 * head.size, states[:, last], reading.x, threads)
+        _multiply(counters, 1, head.join, given, states[:, last], reading.x, threads)
     if head.heads and len(states) > 1:
         _project(head, cache, counters, 2, reading.x[:-1], reading.start, np.empty((0, head.depth), np.float32))
 
@@ -139,8 +139,7 @@ def _gate(head: HeadMatrices, counters: int, piece: int, block: int, x: Any, gat
     done, item = 0, take(counters, piece)
     while item < items:
         first, count = item * step, min(step, panels - item * step)
-        weights = head.blocks[block, 0] + 2 * RECORD * blocks_of(head.size) * first
-        product(weights, given, head.size, temp.ctypes.data, 2 * PANEL * step, 2 * count)
+        multiply(given, head.blocks[block, 0], 2 * first, 2 * count, temp)
         for panel in range(count):
             for j in range(PANEL):
                 gate, up = temp[0, 2 * PANEL * panel + j], temp[0, 2 * PANEL * panel + PANEL + j]
@@ -156,12 +155,11 @@ def _write(head: HeadMatrices, counters: int, piece: int, x: Any, logits: Any, b
     step, items = max(1, panels // len(best)), len(best)
     step += step * items < panels
     temp = np.empty((1, PANEL * step), np.float32)
-    given = _shortened(x)
+    given = _given(head, np.ascontiguousarray(x))
     done, item = 0, take(counters, piece)
     while item < items:
         first, count = item * step, max(0, min(step, panels - item * step))
-        weights = head.output + RECORD * blocks_of(head.size) * first
-        product(weights, given, head.size, temp.ctypes.data, PANEL * step, count)
+        multiply(given, head.output, first, count, temp)
         found = temp[0, : max(0, min(head.tokens, PANEL * (first + count)) - PANEL * first)]
         logits[0, PANEL * first : PANEL * first + len(found)] = found
         best[item, 0], best[item, 1], best[item, 2] = _summary(found, PANEL * first, rate)
@@ -194,18 +192,18 @@ def _think(
     """
     wide = head.heads * head.depth
     if len(token):
-        _multiply(counters, 0, head.join, _joined(head, before, token), 2 * head.size, before, x, threads)
+        _multiply(counters, 0, head.join, _joined(head, before, token), before, x, threads)
     if head.heads:
         queries = between[0, :wide].reshape((head.heads, head.depth))
         mixed = between[:, wide : 2 * wide]
         _project(head, cache, counters, 1, x, place, queries)
         _look(head, cache, counters, 2, place, oldest, queries, mixed)
-        _multiply(counters, 3, head.attention[1], _shortened(mixed), wide, x, x, threads)
+        _multiply(counters, 3, head.attention[1], _given(head, np.ascontiguousarray(mixed)), x, x, threads)
     gated = between[:, 2 * wide :]
     for block in range(len(head.blocks)):
         _gate(head, counters, 4 + 2 * block, block, x, gated, threads)
-        given = _shortened(gated)
-        _multiply(counters, 5 + 2 * block, head.blocks[block, 1], given, head.inner, x, x, threads)
+        given = _given(head, np.ascontiguousarray(gated))
+        _multiply(counters, 5 + 2 * block, head.blocks[block, 1], given, x, x, threads)
 
 
 @compiled

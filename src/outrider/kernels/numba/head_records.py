@@ -8,8 +8,9 @@ import numpy as np
 
 
 class HeadMatrices(NamedTuple):
-    """Sizes of a head, its norms, and its matrices at addresses, as ``int8_products.py`` packs them."""
+    """Sizes of a head, its norms, and its matrices at addresses, as ``packed_products.py`` reads them."""
 
+    product: int  # address of ``packed_product``
     size: int
     inner: int
     heads: int  # none: no attention

@@ -9,6 +9,7 @@ six bits there, a thirtieth more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,17 @@ BFLOAT16 = len(FORMATS)
 """The code of a panel of bfloat16, as ``tiles.py`` reads it."""
 
 CODES = {form.name: code for code, form in enumerate(FORMATS)}
+
+
+def panel_table(codes: Sequence[int], inputs: int) -> Array:
+    """The table of a matrix whose panels have these formats: int64 [panels, 2], as ``packed_products.py`` reads it.
+
+    The first panel begins at the next multiple of 64 bytes behind the table.
+    """
+    each = [2 * PANEL * inputs if code == BFLOAT16 else FORMATS[code].panel_bytes(inputs) for code in codes]
+    table = np.zeros((len(codes), 2), np.int64)
+    table[:, 0], table[:, 1] = -(-table.nbytes // 64) * 64 + np.cumsum([0, *each[:-1]]), codes
+    return table
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from outrider.errors import ModelError, require
-from outrider.kernels.numba.packed_formats import BFLOAT16, BLOCK, CODES, FORMATS, UNIT, panels
+from outrider.kernels.numba.packed_formats import BFLOAT16, BLOCK, CODES, FORMATS, UNIT, panel_table, panels
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine import numba_weights, quantised
 from outrider.models.engine import weight_files as safetensors
@@ -190,14 +190,11 @@ def _write_matrix(
     together = name.endswith(".gate_up")  # a panel of the one, the same panel of the other
     inputs, codes = tensors.shape(weights[0])[1], [tensors.code(weight) for weight in weights]
     by_panel = codes * len(rows[0]) if together else [c for c, r in zip(codes, rows, strict=True) for _ in r]
-    bytes_of = [2 * PANEL * inputs if code == BFLOAT16 else FORMATS[code].panel_bytes(inputs) for code in by_panel]
-    table = np.zeros((len(by_panel), 2), np.int64)
-    start = -(-table.nbytes // 64) * 64
-    table[:, 0], table[:, 1] = start + np.cumsum([0, *bytes_of[:-1]]), by_panel
+    table = panel_table(by_panel, inputs)
 
     def pieces() -> Iterator[Array]:
         yield table.view(np.uint8).ravel()
-        yield np.zeros(start - table.nbytes, np.uint8)
+        yield np.zeros(table[0, 0] - table.nbytes, np.uint8)
         for group in [list(range(len(weights)))] if together else [[k] for k in range(len(weights))]:
             for first in range(0, len(rows[group[0]]), _PIECE):
                 found = [tensors.panels(weights[k], rows[k][first : first + _PIECE].ravel()) for k in group]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.errors import ModelCorrupt, require
-from outrider.kernels.numba.packed_formats import CODES, FORMATS, UNIT, QuantisedRows
+from outrider.kernels.numba.packed_formats import CODES, FORMATS, UNIT, QuantisedRows, panel_table, panels
+from outrider.kernels.numba.tiles import PANEL
 
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)
 """Ranges that are tried for a group, relative to that of its weights: what lies beyond is clipped."""
@@ -41,6 +46,28 @@ def in_four_bits(weight: Tensor) -> QuantisedRows:
         whole = torch.where(better[..., None], tried.to(torch.uint8), whole)
     scales, minima = found
     return QuantisedRows(FORMATS[CODES["Q4_1"]], whole.flatten(1).numpy(), scales.numpy(), minima.numpy())
+
+
+Quantise = Callable[[Tensor], QuantisedRows]
+
+
+def matrix_of(weight: Any, quantise: Quantise) -> np.ndarray[Any, Any]:
+    """A weight [out, in], which is read some rows at a time, as ``packed_products.py`` reads it: bytes."""
+    outputs, inputs = weight.shape
+    made: list[np.ndarray[Any, Any]] = []
+    for first in range(0, outputs, _PIECE * PANEL):
+        rows = weight[first : first + _PIECE * PANEL].detach().to(torch.float32)
+        packed = quantise(torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % PANEL)))
+        made.append(panels(packed).ravel())
+    table = panel_table([CODES[packed.form.name]] * -(-outputs // PANEL), inputs)
+    found: np.ndarray[Any, Any] = np.zeros(table[0, 0] + sum(map(len, made)), np.uint8)
+    found[: table.nbytes] = table.view(np.uint8).ravel()
+    found[table[0, 0] :] = np.concatenate(made)
+    return found
+
+
+_PIECE = 32
+"""Panels packed at a time: what is made on the way stays small, and is used again for the next."""
 
 
 def _groups(weight: Tensor) -> Tensor:

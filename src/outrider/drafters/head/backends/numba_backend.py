@@ -1,6 +1,6 @@
 """A feature head for a row on a CPU, compiled by numba (``kernels/numba/head.py``): a whole draft is one call.
 
-Weights have eight bits: rounding changes which tokens are guessed, never the text.
+Weights have four bits, those of the output layer eight: rounding changes which tokens are guessed, never the text.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _NO_KEYS, _NO_COUNTER = np.empty(0, np.int64), np.empty(0, np.int32)
 
 
 class NumbaWeights:
-    """The matrices of a head, and its rows of the output layer, packed in eight bits."""
+    """The matrices of a head, and its rows of the output layer, packed."""
 
     def __init__(self, head: Head, output: OutputRows) -> None:
+        from outrider.kernels.numba import packed_products
         from outrider.kernels.numba.code_cache import compiling
         from outrider.kernels.numba.head_records import HeadMatrices
         from outrider.kernels.numba.thread_team import ThreadTeam
@@ -39,7 +40,7 @@ class NumbaWeights:
         norms = [head.state_norm, head.token_norm, head.state_norm if attention is None else attention.norm]
         self.team = ThreadTeam(torch.get_num_threads())
         self.matrices = HeadMatrices(
-            size=config.hidden_size, inner=_whole(config.inner_size),
+            product=packed_products.address(), size=config.hidden_size, inner=_whole(config.inner_size),
             heads=config.heads[0], shared=config.heads[1], depth=config.head_size, padded=_whole(config.head_size),
             tokens=len(output), epsilon=config.norm_eps,
             fuse=0 if head.fuse is None else self._keep(head.fuse.weight), join=self._keep(head.join.weight),
@@ -47,7 +48,7 @@ class NumbaWeights:
             blocks=np.array(
                 [[self._gates(block), self._keep(block.down.weight)] for block in blocks], np.int64
             ).reshape(-1, 2),
-            output=self._keep(output),
+            output=self._keep(output, fine=True),
             layer_norms=_stacked(head.layer_norms, config.hidden_size),
             norms=_stacked([*norms, *(block.norm for block in blocks)], config.hidden_size),
         )  # fmt: skip
@@ -73,10 +74,11 @@ class NumbaWeights:
         race.first(some, np.zeros(2, np.int32), 1)
         top_p.cut(logits, some, 0.0, 0.5, 1.0, 1.0, some.copy())
 
-    def _keep(self, weight: Tensor | OutputRows) -> int:
-        from outrider.kernels.numba.int8_products import packed
+    def _keep(self, weight: Tensor | OutputRows, fine: bool = False) -> int:
+        """In four bits, or ``fine`` in eight."""
+        from outrider.models.engine import quantised
 
-        self._kept.append(packed(weight))
+        self._kept.append(quantised.matrix_of(weight, quantised.in_eight_bits if fine else quantised.in_four_bits))
         return int(self._kept[-1].ctypes.data)
 
     def _attention(self, attention: Attention) -> list[int]:
