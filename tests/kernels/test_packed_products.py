@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from outrider.kernels.numba import packed_products
+from outrider.kernels.numba import packed_inputs, packed_products
 from outrider.kernels.numba.packed_dots import dot_instructions
 from outrider.kernels.numba.packed_formats import BFLOAT16, CODES, FORMATS, UNIT, panels
 from outrider.kernels.numba.packed_rows import unpack_rows
@@ -48,16 +48,19 @@ def packed(name: str) -> tuple[Array, Array]:
 def rounded(x: Array, span: int) -> tuple[Array, Array]:
     """Inputs in eight bits as products read them, and the numbers that these stand for."""
     units = -(-x.shape[1] // UNIT)
-    given = np.full((len(x), units * packed_products.GIVEN), 77, np.uint8)
-    packed_products.shorten(x, span, given)
-    scales = given[:, (UNIT + 8) * units :].view(np.float32).astype(np.float64)
+    given = np.full((len(x), packed_inputs.given_size(x.shape[1])), 77, np.uint8)
+    packed_inputs.shorten(x, span, given)
+    scales = given[:, (UNIT + 8) * units : packed_inputs.GIVEN * units].copy().view(np.float32).astype(np.float64)
     return given, given[:, : UNIT * units].view(np.int8) * np.repeat(scales, UNIT, 1)
 
 
 def product(weights: Array, x: Array, given: Array, outputs: int = OUTPUTS) -> Array:
     out = np.full((len(x), outputs), np.nan, np.float32)
     where = [array.ctypes.data for array in (x, given, out)]
-    packed_products.packed_product(weights.ctypes.data, 0, outputs // 16, *x.shape, *where, outputs)
+    registers = np.zeros(1, np.int64)
+    packed_products.packed_product(
+        weights.ctypes.data, 0, outputs // 16, *x.shape, *where, outputs, registers.ctypes.data
+    )
     return out
 
 

@@ -220,6 +220,12 @@ def test_what_a_cpu_can_pass_for() -> None:
     assert names["a72"] == ["ARM without both"] and names["bytes only"] == ["ARM without float16", "ARM without both"]
 
 
+@pytest.mark.parametrize("left_out", ["", "amx_int8", "amx_bf16", "avx512_vnni"])
+def test_bytes_are_multiplied_by_amx_where_all_of_it_is_there(left_out: str) -> None:
+    facts = replace(cpus.AMX, compiler=cpus.AMX.compiler - {left_out})
+    assert facts.multiplies_bytes_by_amx is (left_out == "") and not cpus.VNNI.multiplies_bytes_by_amx
+
+
 # --- choices, for every CPU ----------------------------------------------------------------------------
 
 FAST_AT_BFLOAT16 = {"amx", "v2", "without numba"}

@@ -75,6 +75,11 @@ class CpuFacts:
         return self.wide_vectors and {"amx_tile", "amx_bf16", "avx512_bf16"} <= self.compiler
 
     @property
+    def multiplies_bytes_by_amx(self) -> bool:
+        """Whether compiled code has AMX's products of bytes, and dot products of bytes on vectors beside them."""
+        return self.has_amx and self.multiplies_bytes and "amx_int8" in self.compiler
+
+    @property
     def multiplies_nibbles(self) -> bool:
         """Whether torch multiplies with weights of four bits at the speed of memory."""
         return self.kleidiai and "asimddp" in self.features
@@ -177,7 +182,7 @@ def _digest(lines: list[str]) -> str:
 
 _BY_LLVM = {
     "avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "amx-tile": "amx_tile", "amx-bf16": "amx_bf16",
-    "fullfp16": "asimdhp", "dotprod": "asimddp",
+    "amx-int8": "amx_int8", "fullfp16": "asimdhp", "dotprod": "asimddp",
 }  # fmt: skip
 """Instruction sets that LLVM, and so NUMBA_CPU_FEATURES, calls by another name than Linux."""
 

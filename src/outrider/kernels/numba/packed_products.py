@@ -2,7 +2,8 @@
 
 Inputs are rounded to eight bits, with a scale for every 32 of them (every 256 where a matrix has K formats), as
 llama.cpp does. Sums within a unit or block are whole numbers and exact, and these are added up in the order of the
-inputs: batch-invariant, **bits do not depend on the width of a run**, nor on which dot products a CPU has.
+inputs: batch-invariant, **bits do not depend on the width of a run**, nor on which dot products a CPU has. Where
+there are rows enough, AMX multiplies (``packed_amx.py``), with the same bits.
 
 A matrix is a table of its panels, int64 [panels, 2] (where the panel begins, counted from the table's first byte, and
 the code of its format), and the panels. So parts of a matrix may have different formats.
@@ -15,19 +16,20 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
 
 from outrider.kernels.numba.code_cache import compiling, native
+from outrider.kernels.numba.packed_amx import FEWEST_ROWS, PANELS, amx_panels
 from outrider.kernels.numba.packed_dots import Vectors, vectors
 from outrider.kernels.numba.packed_formats import BFLOAT16, FORMATS, UNIT, Format
+from outrider.kernels.numba.packed_inputs import given_size, strict, units_of
 from outrider.kernels.numba.tiles import (
     AHEAD,
     FLOAT,
     PANEL,
     WORD,
     fetch,
-    float_of_bits,
     loop,
     number,
     pointer,
@@ -36,50 +38,10 @@ from outrider.kernels.numba.tiles import (
 from outrider.kernels.numba.tiles import tile as bfloat16_tile
 from outrider.runtime import cpu
 
-strict = njit(nogil=True, error_model="numpy")
-"""Compiled as it is written: no multiplication is fused with an addition, and no sum is reordered."""
+_SHORT = ir.IntType(16)
 
 MOST_ROWS = 4
 """Rows of a tile."""
-
-GIVEN = UNIT + 12
-"""Bytes that a unit of a row of inputs takes: whole numbers [32], two sums of 16 of them, the scale."""
-
-
-@strict
-def units_of(inputs: int) -> int:
-    return (inputs + UNIT - 1) // UNIT
-
-
-@strict
-def shorten(x: Any, span: int, given: Any) -> None:
-    """Round rows x [T, inputs] to eight bits, with one scale for ``span`` inputs -> given [T, units * GIVEN] bytes.
-
-    A row is its whole numbers, then the sums of each 16, then the scale of each unit.
-    """
-    inputs, units, x_bits = x.shape[1], units_of(x.shape[1]), x.view(np.int32)
-    for row in range(x.shape[0]):
-        line = given[row]
-        whole = line[: UNIT * units].view(np.int8)
-        sums = line[UNIT * units : (UNIT + 8) * units].view(np.int32)
-        scales = line[(UNIT + 8) * units : GIVEN * units].view(np.float32)
-        for first in range(0, inputs, span):
-            end = min(first + span, inputs)
-            bits = np.int32(0x0DA24260)  # 1e-30; what is no number has more bits than all others, and stays so
-            for j in range(first, end):
-                bits = max(bits, x_bits[row, j] & np.int32(0x7FFFFFFF))
-            largest = float_of_bits(bits)
-            factor = np.float32(127) / largest
-            for j in range(first, end):
-                whole[j] = np.int32(np.rint(x[row, j] * factor))
-            for unit in range(first // UNIT, units_of(end)):
-                scales[unit] = largest / np.float32(127)
-        whole[inputs:] = 0
-        for group in range(2 * units):
-            total = np.int32(0)
-            for j in range(16 * group, 16 * group + 16):
-                total += np.int32(whole[j])
-            sums[group] = total
 
 
 class _Tile:
@@ -88,20 +50,24 @@ class _Tile:
     def __init__(self, v: Vectors, builder: Any, form: Format, lines: list[Any], units: Any) -> None:
         self.v, self.builder, self.form, self.lines = v, builder, form, lines
         self.rows = range(len(lines))
-        self.sums_at, self.scales_at = builder.mul(units, number(UNIT)), builder.mul(units, number(UNIT + 8))
+        self.units = units
 
-    def _of_row(self, row: int, start: Any, place: Any, kind: Any) -> Any:
-        """A number out of a row's sums or scales."""
-        at = self.builder.add(self.lines[row], start)
-        return self.builder.load(pointer(self.builder, at, self.builder.mul(place, number(4)), kind), align=1)
+    def _of_row(self, row: int, start: int, unit: Any, kind: Any) -> Any:
+        """One of a row's numbers for every unit, which begin behind ``start`` bytes of each."""
+        builder, size = self.builder, 4 if kind is FLOAT else 2
+        at = builder.add(self.lines[row], builder.mul(self.units, number(start)))
+        return builder.load(pointer(builder, at, builder.mul(unit, number(size)), kind), align=1)
 
     def _sums(self, unit: Any) -> list[list[Any]]:
         """By row, sums of a unit's groups of inputs: two of 16, or one of 32."""
         builder, found = self.builder, []
         for row in self.rows:
-            places = [builder.add(builder.mul(unit, number(2)), number(group)) for group in range(2)]
-            both = [self._of_row(row, self.sums_at, place, WORD) for place in places]
-            found.append(both if self.form.groups == 2 else [builder.add(*both)])
+            total = builder.sext(self._of_row(row, UNIT, unit, _SHORT), WORD)
+            if self.form.groups == 1:
+                found.append([total])
+                continue
+            half = builder.sext(self._of_row(row, UNIT + 2, unit, _SHORT), WORD)
+            found.append([half, builder.sub(total, half)])
         return found
 
     def _dots(self, at: Any, unit: Any, sums: list[list[Any]]) -> list[list[list[Any]]]:
@@ -124,7 +90,7 @@ class _Tile:
         """totals + whole numbers * scales * the scale of a row, by row and part."""
         builder, v, found = self.builder, self.v, []
         for row in self.rows:
-            scale = self._of_row(row, self.scales_at, unit, FLOAT)
+            scale = self._of_row(row, UNIT + 8, unit, FLOAT)
             every = v.everywhere(builder.fmul(scale, ir.Constant(FLOAT, float(sign))), v.floats)
             for part in range(v.parts):
                 factor = builder.fmul(scales[part], every)
@@ -234,30 +200,47 @@ _bfloat16 = bfloat16_tile(1, 1, 2)
 
 
 @strict
+def _alike(table: Any, first: int, end: int) -> int:
+    """How many panels from the first on have one format, up to as many as AMX takes at a time."""
+    last = first + 1
+    while last < min(first + PANELS, end) and table[last, 1] == table[first, 1]:
+        last += 1
+    return last - first
+
+
+@strict
 def packed_product(
-    matrix: int, first: int, panels: int, rows: int, inputs: int, x: int, given: int, out: int, stride: int
-) -> None:
+    matrix: int, first: int, panels: int, rows: int, inputs: int, x: int, given: int, out: int, stride: int,
+    registers: int,
+) -> None:  # fmt: skip
     """Rows times panels of a matrix -> out [rows, 16 * panels], whose rows lie ``stride`` numbers apart.
 
-    By their addresses: x [rows, inputs], and what ``shorten`` made of it.
+    By their addresses: x [rows, inputs], what ``shorten`` made of it, and what the thread's registers of AMX are set
+    to, as ``amx_products.Registers`` has it.
     """
-    units = units_of(inputs)
-    table = carray(pointer_to(matrix), (first + panels, 2), np.int64)
-    for panel in range(panels):
-        here, code = matrix + table[first + panel, 0], table[first + panel, 1]
-        to, row = out + 4 * PANEL * panel, 0
+    units, size, end = units_of(inputs), given_size(inputs), first + panels
+    table = carray(pointer_to(matrix), (end, 2), np.int64)
+    panel = first
+    while panel < end:
+        here, code = matrix + table[panel, 0], table[panel, 1]
+        to, row = out + 4 * PANEL * (panel - first), 0
+        if code < BFLOAT16 and rows >= FEWEST_ROWS[code]:
+            alike = _alike(table, panel, end)
+            amx_panels(code, here, alike, rows, given, size, units, to, 4 * stride, registers)
+            panel += alike
+            continue
         while row < rows and code == BFLOAT16:
             _bfloat16(here, x + 4 * inputs * row, inputs, to + 4 * stride * row, stride, inputs)
             row += 1
         while row < rows:  # in parts as equal as possible
             left = (rows - row + MOST_ROWS - 1) // MOST_ROWS
             count = (rows - row + left - 1) // left
-            begin = given + GIVEN * units * row
-            _multiply(code, count, here, begin, GIVEN * units, to + 4 * stride * row, stride, units)
+            _multiply(code, count, here, given + size * row, size, to + 4 * stride * row, stride, units)
             row += count
+        panel += 1
 
 
-_ARGUMENTS = 9
+_ARGUMENTS = 10
 
 
 @cache
@@ -271,7 +254,7 @@ def address() -> int:
 @intrinsic
 def call_product(
     typing: Any, where: Any, matrix: Any, first: Any, panels: Any, rows: Any, inputs: Any, x: Any, given: Any, out: Any,
-    stride: Any,
+    stride: Any, registers: Any,
 ) -> Any:  # fmt: skip
     """``packed_product`` by its address."""
 

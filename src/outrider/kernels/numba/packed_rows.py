@@ -10,7 +10,7 @@ from numba import carray
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.float16_products import wide
 from outrider.kernels.numba.packed_formats import BFLOAT16, BYTE_PLACES, FORMATS, UNIT
-from outrider.kernels.numba.packed_products import strict, units_of
+from outrider.kernels.numba.packed_inputs import strict, units_of
 from outrider.kernels.numba.tiles import PANEL, float_of_bits, pointer_to
 
 _BITS, _OFFSETS, _GROUPS, _VALUES, _UNITS, _RECORDS, _MINIMA, _BLOCKS = (

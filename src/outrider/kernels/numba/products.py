@@ -27,7 +27,8 @@ from outrider.kernels.numba.arrays import aligned
 from outrider.kernels.numba.code_cache import OPTIONS
 from outrider.kernels.numba.float16_products import CHAIN, half_product, narrow
 from outrider.kernels.numba.layer_math import float32_product, product
-from outrider.kernels.numba.packed_products import GIVEN, call_product, shorten, units_of
+from outrider.kernels.numba.packed_inputs import given_size, shorten
+from outrider.kernels.numba.packed_products import call_product
 from outrider.kernels.numba.tiles import PANEL, compiled
 
 FLOAT32 = 4.0
@@ -48,7 +49,8 @@ class PackedInput(NamedTuple):
 
     product: int  # address
     x: np.ndarray[Any, Any]  # [rows, inputs]
-    given: np.ndarray[Any, Any]  # [rows, units * GIVEN] bytes
+    given: np.ndarray[Any, Any]  # [rows, ``given_size``] bytes
+    registers: np.ndarray[Any, Any]  # [1]: what the thread's registers of AMX are set to
 
 
 class AmxInput(NamedTuple):
@@ -64,6 +66,13 @@ class FloatRoom(NamedTuple):
 
     bits: np.ndarray[Any, Any]
     factors: np.ndarray[Any, Any]
+
+
+class PackedRoom(NamedTuple):
+    """Room for a thread's own copy of inputs in eight bits, and what its registers are set to."""
+
+    given: np.ndarray[Any, Any]
+    registers: np.ndarray[Any, Any]
 
 
 class AmxRoom(NamedTuple):
@@ -86,7 +95,7 @@ def chained(inputs: int) -> int:
     return (inputs + CHAIN - 1) // CHAIN * CHAIN
 
 
-def input_room(half: Half, rows: int, inputs: int) -> FloatRoom | AmxRoom | np.ndarray[Any, Any]:
+def input_room(half: Half, rows: int, inputs: int) -> FloatRoom | AmxRoom | PackedRoom:
     """Room for a thread's own copy of so many rows."""
     raise NotImplementedError  # in compiled code only, as all of these
 
@@ -106,7 +115,7 @@ def _input_room(half: Any, rows: Any, inputs: Any) -> Any:
         return lambda half, rows, inputs: FloatRoom(np.empty(0, np.uint16), np.empty(0, np.float32))
     if isinstance(half, types.Array):
         return by_amx
-    return lambda half, rows, inputs: np.empty(rows * GIVEN * units_of(inputs), np.uint8)
+    return lambda half, rows, inputs: PackedRoom(aligned(rows * given_size(inputs), np.uint8), np.zeros(1, np.int64))
 
 
 def product_input(half: Half, x: Any, room: Any) -> Given:
@@ -120,9 +129,9 @@ def _product_input(half: Any, x: Any, room: Any) -> Any:
         rows, inputs = x.shape[0], chained(x.shape[1]) if half else 0
         return ProductInput(half, x, room.bits[: rows * inputs].reshape((rows, inputs)), room.factors)
 
-    def packed(half: int, x: Any, room: Any) -> PackedInput:
-        rows, size = x.shape[0], GIVEN * units_of(x.shape[1])
-        return PackedInput(half, x, room[: rows * size].reshape((rows, size)))
+    def packed(half: int, x: Any, room: PackedRoom) -> PackedInput:
+        rows, size = x.shape[0], given_size(x.shape[1])
+        return PackedInput(half, x, room.given[: rows * size].reshape((rows, size)), room.registers)
 
     def full(half: float, x: Any, room: FloatRoom) -> ProductInput:
         return ProductInput(half, x, room.bits.reshape((x.shape[0], 0)), room.factors)
@@ -149,7 +158,7 @@ def _some_rows(given: Any, row: Any, end: Any) -> Any:
         return ProductInput(given.half, given.x[row:end], given.bits[row:end], given.factors[row:end])
 
     def packed(given: PackedInput, row: int, end: int) -> PackedInput:
-        return PackedInput(given.product, given.x[row:end], given.given[row:end])
+        return PackedInput(given.product, given.x[row:end], given.given[row:end], given.registers)
 
     def by_amx(given: AmxInput, row: int, end: int) -> AmxInput:
         return AmxInput(given.x[row:end], given.parts[row:end], given.registers)
@@ -181,6 +190,7 @@ def _convert_input(given: Any, powers: Any) -> Any:
     def full(given: ProductInput, powers: Any) -> None: ...
 
     def packed(given: PackedInput, powers: Any) -> None:
+        given.registers[0] = 0  # attention may have set them
         shorten(given.x, powers[0], given.given)
 
     def by_amx(given: AmxInput, powers: Any) -> None:
@@ -218,8 +228,9 @@ def _multiply(given: Any, weights: Any, first: Any, panels: Any, out: Any) -> An
 
     def packed(given: PackedInput, weights: int, first: int, panels: int, out: Any) -> None:
         rows, inputs = given.x.shape
-        x, short = given.x.ctypes.data, given.given.ctypes.data
-        call_product(given.product, weights, first, panels, rows, inputs, x, short, out.ctypes.data, out.shape[1])
+        x, short, registers = given.x.ctypes.data, given.given.ctypes.data, given.registers.ctypes.data
+        to, stride = out.ctypes.data, out.shape[1]
+        call_product(given.product, weights, first, panels, rows, inputs, x, short, to, stride, registers)
 
     def by_amx(given: AmxInput, weights: int, first: int, panels: int, out: Any) -> None:
         at = weights + panel_size(given.x.shape[1]) * first
@@ -239,6 +250,6 @@ def end_products(given: Given) -> None:
 
 @overload(end_products, jit_options=OPTIONS, strict=False)
 def _end_products(given: Any) -> Any:
-    if given.instance_class is AmxInput:
+    if given.instance_class in (AmxInput, PackedInput):
         return lambda given: release()
     return lambda given: None
