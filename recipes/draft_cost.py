@@ -2,8 +2,8 @@
 
 python recipes/draft_cost.py smollm2-135m
 
-"floor" is the time to read the weights of a guess once, in eight bits (a compiled head keeps four of all but the output
-layer) and in 32, at the bandwidth of summing a large tensor, best of several. Guesses are timed after that tensor was
+"floor" is the time to read the weights of a guess once, in the form they are kept in (eight bits where this CPU is
+fast at them), at the bandwidth of summing a large tensor, best of several. Guesses are timed after that tensor was
 read, as in decoding, where the target's weights have gone through the caches. Medians of --steps steps.
 """
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -21,7 +20,7 @@ from outrider.cli.main import app
 from outrider.core.noise import Noise
 from outrider.core.protocols import Shape
 from outrider.core.sampling import Sampling
-from outrider.drafters.head import Head, HeadDrafter, choice, prepared
+from outrider.drafters.head import HeadDrafter, choice, prepared
 from outrider.drafters.head.backends import numpy_backend
 from outrider.drafters.head.choice import BackendChoice
 from outrider.errors import BadOption, ModelNotFound
@@ -122,9 +121,7 @@ def test_drafting_sees_what_training_saw(
         monkeypatch.setattr(numpy_backend, "product_with", lambda w: lambda x: x @ w.detach().float().t())
     distill(target, tmp_path / "draft", replace(PLAN, **wish))
     drafter = HeadDrafter.load(tmp_path / "draft")
-    drafter = HeadDrafter(drafter.head, drafter.tokens, floor=0.0)  # draft on, however sure it is
-    if way == "compiled":
-        _in_four_bits(drafter.head)
+    drafter.floor = 0.0  # draft on, however sure it is
     shape = Shape(capacity=96, width=5, chunk=4)
     session = target.model.start(rows, shape)
     head = drafter.start(rows, shape, session)
@@ -150,18 +147,6 @@ def test_drafting_sees_what_training_saw(
         for part in (session, head):
             part.commit(emitted, _only(row, rows) * (kept + 1))
         text = text + emitted[row, : kept + 1].tolist()
-
-
-def _in_four_bits(head: Head) -> None:
-    """Weights that a compiled head rounds to themselves: what differs then is not their rounding."""
-    from outrider.kernels.numba.packed_rows import unpack_rows
-    from outrider.models.engine import quantised
-
-    for weight in (weight for weight in head.parameters() if weight.dim() == 2):
-        found = np.empty(tuple(weight.shape), np.float32)
-        packed = quantised.matrix_of(weight, quantised.in_four_bits)
-        unpack_rows(packed.ctypes.data, np.arange(len(found)), found)
-        weight.copy_(torch.from_numpy(found))
 
 
 def _one_more(text: list[int], session: Any, head: Any) -> list[int]:

@@ -1,6 +1,7 @@
 """A feature head for a row on a CPU, compiled by numba (``kernels/numba/head.py``): a whole draft is one call.
 
-Weights have four bits, those of the output layer eight: rounding changes which tokens are guessed, never the text.
+Weights have eight bits: rounding changes which tokens are guessed, never the text. In four bits
+guesses took a tenth less time, and runs gave 2.2 % fewer tokens.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class NumbaWeights:
             blocks=np.array(
                 [[self._gates(block), self._keep(block.down.weight)] for block in blocks], np.int64
             ).reshape(-1, 2),
-            output=self._keep(output, fine=True),
+            output=self._keep(output),
             layer_norms=_stacked(head.layer_norms, config.hidden_size),
             norms=_stacked([*norms, *(block.norm for block in blocks)], config.hidden_size),
         )  # fmt: skip
@@ -74,11 +75,10 @@ class NumbaWeights:
         race.first(some, np.zeros(2, np.int32), 1)
         top_p.cut(logits, some, 0.0, 0.5, 1.0, 1.0, some.copy())
 
-    def _keep(self, weight: Tensor | OutputRows, fine: bool = False) -> int:
-        """In four bits, or ``fine`` in eight."""
+    def _keep(self, weight: Tensor | OutputRows) -> int:
         from outrider.models.engine import quantised
 
-        self._kept.append(quantised.matrix_of(weight, quantised.in_eight_bits if fine else quantised.in_four_bits))
+        self._kept.append(quantised.matrix_of(weight, quantised.in_eight_bits))
         return int(self._kept[-1].ctypes.data)
 
     def _attention(self, attention: Attention) -> list[int]:
