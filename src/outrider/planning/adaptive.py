@@ -29,7 +29,8 @@ _READING = 2.0
 little more than a run. (A head took about forty for 32 prompts.)"""
 
 _LOOKS = 8
-"""Runs after which it is looked again what guesses would bring to several rows, or on a GPU to any."""
+"""Runs after which it is looked again what guesses would bring, while nobody guesses. A row that decides for itself and
+whose text the drafter has read knows without looking."""
 
 GRAPH_GAMMAS = (1, 2, 3, 4, 6)
 """Where steps are CUDA graphs, numbers of guesses that are worth a graph each, beside none and as many as may be."""
@@ -174,16 +175,15 @@ class Adaptive:
         return self.clock.reading(_READING * guess / self.setting.rows)
 
     def _recent_rates(self, rows: Sequence[int]) -> list[float]:
-        """The same; where nobody guesses, of rows that decide together or on a GPU, as it was a few runs ago: looking
-        takes its time, and a step does not take long."""
+        """The same; where nobody guesses, as it was a few runs ago: looking takes its time, and a step does not take
+        long."""
         # Of a row that decides for itself nothing counts but its own text: not what is left of it, nor other rows.
         alone = len(rows) == 1 and self.setting.splits and not self._first_guess()
         if self.experience is None or alone:
             if rows[0] not in self.single_rates:
                 self.single_rates[rows[0]] = self._rates(rows)
             return self.single_rates[rows[0]]
-        looks = 1 if self.setting.splits and len(rows) == 1 else _LOOKS
-        if self.cached_rates is None or self.idle == 0 or self.cached_for >= looks:
+        if self.cached_rates is None or self.idle == 0 or self.cached_for >= _LOOKS:
             self.cached_rates, self.cached_for = self._rates(rows), 0
         self.cached_for += 1
         return self.cached_rates
