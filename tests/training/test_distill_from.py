@@ -55,7 +55,10 @@ def test_a_block_head_takes_over_the_layers_of_a_feature_head(target: loading.Lo
     save(tmp_path / "block")
     again = replace(plan, start=str(tmp_path / "block"))
     assert make_student(target, replace(again, rank=None), first.tokens)[0].module.state_dict().keys() == made.keys()
-    for wrong, message in (({"rank": 7}, "rank of the draft .* is 6, not 7"), ({"depth": 4}, "masks .* is 2, not 3")):
+    for wrong, message in (
+        ({"rank": 7}, "rank of the draft .* is 6, not 7"),
+        ({"depth": 4}, "makes 3 guesses, fewer than --depth 4"),
+    ):
         with pytest.raises(BadOption, match=message):
             make_student(target, replace(again, **wrong), first.tokens)
 

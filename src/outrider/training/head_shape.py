@@ -42,13 +42,17 @@ def started(target: Loaded, plan: DistillPlan) -> HeadDrafter:
     asked = {
         "kind": True, "inner_size": plan.size is not None, "layers": plan.reads is not None,
         "blocks": plan.blocks is not None or plan.kind == "blockwise", "heads": not plan.attention,
-        "masks": has.masks < wished.masks, "rank": plan.rank is not None,
+        "rank": plan.rank is not None,
     }  # fmt: skip
     for name in (name for name, given in asked.items() if given and getattr(has, name) != getattr(wished, name)):
         raise BadOption(
             f"{name} of the draft in {plan.start} is {getattr(has, name)}, not {getattr(wished, name)}: it goes on "
             "with the shape it has; leave the option out, or --from"
         )
+    require(
+        has.masks >= wished.masks,
+        f"the draft in {plan.start} makes {has.masks + 1} guesses, fewer than --depth {plan.depth}: lower it",
+    )
     return drafter
 
 

@@ -45,12 +45,11 @@ def test_what_a_guess_reads(config: HeadConfig) -> None:
     head = Head(config)
     matrices = sum(weight.numel() for weight in head.parameters() if weight.dim() == 2)
     fuse = 0 if head.fuse is None else head.fuse.weight.numel()
-    shared, every = matrices - fuse + 10 * config.hidden_size, 0
+    layers, every = matrices - fuse, 10 * config.hidden_size
     if head.corrector is not None and head.masks is not None:
-        every = sum(weight.numel() for weight in head.corrector.parameters() if weight.dim() == 2)
-        shared = (shared - every - head.masks.numel()) // config.gamma
-        every += 10 * config.rank
-    assert config.weights_read(10) == shared + every
+        corrector = sum(weight.numel() for weight in head.corrector.parameters() if weight.dim() == 2)
+        layers, every = (layers - corrector - head.masks.numel()) // config.gamma, every + corrector
+    assert config.weights_read(10) == layers + every
     assert HeadDrafter(head, torch.arange(10)).weights_read == config.weights_read(10)
 
 

@@ -152,6 +152,22 @@ def test_a_compiled_race_has_the_same_winner_to_the_bit(flat: float) -> None:
         assert np.array_equal([race.exponential(np.float32(0.7), np.uint32(b)) for b in bits], exact)
 
 
+def test_a_compiled_race_that_is_nearly_a_tie_has_the_same_winner() -> None:
+    """Catches arrivals that are computed strictly alone and not inside the race, whose options they would inherit."""
+    drawn, counter = torch.Generator().manual_seed(4), counter_of(torch.arange(2)).numpy()
+    for _ in range(300):
+        key = int(torch.randint(-(2**62), 2**62, (), generator=drawn))
+        low, high = np.float32(1e-12), np.float32(1e6)  # of the second, with which it loses and wins
+        while (middle := np.float32(np.sqrt(low * high))) not in (low, high):
+            winner = noise.first_to_arrive(np.array([0.7, middle], np.float32), counter, key)
+            low, high = (low, middle) if winner else (middle, high)
+        for _ in range(6):
+            for weight in (low, high):
+                weights = np.array([0.7, weight], np.float32)
+                assert race.first(weights, counter, key) == noise.first_to_arrive(weights, counter, key)
+            low, high = np.nextafter(low, np.float32(0)), np.nextafter(high, np.float32(np.inf))
+
+
 @pytest.mark.parametrize("guesses", [3, 5])
 def test_a_draft_beyond_the_cache_is_refused_before_compiled_code_runs(guesses: int) -> None:
     """Compiled code checks no bounds: a draft one position too long wrote into whatever memory came next."""

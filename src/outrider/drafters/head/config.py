@@ -125,9 +125,10 @@ class HeadConfig:
     def weights_read(self, tokens: int) -> int:
         """Numbers a guess multiplies with, given how many tokens it has logits for. ``fuse`` is no part of a guess.
 
-        Of a block head, whose layers and output layer run once for ``gamma`` guesses, that share of them.
+        Of a block head, whose layers run once for ``gamma`` guesses, that share of them.
         """
         matrices = {name: outputs * inputs for name, (outputs, inputs) in self.projections.items() if name != "fuse"}
-        every = sum(read for name, read in matrices.items() if name.startswith("corrector."))
-        shared = sum(matrices.values()) - every + tokens * self.hidden_size
-        return shared // self.gamma + every + tokens * self.rank if self.parallel else shared
+        every = tokens * self.hidden_size
+        every += sum(read for name, read in matrices.items() if name.startswith("corrector."))
+        layers = sum(read for name, read in matrices.items() if not name.startswith("corrector."))
+        return every + (layers // self.gamma if self.parallel else layers)

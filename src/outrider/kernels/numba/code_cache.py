@@ -28,6 +28,10 @@ from outrider.runtime.files import flush_all, locked, note, note_refused, writab
 # Sums may be taken in any order, decided once and for all when a function is compiled.
 OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
 
+STRICT: dict[str, Any] = OPTIONS | {"fastmath": False}
+"""For functions compiled as they are written: no multiplication is fused with an addition, and no sum is reordered. It
+must be said: a function that says nothing of it is compiled as those that call it are."""
+
 _UNUSED = 30 * 24 * 3600.0
 """Seconds after which code that no process has used is removed."""
 

@@ -88,6 +88,8 @@ def panel_table(codes: Sequence[int], inputs: int) -> Array:
 
     The first panel begins at the next multiple of 64 bytes behind the table.
     """
+    for form in (FORMATS[code] for code in set(codes) - {BFLOAT16}):
+        assert not form.blocks or inputs % BLOCK == 0, f"{form.name} has blocks of {BLOCK} inputs, not of {inputs}"
     each = [2 * PANEL * inputs if code == BFLOAT16 else FORMATS[code].panel_bytes(inputs) for code in codes]
     table = np.zeros((len(codes), 2), np.int64)
     table[:, 0], table[:, 1] = -(-table.nbytes // 64) * 64 + np.cumsum([0, *each[:-1]]), codes

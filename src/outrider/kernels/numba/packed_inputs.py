@@ -10,11 +10,11 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from outrider.kernels.numba.code_cache import STRICT
 from outrider.kernels.numba.packed_formats import UNIT
 from outrider.kernels.numba.tiles import FLOAT, WORD, float_of_bits, number, pointer, pointer_to
 
-strict = njit(nogil=True, error_model="numpy")
-"""Compiled as it is written: no multiplication is fused with an addition, and no sum is reordered."""
+strict = njit(**STRICT)
 
 GIVEN = UNIT + 12
 """Bytes that a unit of a row of inputs takes: whole numbers [32], the sum of all and of the first 16 of them (two bytes

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from outrider.kernels.numba.code_cache import on_disk
+from outrider.kernels.numba.code_cache import STRICT, on_disk
 from outrider.kernels.numba.layer_math import exp
 from outrider.kernels.numba.tiles import compiled
 
@@ -41,7 +41,7 @@ def shares(logits: Any, most: float, rate: float, total: float, out: Any) -> Non
         out[j] = exp((logits[j] - np.float32(most)) * np.float32(rate)) * whole
 
 
-@njit(nogil=True, error_model="numpy")  # rounded step by step, as everywhere else
+@njit(**STRICT)  # rounded step by step, as everywhere else
 def exponential(weight: Any, bits: Any) -> Any:
     """A weight over its arrival, as ``noise.exponential`` has it."""
     one, half = np.float32(1), np.float32(0.5)

@@ -63,20 +63,20 @@ class BlockBackend(TorchBackend):
 
     def begin(self, texts: Texts, gamma: int, caps: Tensor | None = None) -> int:
         assert self.head.masks is not None
-        gamma = super().begin(texts, min(gamma, len(self.head.masks) + 1), caps)
-        self.guessing = self._guessing(texts, gamma)
+        gamma = min(gamma, super().begin(texts, len(self.head.masks) + 1, caps))
+        self.guessing = self._guessing(texts)
         return gamma
 
     def fork(self, texts: Texts, rows: Tensor) -> BlockFork:  # type: ignore[override]
         assert self.head.masks is not None
         super().begin(texts, len(self.head.masks) + 1)
-        return BlockFork(self.layers, self._guessing(texts, len(self.head.masks) + 1).rows(rows))
+        return BlockFork(self.layers, self._guessing(texts).rows(rows))
 
-    def _guessing(self, texts: Texts, gamma: int) -> BlockGuesses:
-        """After ``begin``: the layers, once for so many guesses."""
+    def _guessing(self, texts: Texts) -> BlockGuesses:
+        """After ``begin``: the layers, once for all guesses. How many other rows ask for does not change their bits."""
         newest, every = texts.newest, self._all(texts)
         token = texts.embedding[texts.context.tokens[every, newest + 1]]
-        x = self.head.spread(self.head.seen(texts.states[every, newest]), token)[:, :gamma]  # [B, G, size]
+        x = self.head.spread(self.head.seen(texts.states[every, newest]), token)  # [B, G, size]
         assert self.head.corrector is not None
         return BlockGuesses(self.head.corrector, self.head.think(x, self.positions, self.memory))
 
