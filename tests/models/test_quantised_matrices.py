@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("numba")
 
+from outrider.kernels.numba.packed_formats import CODES, panel_table
 from outrider.kernels.numba.packed_rows import unpack_rows
 from outrider.models.engine import quantised
 
@@ -24,3 +25,10 @@ def test_every_row_is_found_again(quantise: quantised.Quantise, slack: float, sh
     found = np.empty(shape, np.float32)
     unpack_rows(matrix.ctypes.data, np.arange(shape[0]), found)
     assert (torch.from_numpy(found) - weight).norm() <= slack * weight.norm()
+
+
+def test_blocks_of_a_k_format_are_whole() -> None:
+    """Products by AMX would read a block behind the last one of a panel."""
+    assert len(panel_table([CODES["Q4_K"]], 512)) == 1
+    with pytest.raises(AssertionError, match="blocks of 256 inputs, not of 300"):
+        panel_table([CODES["Q4_K"]], 300)

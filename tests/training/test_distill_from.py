@@ -63,6 +63,12 @@ def test_a_block_head_takes_over_the_layers_of_a_feature_head(target: loading.Lo
             make_student(target, replace(again, **wrong), first.tokens)
 
 
+def test_a_rank_is_refused_where_there_is_no_corrector() -> None:
+    """Catches an option that is dropped in silence."""
+    with pytest.raises(BadOption, match="leave out --rank 6"):
+        replace(PLAN, kind="feature", rank=6)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -70,11 +70,14 @@ def distill(
         str, typer.Option(help="At which the target writes with --self, round by round in turn.")
     ] = "0,1",
     depth: Annotated[int, typer.Option(help="Heads: guesses trained in a row.")] = 5,
-    blocks: Annotated[int | None, typer.Option(help="Feature head: layers (default 1, or as --from).")] = None,
-    reads: Annotated[
-        str | None, typer.Option(help="Feature head: layers of the target it reads beside the last, as 10,20.")
+    blocks: Annotated[
+        int | None, typer.Option(help="Feature and block head: layers (default 1, or as --from).")
     ] = None,
-    attention: Annotated[bool, typer.Option(help="Feature head: look back over the text.")] = True,
+    reads: Annotated[
+        str | None,
+        typer.Option(help="Feature and block head: layers of the target it reads beside the last, as 10,20."),
+    ] = None,
+    attention: Annotated[bool, typer.Option(help="Feature and block head: look back over the text.")] = True,
     rank: Annotated[
         int | None, typer.Option(help="Block head: numbers in the state of its corrector (default 128, or as --from).")
     ] = None,

@@ -25,9 +25,9 @@ class DistillPlan:
     text_tokens: int = 2_000_000  # of text to gather
     block: int = 512
     depth: int = 5  # heads: guesses trained in a row
-    blocks: int | None = None  # feature head: layers; None: 1
-    reads: tuple[int, ...] | None = None  # feature head: layers of the target it reads; None: two of them and the last
-    attention: bool = True  # feature head: look back over the text
+    blocks: int | None = None  # feature and block head: layers; None: 1
+    reads: tuple[int, ...] | None = None  # as blocks: layers of the target it reads; None: two of them and the last
+    attention: bool = True  # as blocks: look back over the text
     rank: int | None = None  # block head: numbers in the corrector's state; None: 128
     generate_batch: int = 64
     temperatures: tuple[float, ...] = (0.0, 1.0)  # at which the target writes, in turn
@@ -41,6 +41,10 @@ class DistillPlan:
         good = len(self.temperatures) > 0 and all(t >= 0 for t in self.temperatures)
         require(good, f"temperatures must be numbers of at least 0, got {self.temperatures}")
         require(self.rank is None or self.rank >= 1, f"rank must be at least 1, got {self.rank}")
+        require(
+            self.rank is None or self.kind == "block",
+            f"rank is for --kind block: other drafts have no corrector; leave out --rank {self.rank}",
+        )
         require(self.depth >= 1, f"depth must be at least 1, got {self.depth}")
         require(self.text_tokens >= 1, f"text_tokens must be at least 1, got {self.text_tokens}")
         require(self.block >= 2, f"block must be at least 2 tokens, got {self.block}")

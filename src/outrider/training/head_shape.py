@@ -14,6 +14,7 @@ from outrider.training.distill_plan import DistillPlan
 
 
 def head_shape(target: Loaded, plan: DistillPlan) -> HeadConfig:
+    """As the options say, for this target."""
     size = int(target.model.hidden_size or 0)
     return HeadConfig(
         kind=plan.kind,
@@ -62,7 +63,7 @@ def _parallel(plan: DistillPlan) -> dict[str, Any]:
 
 
 def _looks(target: Loaded, plan: DistillPlan) -> dict[str, Any]:
-    """What a feature head looks at: layers of the target, and the text before."""
+    """What a feature or block head looks at: layers of the target, and the text before."""
     config = target.model.config
     layers = int(config.num_hidden_layers)
     reads = (layers // 3, 2 * layers // 3, -1) if plan.reads is None else (*plan.reads, -1)

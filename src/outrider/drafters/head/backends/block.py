@@ -7,7 +7,7 @@ guess to guess only the corrector runs, and the output layer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -15,24 +15,9 @@ from torch import Tensor
 from outrider.core import host_sync
 from outrider.core.protocols import Shape
 from outrider.drafters.head.backend import DraftRequest, Texts
+from outrider.drafters.head.backends.blockwise import BatchedLayers
 from outrider.drafters.head.backends.torch_backend import LazyTorchBackend, TorchBackend, head_cache
 from outrider.drafters.head.layers import Corrector, Head
-
-
-class BlockLayers(Protocol):
-    """A block head's modules and its output layer for any number of rows."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def head(self) -> Head: ...
-
-    def logits(self, state: Tensor) -> Tensor:
-        """The output layer: states [B, size] -> [B, N]."""
-
-    def likeliest(self, logits: Tensor) -> Tensor:
-        """The token with the highest of logits [B, N] -> [B]."""
 
 
 class BlockGuesses:
@@ -58,7 +43,7 @@ class BlockGuesses:
 class BlockBackend(TorchBackend):
     """Runs a block head for any number of rows."""
 
-    layers: BlockLayers
+    layers: BatchedLayers
     head: Head
 
     def begin(self, texts: Texts, gamma: int, caps: Tensor | None = None) -> int:
@@ -97,7 +82,7 @@ class BlockFork:
 
     capturable = True
 
-    def __init__(self, layers: BlockLayers, left: BlockGuesses) -> None:
+    def __init__(self, layers: BatchedLayers, left: BlockGuesses) -> None:
         self.layers, self.name, self.left = layers, layers.name, left
 
     def admit_all(self, texts: Texts, lengths: Mapping[int, int]) -> None:
@@ -141,7 +126,7 @@ class BlockFork:
         """Guess by guess."""
 
 
-def start_block(layers: BlockLayers, heads: tuple[int, int], like: Tensor, rows: int, shape: Shape) -> TorchBackend:
+def start_block(layers: BatchedLayers, heads: tuple[int, int], like: Tensor, rows: int, shape: Shape) -> TorchBackend:
     """The backend for so many rows: its keys have (heads, size), and dtype and device of ``like``."""
     cache, slots = head_cache(layers.head.attention is not None, heads, like, rows, shape)
     if host_sync.free(like.device):
