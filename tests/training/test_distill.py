@@ -99,9 +99,14 @@ def test_a_trained_head_drafts_by_the_contract(kind: str, target: loading.Loaded
         assert one.tokens == two.tokens and one.stats.drafted > 0 and one.stats.drafter_error is None
 
 
-@pytest.mark.parametrize(("rows", "way"), [(3, "batched"), (1, "numpy"), (1, "eight bits"), (1, "compiled")])
+WAYS = [(3, "batched"), (1, "numpy"), (1, "eight bits"), (1, "compiled")]
+"""How many rows draft, and by what; torch alone runs a block head."""
+
+
 @pytest.mark.parametrize(
-    "wish", [{"attention": True}, {"attention": False}, {"kind": "block"}], ids=["attention", "none", "block"]
+    ("wish", "rows", "way"),
+    [({"attention": attention}, *way) for attention in (True, False) for way in WAYS]
+    + [({"kind": "block"}, 3, "batched")],
 )
 def test_drafting_sees_what_training_saw(
     wish: dict[str, Any], rows: int, way: str, target: loading.Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -112,8 +117,6 @@ def test_drafting_sees_what_training_saw(
     weights as they are, and rounded as they are for drafting on this CPU, by numpy and compiled.
     """
     chosen = {"batched": "torch", "compiled": "numba"}.get(way, "numpy")
-    if "kind" in wish and way != "batched":
-        pytest.skip("torch alone runs a block head")
     if chosen == "numba" and choice.choose_for_one_row().backend != "numba":
         pytest.skip("no numba, or a CPU without products of bytes")
     monkeypatch.setattr(prepared, "choose", lambda *facts: BackendChoice(chosen, "this test"))
