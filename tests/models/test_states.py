@@ -15,8 +15,9 @@ TEXT = [3, 9, 4, 11, 7, 5, 8, 2, 6, 10]
 LAYERS = (1, -1)
 
 
-def session(family: str = "llama") -> CachedSession:
-    started = HuggingFaceModel(tiny.build(family)).start(2, Shape(capacity=64, width=4, source_capacity=8, chunk=4))
+def session(family: str = "llama", capacity: int = 64) -> CachedSession:
+    shape = Shape(capacity=capacity, width=4, source_capacity=8, chunk=4)
+    started = HuggingFaceModel(tiny.build(family)).start(2, shape)
     started.keep_states(LAYERS)
     return started
 
@@ -38,6 +39,27 @@ def test_states_are_those_of_a_plain_forward() -> None:
     expected = torch.stack([given[layer][0] for layer in LAYERS], 1)[: len(TEXT) - 1]  # the last is not run yet
     assert started.states is not None
     assert torch.allclose(started.states[0, : len(TEXT) - 1], expected, atol=1e-5)
+
+
+def test_states_that_wait_are_written_in_order() -> None:
+    """Runs write their states late: catches a guess that failed and is written over the token that took its place,
+    states of runs beyond what may wait, and a fork that writes what its parent runs."""
+    often, late = session(capacity=128), session(capacity=128)
+    for started in (often, late):
+        started.admit(0, TEXT[:3])
+        for token in range(80):  # more runs than wait, each with a guess that is not kept
+            started.score(torch.full((2, 1), 12))
+            started.commit(torch.full((2, 1), token % 12), torch.tensor([1, 0]))
+            assert started is late or started.states is not None  # reading writes
+    child = late.fork(torch.tensor([0, 1]))
+    before = child.states
+    assert before is not None
+    kept = before.clone()
+    grown(late, [5, 6])
+    grown(often, [5, 6])
+    assert child.states is not None and torch.equal(child.states, kept)  # read first: nothing waits for it
+    assert often.states is not None and late.states is not None
+    assert torch.equal(often.states, late.states) and not torch.equal(late.states, kept)
 
 
 def test_a_slot_forgets_the_request_before() -> None:

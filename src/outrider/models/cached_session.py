@@ -17,6 +17,7 @@ from outrider.core.model_facts import ModelFacts
 from outrider.core.protocols import Admission, Choose, Shape, Source
 from outrider.errors import BadOption, require
 from outrider.models.engine_protocol import Engine, GreedyEngine, Pending, Wanted
+from outrider.models.late_states import LateStates
 from outrider.models.lazy_zeros import zeros
 from outrider.models.prefill import PrefillRun, neighbours, side_by_side
 from outrider.models.session import BufferedSession
@@ -58,6 +59,17 @@ class CachedSession(BufferedSession):
         self._starts: dict[int, int] = {}  # of rows that are prefilled now: tokens copied
         self._kept: tuple[int, ...] = ()  # layers whose output ``states`` holds
         self._late, self._unread = False, dict[int, Source]()  # sources that are to be encoded before the next run
+
+    @property
+    def states(self) -> Tensor | None:
+        """[B, C, L, size], by position, once somebody asked for them."""
+        if self._states is not None and self._late_states.waiting:
+            self._late_states.write(self._states)
+        return self._states
+
+    @states.setter
+    def states(self, states: Tensor | None) -> None:
+        self._states, self._late_states = states, LateStates()  # a fork's are its own
 
     def keep_states(self, layers: Sequence[int]) -> None:
         facts = self.model.facts
@@ -278,13 +290,11 @@ class CachedSession(BufferedSession):
         return self.engine if isinstance(self.engine, GreedyEngine) else None
 
     def _keep(self, rows: range, positions: Tensor, given: Tensor | None) -> None:
-        """Write what the layers gave where it belongs; like keys and values, stale places are written over."""
-        if self.states is None or given is None:
+        """What the layers gave belongs to these rows and positions."""
+        if self._states is None or given is None:
             return
-        if self.states.device.type == "cpu" and self.states.dtype == torch.float32:
-            # By numpy: torch would wake its threads, which take a core from the engine's while they wait for more.
-            slots = np.arange(rows.start, rows.stop)[:, None]
-            self.states.numpy()[slots, positions.numpy()] = given.float().numpy()
+        if self._states.device.type == "cpu" and self._states.dtype == torch.float32:
+            self._late_states.add(self._states, rows, positions, given.float())
         else:
             on_device = torch.arange(rows.start, rows.stop, device=positions.device)[:, None]
-            self.states[on_device, positions] = given
+            self._states[on_device, positions] = given

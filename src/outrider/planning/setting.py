@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from outrider.core.protocols import Drafter
-from outrider.core.traits import declared_cost, traits_of
+from outrider.core.traits import DrafterTraits, traits_of
 from outrider.planning.acceptance import CHOSEN, PRIOR
 from outrider.theory import ByNumber, Costs
 
@@ -51,15 +52,20 @@ class Setting:
         about = min(self.rows, rows if rows <= _TOLD_APART else 1 << (rows - 1).bit_length())
         return replace(self, rows=about, widths=self.widths_of(about), widths_of=None)
 
+    @cached_property
+    def traits(self) -> DrafterTraits:
+        """What the drafter declares."""
+        return traits_of(self.drafter)
+
     @property
     def plans(self) -> bool:
         """Whether the drafter itself stops where another guess is not worth its cost."""
-        return traits_of(self.drafter).stops_itself and self.beams == 1
+        return self.traits.stops_itself and self.beams == 1
 
     @property
     def declines(self) -> bool:
         """Whether the drafter, asked, makes no guess that is not worth its time: asking it costs next to nothing."""
-        return traits_of(self.drafter).cheap_to_ask and self.splits and self.beams == 1
+        return self.traits.cheap_to_ask and self.splits and self.beams == 1
 
     @property
     def prior(self) -> float:
@@ -71,7 +77,7 @@ class Setting:
     @property
     def declared(self) -> Costs:
         """What to believe before anything is measured."""
-        c = declared_cost(self.drafter, max(self.rows, self.beams), self.sampled) * self.beams
+        c = self.traits.cost_for(max(self.rows, self.beams), self.sampled) * self.beams
         if self.splits:
             return Costs(self.widths, c, ASKING)
         widths = Costs(self.widths)

@@ -90,10 +90,10 @@ class Clock:
         """A few plain runs at first, then one in sixty-four, so that others can be compared with them."""
         return self.since_plain > 0 and (len(self.runs.seen.get(1, ())) < 2 or self.since_plain >= 64)
 
-    @property
-    def tells_more(self) -> bool:
-        """Whether to look again: after every step while little is known, later now and then."""
-        return self.steps < 32 or self.steps % 8 == 0
+    def tells_more(self, resting: bool) -> bool:
+        """Whether to look again: after every step while little is known, later now and then, and seldom where nobody
+        has guessed for a while: what plain runs take changes little, and looking takes time of each."""
+        return self.steps < 32 or self.steps % (32 if resting else 8) == 0
 
     def ladder(self) -> Ladder:
         """In units of a plain run."""

@@ -186,7 +186,7 @@ def layers(model: LlamaWeights, batch: LlamaRows) -> None:
             convert_input(around, model.powers[layer, 0])
         while item < items:
             if item == 0 and batch.kept[layer] >= 0:
-                batch.states[batch.kept[layer]] = batch.x
+                batch.states[:, batch.kept[layer]] = batch.x
             for head in range(item * beside, min(thirds, (item + 1) * beside)):
                 project(model, batch, layer, head, around, temp, line)
             done, item = done + 1, take(counters, piece)

@@ -71,7 +71,7 @@ class LlamaRows(NamedTuple):
     keys: np.ndarray[Any, Any]  # [L]: addresses of buffers [slots, shared, capacity / PANEL, lines, PANEL]
     values: np.ndarray[Any, Any]  # [L]: addresses of buffers [slots, shared, capacity, padded]
     kept: np.ndarray[Any, Any]  # [L]: which of the states a layer's input is, or -1
-    states: np.ndarray[Any, Any]  # [S, N, hidden]
+    states: np.ndarray[Any, Any]  # [N, S, hidden]
     queries: np.ndarray[Any, Any]  # [N, heads, depth]: between two pieces of work; with norms by width, keys behind
     cut: Cut  # of the attention
     parts: np.ndarray[Any, Any]  # [blocks, tiles, queries, padded + PANEL]: where items are tiles

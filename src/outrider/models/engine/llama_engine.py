@@ -1,4 +1,4 @@
-"""What the engines for Llama-like models on a CPU share: embedding, rotary positions, masks and states of layers."""
+"""What engines for Llama-like models on a CPU share: embedding, rotary positions and states of layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,6 @@ from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import CPU, ModelFacts
 from outrider.core.protocols import Shape, Source
 from outrider.core.token_tree import TokenTree
-from outrider.models import masks
 from outrider.models.engine.prepared import Prepared
 from outrider.models.engine.rotary import frequencies, kinds_of_layers
 from outrider.models.engine.sizes import Scales, Sizes
@@ -33,17 +31,18 @@ class Run:
 
     x: Tensor  # [N, size]: embedded tokens
     start: Tensor  # [B]: the position of each row's first token
-    slots: Tensor  # [B]: the row of the KV cache that is its own; for engines that read masks always 0, 1, 2 ...
-    cos: Tensor  # [N, depth / 2]
-    sin: Tensor
-    masks: Mapping[str, Tensor] | None  # [B, 1, heads that share keys * W, C] each, where the engine reads them
-    turns: tuple[Tensor, Tensor]  # cos and sin [K, N, rotary / 2] of all kinds of rotary positions; the first is above
+    slots: Tensor  # [B]: the row of the KV cache that is its own
+    turns: tuple[Tensor, Tensor]  # cos and sin [K, N, rotary / 2] of all kinds of rotary positions
     tree: TokenTree | None = None  # what the tokens behind the first of the only row are; None: they follow it
 
 
-Array = np.ndarray[Any, Any]
-Found = tuple[Tensor, dict[int, Array], Tensor | None]
-"""What the layers gave [N, size], what went into those to keep [N, size], and logits [N, vocabulary], if wanted."""
+@dataclass(frozen=True)
+class LayersRun:
+    """What a run of the layers gave."""
+
+    hidden: Tensor  # [N, size]
+    states: Tensor | None  # [N, S, size]: what went into the layers to keep
+    logits: Tensor | None  # [N, vocabulary], if wanted
 
 
 class LlamaEngine(ABC):
@@ -53,7 +52,6 @@ class LlamaEngine(ABC):
     prefill_tokens = 128
     name: str
     kernels: str  # what else its bits depend on
-    reads_masks: bool
     runs_trees = False
     embedding: EmbeddingTable  # of float32 rows
     unembedding: EmbeddingTable
@@ -68,11 +66,11 @@ class LlamaEngine(ABC):
         self.kinds = [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]  # of rotary positions, by layer
         self._frequencies = [frequencies(config, kind) for kind in dict.fromkeys(kinds)]
         self._turns, self._growing = self._turned(0), Lock()
-        self._last = {-1, self.sizes.layers}  # numbers of the last layer, whose states are the hidden states
 
     @abstractmethod
-    def run_layers(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> Found:
-        """Write keys and values; the layers to ``keep`` the inputs of are counted from 1 on."""
+    def run_layers(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> LayersRun:
+        """Write keys and values. ``keep``: layers by number, whose inputs are the states to keep; the one behind the
+        last, -1 for short, would have the hidden states as its input."""
 
     @property
     def facts(self) -> ModelFacts:
@@ -106,42 +104,27 @@ class LlamaEngine(ABC):
         raise no_source()
 
     def run(self, tokens: Tensor, positions: Tensor, cache: Buffers, wanted: Wanted) -> Result:
-        every, width = tokens.shape
-        some = None if self.reads_masks else wanted.rows  # masks are of all rows of the cache
+        every, some = len(tokens), wanted.rows
         slots = torch.arange(every) if some is None else some
         if some is not None:
             tokens, positions = tokens[some], positions[some]
-        if width * self.sizes.groups == 1 and self.reads_masks:
-            # One row of attention weights would run another kernel than several rows: add a second one and drop it.
-            tokens, positions = tokens.expand(-1, 2), torch.cat([positions, positions + 1], 1)
         x = self.embedding[tokens.flatten().clamp(max=self.vocabulary - 1)]
         if self.scales.embedding != 1:
             x = x * self.scales.embedding
         cos, sin = (table.index_select(1, positions.flatten()) for table in self._turns)
-        starts, seen = positions[:, 0].contiguous(), self._masks(positions, cache)
-        inner = [layer for layer in wanted.states if layer != 0 and layer not in self._last]
-        run = Run(x, starts, slots, cos[0], sin[0], seen, (cos, sin), wanted.tree)
-        hidden, states, logits = self.run_layers(cache, run, inner, wanted.logits)
+        run = Run(x, positions[:, 0].contiguous(), slots, (cos, sin), wanted.tree)
+        found = self.run_layers(cache, run, wanted.states, wanted.logits)
 
         def shaped(flat: Tensor) -> Tensor:
-            found = flat.view((*tokens.shape, *flat.shape[1:]))[:, :width]
-            return found if some is None else found.new_zeros((every, *found.shape[1:])).index_copy_(0, slots, found)
+            part = flat.view((*tokens.shape, *flat.shape[1:]))
+            return part if some is None else part.new_zeros((every, *part.shape[1:])).index_copy_(0, slots, part)
 
-        kept = None
-        if wanted.states:
-            states |= dict.fromkeys(self._last, hidden.numpy()) | {0: x.numpy()}
-            kept = shaped(torch.from_numpy(np.stack([states[layer] for layer in wanted.states], 1)))
         part = slice(None) if wanted.tokens is None else slice(wanted.tokens.start, wanted.tokens.stop)
-        return Result(None if logits is None else shaped(logits)[:, part], shaped(hidden)[:, part], kept)
-
-    def _masks(self, positions: Tensor, cache: Buffers) -> dict[str, Tensor] | None:
-        """By name [B, 1, G * W, C]: heads that share keys are rows of one attention."""
-        if not self.reads_masks:
-            return None
-        made = masks.causal(positions, cache.slots, self.windows, torch.float32)
-        named = {f"mask_{kind}": mask for kind, mask in made.items()} if isinstance(made, dict) else {"mask": made}
-        groups = self.sizes.groups
-        return {name: mask[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3) for name, mask in named.items()}
+        return Result(
+            None if found.logits is None else shaped(found.logits)[:, part],
+            shaped(found.hidden)[:, part],
+            None if found.states is None else shaped(found.states),
+        )
 
     def _turned(self, count: int) -> tuple[Tensor, Tensor]:
         """cos and sin [K, count, rotary / 2] of the first positions, as transformers computes them."""

@@ -30,7 +30,7 @@ from outrider.kernels.numba.code_cache import DIGEST, compiling
 from outrider.kernels.numba.products import FLOAT32, Half
 from outrider.kernels.numba.thread_team import ThreadTeam, zeros
 from outrider.kernels.numba.tiles import PANEL
-from outrider.models.engine.llama_engine import Found, LlamaEngine, Run
+from outrider.models.engine.llama_engine import LayersRun, LlamaEngine, Run
 from outrider.models.engine.panel_buffers import PanelBuffers
 from outrider.models.engine.panel_rows import PackedRows, PanelRows
 from outrider.models.engine.prepared import Prepared
@@ -77,7 +77,6 @@ class NumbaEngine(LlamaEngine):
 
     name = f"numba {numba.__version__}"
     kernels = DIGEST
-    reads_masks = False
     runs_trees = True
 
     def __init__(self, prepared: Prepared, config: Any, kv_cache_dtype: str = "auto") -> None:
@@ -130,7 +129,7 @@ class NumbaEngine(LlamaEngine):
         cache = self._room(1, 1)
         turns = torch.zeros((len(set(self.kinds)), 1, sizes.rotary // 2))
         first = torch.tensor([0])
-        given = Run(torch.zeros((1, sizes.hidden)), first, first, turns[0], turns[0], None, (turns, turns))
+        given = Run(torch.zeros((1, sizes.hidden)), first, first, (turns, turns))
         with compiling(self._layers.py_func.__name__, "models", seconds=20):
             self.run_layers(cache, given, (), True)
 
@@ -194,13 +193,9 @@ class NumbaEngine(LlamaEngine):
         place, shape = self._places["powers"]
         return self._file[place:].view(np.int64)[: shape[0] * shape[1]].reshape(shape)
 
-    def run_layers(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> Found:
+    def run_layers(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> LayersRun:
         model, tokens = self.model, given.x.shape[0]
-        layers = sorted({layer for layer in keep if layer < model.layers})
-        kept = self._none_kept
-        if layers:
-            kept = kept.copy()
-            kept[layers] = range(len(layers))
+        kept = self._kept(keep)
         keys, values, room, slots = self._buffers(cache)
         rows = len(given.start)
         first, end = int(given.start.min()), int(given.start.max()) + tokens // rows
@@ -214,7 +209,7 @@ class NumbaEngine(LlamaEngine):
         cut = attention_room.cut(rows, tokens // rows, model.shared, self.sizes.groups, end, self.threads)
         blocks = rows * model.shared * cut.blocks if cut.by_tile else 0
         paths, depths = _paths(given.tree, first)
-        found, states = torch.empty_like(given.x), torch.empty((len(layers), *given.x.shape))
+        found, states = torch.empty_like(given.x), torch.empty((tokens, len(keep), model.hidden))
         output = torch.empty((tokens if logits else 0, self.vocabulary))
         batch = llama_records.LlamaRows(
             x=given.x.clone(memory_format=torch.contiguous_format).numpy(), found=found.numpy(), logits=output.numpy(),
@@ -231,7 +226,22 @@ class NumbaEngine(LlamaEngine):
             counters=zeros(llama_records.PIECES * model.layers + 2), threads=self.threads,
         )  # fmt: skip
         self._team.run(self._layers, model, batch, holding=(cache, self._file))
-        return found, dict(zip(layers, states.numpy(), strict=True)), output if logits else None
+        for place, layer in enumerate(keep):
+            if layer in (-1, model.layers):
+                states.numpy()[:, place] = found.numpy()
+            elif kept[layer] != place:  # asked for twice
+                states.numpy()[:, place] = states.numpy()[:, kept[layer]]
+        return LayersRun(found, states if keep else None, output if logits else None)
+
+    def _kept(self, layers: Sequence[int]) -> np.ndarray[Any, Any]:
+        """By layer, which of the states its input is, or -1."""
+        kept = self._none_kept
+        if layers:
+            kept = kept.copy()
+            for place, layer in enumerate(layers):
+                if 0 <= layer < len(kept):
+                    kept[layer] = place
+        return kept
 
     def _buffers(self, cache: Buffers) -> Addresses:
         """Addresses of keys and values, layer by layer; buffers stay where they are from run to run."""
