@@ -18,7 +18,8 @@ from outrider.cli import common
 from outrider.cli.common import answers, notes
 from outrider.errors import BadOption, require
 from outrider.report import plots, terminal
-from outrider.report.theory import Case, figures
+from outrider.report.panels import Figure
+from outrider.report.theory import Case, figures, hierarchy_region
 from outrider.trace import finite
 
 LONGEST = 1000
@@ -35,6 +36,19 @@ def theory(
         str | None,
         typer.Option(help="Measured time of runs by width, over a plain step, as 1:1,5:1.3,9:1.8."),
     ] = None,
+    lower_alpha: Annotated[
+        float | None,
+        typer.Option(help="A hierarchy: how often the draft model keeps guesses of a drafter below it, 0 to 1."),
+    ] = None,
+    lower_c: Annotated[
+        float | None, typer.Option(help="Time of a guess of that lower drafter over time of a plain target step.")
+    ] = None,
+    lower_alone: Annotated[
+        float | None,
+        typer.Option(
+            help="How often the target keeps guesses of the lower drafter; alpha times lower-alpha if unknown."
+        ),
+    ] = None,
     most: Annotated[int, typer.Option(help="The longest draft to consider.")] = 32,
     draw: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw Figures 2, 3 and 4 here.")] = True,
     plot: Annotated[Path | None, typer.Option(help="Also write them as PNG files into this directory.")] = None,
@@ -44,18 +58,40 @@ def theory(
     if plot is not None:
         plots.check_available()
     _check(alpha, c, operations, most)
-    case = Case(alpha, formulas.Costs(_widths(width_costs), c), _longest(most, width_costs), operations)
+    _check_lower(c, lower_alpha, lower_c, lower_alone)
+    widths = _widths(width_costs)
+    case = Case(alpha, formulas.Costs(widths, c), _longest(most, width_costs), operations)
+    levels = None
+    if lower_alpha is not None:
+        levels = formulas.Hierarchy(alpha, c, lower_alpha, lower_c or 0.0, lower_alone, widths)
+    drawn: list[Figure] = []
+    if plot is not None or (draw and not as_json):
+        drawn = [*figures(case), *([] if levels is None else [hierarchy_region(levels, case.most)])]
     if as_json:
-        answers.out(json.dumps(finite(_numbers(case, c))), highlight=False)
+        answers.out(json.dumps(finite(_numbers(case, c, levels))), highlight=False)
     else:
         answers.print(_table(case))
         answers.print(_verdict(case, c))
+        if levels is not None:
+            answers.print(_hierarchy_verdict(levels.best(case.most)))
         if draw:
-            pictures = [terminal.plot(panel) for figure in figures(case) for panel in figure.panels]
+            pictures = [terminal.plot(panel) for figure in drawn for panel in figure.panels]
             answers.print()
             answers.print(Columns(pictures, padding=(1, 4)))
-    for path in plots.save(figures(case), plot) if plot is not None else ():
+    for path in plots.save(drawn, plot) if plot is not None else ():
         notes.print(f"wrote {path}", markup=False)
+
+
+def _check_lower(c: float, lower_alpha: float | None, lower_c: float | None, lower_alone: float | None) -> None:
+    for option, value in (("--lower-c", lower_c), ("--lower-alone", lower_alone)):
+        require(
+            value is None or lower_alpha is not None, f"{option} {value} is of a hierarchy: give --lower-alpha, too"
+        )
+    for option, value in (("--lower-alpha", lower_alpha), ("--lower-alone", lower_alone)):
+        require(value is None or 0 <= value <= 1, f"{option} must be between 0 and 1, got {value}")
+    good = lower_c is None or (math.isfinite(lower_c) and lower_c >= 0)
+    require(good, f"--lower-c must be a number of at least 0, got {lower_c}")
+    require(lower_alpha is None or c > 0, "--c must be above 0 with --lower-alpha: a draft model's run takes time")
 
 
 def _check(alpha: float, c: float, operations: float, most: int) -> None:
@@ -90,7 +126,8 @@ def _pairs(text: str) -> dict[int, float]:
     return table
 
 
-def _numbers(case: Case, c: float) -> dict[str, object]:
+def _numbers(case: Case, c: float, levels: formulas.Hierarchy | None) -> dict[str, object]:
+    best = None if levels is None else levels.best(case.most)
     return {
         "alpha": case.alpha,
         "c": c,
@@ -98,6 +135,7 @@ def _numbers(case: Case, c: float) -> dict[str, object]:
         "oracle_tokens": formulas.oracle_tokens(case.alpha),
         "oracle_speedup": formulas.oracle_speedup(case.alpha, c),
         "by_gamma": [asdict(case.at(gamma)) for gamma in range(case.most + 1)],
+        **({} if best is None else {"hierarchy": asdict(best) | {"gain": best.gain}}),
     }
 
 
@@ -127,4 +165,13 @@ def _verdict(case: Case, c: float) -> str:
         f"{best.operations:.2f} times the operations.\n"
         f"Bound: {formulas.oracle_tokens(case.alpha):.2f} tokens per target run and "
         f"{formulas.oracle_speedup(case.alpha, c):.2f} times as fast, were γ always right and every width free."
+    )
+
+
+def _hierarchy_verdict(best: formulas.HierarchyForecast) -> str:
+    pays = "pays" if best.gain > 1 else "does not pay"
+    return (
+        f"The hierarchy {pays}: {best.speedup:.2f} times as fast as plain decoding with {best.guesses} guesses below "
+        f"and γ = {best.gamma}, where the draft model alone has {best.middle_alone:.2f} and the lower drafter alone "
+        f"{best.lower_alone:.2f}."
     )

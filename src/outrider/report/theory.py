@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from outrider import theory
@@ -14,6 +14,8 @@ _GAMMAS = (1, 3, 5, 7, 10)
 _PRICES = (0.01, 0.02, 0.05, 0.1, 0.2)
 _LONGEST = 400  # Figure 3 looks for the best gamma up to here, far beyond its upper edge
 _ALPHA = "acceptance rate α"
+_LOWER_ALPHAS = (0.5, 0.7, 0.9)
+_MIDDLE_COSTS = [i / 50 for i in range(1, 26)]
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,34 @@ def speed_and_operations(case: Case) -> Figure:
         "Figure 4: gain in time and cost in operations (Theorems 3.8 and 3.11); guesses free but for yours",
         panels,
     )
+
+
+def hierarchy_region(levels: theory.Hierarchy, most: int) -> Figure:
+    """Where a hierarchy pays: its gain over the better of both pairs, by what a run of the middle model costs."""
+    lines = []
+    for lower in sorted({*_LOWER_ALPHAS, levels.lower_alpha}):
+        gain = partial(_gain_at, levels, most=most, lower_alpha=lower)
+        lines.append(curve(f"{lower:g} kept below", _MIDDLE_COSTS, gain, yours=lower == levels.lower_alpha))
+    mark = (levels.c, levels.best(most).gain)
+    widest, highest = (
+        max(_MIDDLE_COSTS[-1], levels.c),
+        max(1.5, mark[1], *(max(line.ys) for line in lines)),
+    )
+    panel = Panel(
+        f"Hierarchy over the better pair, α={levels.alpha:g}", "a middle run, in target runs", "times as fast",
+        tuple(lines), (0, widest), (0.5, highest), mark,
+    )  # fmt: skip
+    title = (
+        "Where a hierarchy pays: above 1. Guesses of the lower drafter cost the same share of a middle run throughout"
+    )
+    return Figure("hierarchy", title, (panel,))
+
+
+def _gain_at(levels: theory.Hierarchy, c: float, most: int, lower_alpha: float) -> float:
+    """With another middle model, a guess below costing the same share of its run."""
+    alone = levels.lower_alone if lower_alpha == levels.lower_alpha else None
+    other = replace(levels, c=c, lower_alpha=lower_alpha, lower_c=levels.lower_c * c / levels.c, lower_alone=alone)
+    return other.best(most).gain
 
 
 def _by_gamma(function: Callable[[int], Callable[[float], float]]) -> list[Curve]:

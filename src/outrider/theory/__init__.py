@@ -19,6 +19,7 @@ from outrider.theory.gains import (
     oracle_tokens,
     speedup,
 )
+from outrider.theory.hierarchies import Hierarchy, HierarchyForecast
 from outrider.theory.overlaps import (
     Distribution,
     alpha_of_distributions,
@@ -35,6 +36,8 @@ __all__ = [
     "Costs",
     "Distribution",
     "Forecast",
+    "Hierarchy",
+    "HierarchyForecast",
     "alpha_of_distributions",
     "alpha_of_overlaps",
     "divergence",
