@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from outrider.bench.plan.export import WRITERS, export
 from outrider.bench.plan.plan_file import PlanFile
@@ -145,6 +146,31 @@ def test_transformers_knows_the_options_that_are_exported(tmp_path: Path) -> Non
     for name in ("prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens",
                  "num_assistant_tokens_schedule", "assistant_confidence_threshold"):  # fmt: skip
         assert name in text and name in known, name
+
+
+def test_transformers_runs_what_is_exported(tmp_path: Path, two_models: Path) -> None:
+    """Catches a gamma that transformers reads otherwise: with a draft that is the target itself every guess is kept,
+    and its runs tell how many there were."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(two_models / "target")
+    asked = {"inputs": torch.tensor([[1, 5, 9, 5, 9, 5]]), "max_new_tokens": 24, "do_sample": False, "eos_token_id": -1}
+    plain, widths = model.generate(**asked)[0].tolist(), list[int]()
+    model.model.register_forward_pre_hook(
+        lambda _, args, given: widths.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    own = {"kind": "model", "name": "own", "model": str(two_models / "target")}
+    copying = content()["drafters"]["copy"]
+    for drafters, name in (({"own": own}, "own"), ({"copy": copying}, "copy")):
+        plan = written(tmp_path, content(drafters=drafters, recommended=[choice(1, name, 3)]))
+        space: dict[str, Any] = {}
+        exec(export(plan, "transformers", 1), space)
+        widths.clear()
+        assert model.generate(**asked, **space["options"])[0].tolist() == plain
+        if name == "own":
+            assert len(widths) == 6 and set(widths[1:]) == {4}, widths  # 24 tokens, four of them a run
+        else:
+            assert max(widths[1:]) == 4, widths
 
 
 def test_what_others_do_not_have_is_refused_with_what_they_have(tmp_path: Path) -> None:
