@@ -21,7 +21,7 @@ import outrider
 from outrider.bench.prompts import read
 from outrider.drafters import Copying
 from outrider.runtime import timer
-from outrider.theory import Hierarchy
+from outrider.theory import Hierarchy, expected_tokens
 from outrider.trace import PHASES, Level, Stats, Trace, merge, summarise
 
 
@@ -39,14 +39,24 @@ def ms_per_run(level: Level) -> float:
     return 1000 * sum(level.seconds.values()) / max(1, level.runs)
 
 
+def alpha_for(tokens: float, guesses: int) -> float:
+    """The alpha with which so many guesses give so many tokens a run: lower where the drafter declines now and then."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, guesses) < tokens else (low, middle)
+    return low
+
+
 def predicted(plain: Stats, model: Stats, cascade: Stats, guesses: int, gamma: int) -> str:
     """Theorem 3.8 by what was measured: acceptance at both levels, a run of each model by its width, a guess below."""
-    run, (level,) = 1 / plain.tokens_per_second, cascade.levels
+    run, level = 1 / plain.tokens_per_second, cascade.levels[0]
     middle = model.seconds["draft"] / max(1, model.drafted)
     checked = (level.seconds["target"] + level.seconds["accept"]) / level.runs
     rest = model.seconds["target"] + model.seconds["accept"] + model.seconds["host"]
     levels = Hierarchy(
-        model.alpha_counted, middle / run, level.alpha_counted, level.seconds["draft"] / max(1, level.drafted) / run,
+        model.alpha_counted, middle / run, alpha_for(level.tokens_per_run, guesses),
+        level.seconds["draft"] / (level.runs * guesses) / run,
         target_widths=lambda width: 1.0 if width == 1 else rest / model.runs / run,
         middle_widths=lambda width: 1.0 if width == 1 else checked / middle,
     )  # fmt: skip
@@ -69,6 +79,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="no new prompt after this time")
     asked = parser.parse_args()
     check_least(asked, gamma=1, guesses=1, tokens=2)
+    if ">" in asked.lower:
+        sys.exit(f"--lower must be one drafter, got {asked.lower!r}: the theory here is of three levels")
     first = outrider.load(asked.target, f"{asked.lower}>{asked.draft}", slots=1)
     assert isinstance(first.drafter, outrider.Cascade)
     cascade = outrider.Cascade(first.drafter.lower, first.drafter.middle, guesses=asked.guesses, gamma=asked.gamma)

@@ -34,7 +34,7 @@ def theory(
     ] = 0.0,
     width_costs: Annotated[
         str | None,
-        typer.Option(help="Measured time of runs by width, over a plain step, as 1:1,5:1.3,9:1.8."),
+        typer.Option(help="Measured time of runs by width, over a plain step, as 1:1,5:1.3,9:1.8; of both models."),
     ] = None,
     lower_alpha: Annotated[
         float | None,
@@ -45,16 +45,19 @@ def theory(
     ] = None,
     lower_alone: Annotated[
         float | None,
-        typer.Option(
-            help="How often the target keeps guesses of the lower drafter; alpha times lower-alpha if unknown."
-        ),
+        typer.Option(help="How often the target itself keeps those; if unknown, alpha times lower-alpha, a low guess."),
     ] = None,
     most: Annotated[int, typer.Option(help="The longest draft to consider.")] = 32,
-    draw: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw Figures 2, 3 and 4 here.")] = True,
+    draw: Annotated[
+        bool, typer.Option("--figures/--no-figures", help="Draw Figures 2, 3 and 4 here, and where a hierarchy pays.")
+    ] = True,
     plot: Annotated[Path | None, typer.Option(help="Also write them as PNG files into this directory.")] = None,
     as_json: common.Json = False,
 ) -> None:
-    """The best number of guesses and what it gains, by the closed forms of Leviathan et al. 2023."""
+    """The best number of guesses and what it gains, by the closed forms of Leviathan et al. 2023.
+
+    With --lower-alpha also what a hierarchy gains (Tulsian et al. 2024): a draft model, and a drafter below it.
+    """
     if plot is not None:
         plots.check_available()
     _check(alpha, c, operations, most)
@@ -63,7 +66,7 @@ def theory(
     case = Case(alpha, formulas.Costs(widths, c), _longest(most, width_costs), operations)
     levels = None
     if lower_alpha is not None:
-        levels = formulas.Hierarchy(alpha, c, lower_alpha, lower_c or 0.0, lower_alone, widths)
+        levels = formulas.Hierarchy(alpha, c, lower_alpha, lower_c or 0.0, lower_alone, widths, widths)
     drawn: list[Figure] = []
     if plot is not None or (draw and not as_json):
         drawn = [*figures(case), *([] if levels is None else [hierarchy_region(levels, case.most)])]
@@ -73,7 +76,7 @@ def theory(
         answers.print(_table(case))
         answers.print(_verdict(case, c))
         if levels is not None:
-            answers.print(_hierarchy_verdict(levels.best(case.most)))
+            answers.print(_hierarchy_verdict(levels, _best_levels(levels, case)))
         if draw:
             pictures = [terminal.plot(panel) for figure in drawn for panel in figure.panels]
             answers.print()
@@ -127,7 +130,7 @@ def _pairs(text: str) -> dict[int, float]:
 
 
 def _numbers(case: Case, c: float, levels: formulas.Hierarchy | None) -> dict[str, object]:
-    best = None if levels is None else levels.best(case.most)
+    best = None if levels is None else _best_levels(levels, case)
     return {
         "alpha": case.alpha,
         "c": c,
@@ -168,10 +171,17 @@ def _verdict(case: Case, c: float) -> str:
     )
 
 
-def _hierarchy_verdict(best: formulas.HierarchyForecast) -> str:
+def _best_levels(levels: formulas.Hierarchy, case: Case) -> formulas.HierarchyForecast:
+    return levels.best(case.most, min(8, case.most))  # no further than costs were measured
+
+
+def _hierarchy_verdict(levels: formulas.Hierarchy, best: formulas.HierarchyForecast) -> str:
     pays = "pays" if best.gain > 1 else "does not pay"
+    below = f"{best.guesses} guess{'es' if best.guesses > 1 else ''} below and γ = {best.gamma}"
+    alone = f"{best.lower_alone:.2f}"
+    if levels.lower_alone is None:
+        alone += f" (if the target keeps {levels.assumed_alone:.2f} of its guesses; --lower-alone tells better)"
     return (
-        f"The hierarchy {pays}: {best.speedup:.2f} times as fast as plain decoding with {best.guesses} guesses below "
-        f"and γ = {best.gamma}, where the draft model alone has {best.middle_alone:.2f} and the lower drafter alone "
-        f"{best.lower_alone:.2f}."
+        f"The hierarchy {pays}: {best.speedup:.2f} times as fast as plain decoding with {below}, where the draft model "
+        f"alone has {best.middle_alone:.2f} and the lower drafter alone {alone}."
     )

@@ -20,7 +20,7 @@ class Wanted:
 
     tokens: range | None = None  # of each row, those whose logits and hidden states are wanted; None: all
     logits: bool = True  # False: hidden states only, as in prefill
-    states: tuple[int, ...] = ()  # layers whose outputs are wanted: 0 the embeddings, k layer k, -1 the last
+    states: tuple[int, ...] = ()  # layers whose outputs are wanted: 0 the embeddings, k layer k, -1 the last, normed
     rows: Tensor | None = None  # whose results are read, ascending; None: all. Those of others may be zeros
     tree: TokenTree | None = None
     """The tokens of the only row are a root and the nodes of this tree, at the positions they have on their paths. Keys
@@ -30,7 +30,8 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave, for the n tokens of each row that were wanted."""
+    """What a run gave, for the n tokens of each row that were wanted. Nothing is written into it again: a session may
+    read it after further runs."""
 
     logits: Tensor | None  # [B, n, V]; None: not wanted
     hidden: Tensor | None  # [B, n, size]: what the output layer read; None: the model shows none

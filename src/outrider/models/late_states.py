@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-_MOST = 64
-"""Runs whose states wait at most."""
+_RUNS, _TOKENS = 64, 512
+"""Whose states wait at most: of so many runs, and of so many tokens in all."""
 
 
 class LateStates:
@@ -21,11 +21,13 @@ class LateStates:
 
     def __init__(self) -> None:
         self.waiting: list[tuple[range, NDArray[Any], NDArray[Any]]] = []
+        self.tokens = 0
 
     def add(self, states: Tensor, rows: range, positions: Tensor, given: Tensor) -> None:
         """``given`` [B, W, L, size] belongs to these rows of ``states`` at ``positions`` [B, W]."""
         self.waiting.append((rows, positions.numpy(), given.numpy()))
-        if len(self.waiting) >= _MOST:
+        self.tokens += positions.numel()
+        if len(self.waiting) >= _RUNS or self.tokens >= _TOKENS:
             self.write(states)
 
     def write(self, states: Tensor) -> None:
@@ -38,3 +40,4 @@ class LateStates:
             else:
                 to[np.arange(rows.start, rows.stop)[:, None], places] = given
         self.waiting.clear()
+        self.tokens = 0

@@ -279,5 +279,6 @@ class Adaptive:
         clock = self.clock_of(step.rows)  # the run that begins next may have other rows
         clock.add(step)
         self.unread = self.unread - step.read
-        if clock is self.clock and (clock.tells_more(self.idle >= RESTS_AFTER) or step.waking or step.read):
+        resting = self.experience is not None and self.idle >= RESTS_AFTER  # rows by themselves are not counted
+        if clock is self.clock and (clock.tells_more(resting) or step.waking or step.read):
             self._set_ladder(clock)

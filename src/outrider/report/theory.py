@@ -94,7 +94,7 @@ def hierarchy_region(levels: theory.Hierarchy, most: int) -> Figure:
     for lower in sorted({*_LOWER_ALPHAS, levels.lower_alpha}):
         gain = partial(_gain_at, levels, most=most, lower_alpha=lower)
         lines.append(curve(f"{lower:g} kept below", _MIDDLE_COSTS, gain, yours=lower == levels.lower_alpha))
-    mark = (levels.c, levels.best(most).gain)
+    mark = (levels.c, levels.best(most, min(8, most)).gain)
     widest, highest = (
         max(_MIDDLE_COSTS[-1], levels.c),
         max(1.5, mark[1], *(max(line.ys) for line in lines)),
@@ -111,9 +111,12 @@ def hierarchy_region(levels: theory.Hierarchy, most: int) -> Figure:
 
 def _gain_at(levels: theory.Hierarchy, c: float, most: int, lower_alpha: float) -> float:
     """With another middle model, a guess below costing the same share of its run."""
-    alone = levels.lower_alone if lower_alpha == levels.lower_alpha else None
-    other = replace(levels, c=c, lower_alpha=lower_alpha, lower_c=levels.lower_c * c / levels.c, lower_alone=alone)
-    return other.best(most).gain
+    alone = None
+    if levels.lower_alone is not None and levels.lower_alpha > 0:
+        alone = min(1.0, levels.lower_alone * lower_alpha / levels.lower_alpha)
+    share = levels.lower_c / levels.c if levels.c else 0.0
+    other = replace(levels, c=c, lower_alpha=lower_alpha, lower_c=share * c, lower_alone=alone)
+    return other.best(most, min(8, most)).gain
 
 
 def _by_gamma(function: Callable[[int], Callable[[float], float]]) -> list[Curve]:

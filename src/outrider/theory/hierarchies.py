@@ -39,10 +39,14 @@ class Hierarchy:
     lower_alpha: float  # how often the middle model keeps a guess of the lower drafter
     lower_c: float = 0.0  # a guess of the lower drafter
     lower_alone: float | None = None
-    """How often the target would keep a guess of the lower drafter. None: alpha times lower_alpha, as if those two had
-    nothing in common but what the middle model has with both."""
+    """How often the target would keep a guess of the lower drafter. None: alpha times lower_alpha, a low guess: tokens
+    that are easy are easy for all three."""
     target_widths: ByNumber = 1.0  # runs of the target by width
     middle_widths: ByNumber = 1.0  # runs of the middle model by width, in plain runs of its own
+
+    @property
+    def assumed_alone(self) -> float:
+        return self.alpha * self.lower_alpha if self.lower_alone is None else self.lower_alone
 
     def middle_runs(self, guesses: int, most: int) -> list[float]:
         """Expected runs of the middle model until it has given 0, 1, ... tokens; more than that is thrown away."""
@@ -70,13 +74,12 @@ class Hierarchy:
             gamma = optimal_gamma(self.alpha, costs, most)
             found.append((speedup(self.alpha, gamma, costs), guesses, gamma))
         fastest, guesses, gamma = max(found, key=lambda one: one[0])
-        alone = self.alpha * self.lower_alpha if self.lower_alone is None else self.lower_alone
         return HierarchyForecast(
             guesses,
             gamma,
             fastest,
             _best(self.alpha, self.costs(0, most), most),
-            _best(alone, Costs(self.target_widths, self.lower_c), most),
+            _best(self.assumed_alone, Costs(self.target_widths, self.lower_c), most),
         )
 
 

@@ -69,8 +69,8 @@ class LlamaEngine(ABC):
 
     @abstractmethod
     def run_layers(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> LayersRun:
-        """Write keys and values. ``keep``: layers by number, whose inputs are the states to keep; the one behind the
-        last, -1 for short, would have the hidden states as its input."""
+        """Write keys and values. ``keep``: layers whose outputs are wanted, numbered as in ``Wanted.states``: what goes
+        into the layer behind layer k, and for -1 or the number of layers the hidden states."""
 
     @property
     def facts(self) -> ModelFacts:
