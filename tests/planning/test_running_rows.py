@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from outrider.drafters import Uniform
+from outrider.drafters import Nothing, Uniform
 from outrider.planning.adaptive import Adaptive
 from outrider.planning.policies import Auto
 from outrider.planning.setting import Setting
-from outrider.planning.step_clock import Timing
+from outrider.planning.step_clock import Clock, Timing
 from outrider.theory import ByNumber
 
 SLOTS = 8
@@ -64,3 +66,24 @@ def test_many_rows_share_a_clock_with_about_as_many(rows: int, about: int) -> No
     assert setting.running(rows).rows == about and setting.running(0) is setting
     few = Setting(6, 3, Uniform(), "shape", 1.0, widths_of)
     assert few.running(5).rows == 6  # no more than there are slots
+
+
+@pytest.mark.parametrize(("joint", "keeps", "every"), [(True, True, 8), (False, True, 8), (True, False, 32)])
+def test_costs_are_looked_at_seldom_only_while_nobody_guesses(
+    joint: bool, keeps: bool, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches rows that decide for themselves and pass for resting while they guess."""
+    looks, ladder = list[int](), Clock.ladder
+    monkeypatch.setattr(Clock, "ladder", lambda clock: looks.append(clock.steps) or ladder(clock))  # type: ignore[func-returns-value]
+    planner: Any = Auto().start(Setting(1, 4, Nothing(), "shape", joint=joint))
+    planner.admit(0)
+    for _ in range(400):
+        if joint:
+            planner.begin([1000], False)
+        asked = planner.choose(0)
+        planner.timed(Timing(asked + 1, 1 + 0.05 * asked, 0.02 * asked if asked else None, asked))
+        planner.learn(0, asked, asked if keeps else 0, asked if keeps else min(asked, 1))
+        if joint:
+            planner.ended([1000])
+    late = [step for step in looks if step > 200]
+    assert abs(len(late) - 200 // every) <= 2 + (200 // 32 if not keeps else 0), late
