@@ -36,9 +36,10 @@ class DrafterTraits:
 
     def cost_for(self, rows: int, sampled: bool = False) -> float:
         """c of a guess beside so many rows, at temperature 0 or ``sampled``."""
+        several = self.cost if rows == 1 or self.batched_cost is None else self.batched_cost
         if sampled and self.sampled_cost is not None:
-            return self.sampled_cost
-        return self.cost if rows == 1 or self.batched_cost is None else self.batched_cost
+            return max(self.sampled_cost, several)
+        return several
 
     def either(self, other: DrafterTraits) -> DrafterTraits:
         """Of a drafter whose guesses come from this one or the other, row by row: which, is not known beforehand."""

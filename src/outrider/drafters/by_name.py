@@ -203,7 +203,7 @@ def shipped_draft(target: loading.Loaded) -> Drafter | None:
     name = fingerprint(target.model)
     for folder in sorted((Path(__file__).parents[1] / "data" / "drafts").glob("*")):
         if (folder / CONFIG).is_file() and json.loads((folder / CONFIG).read_text("utf-8"))["fingerprint"] == name:
-            return HeadDrafter.load(folder, f"{folder.name} head").beside(target.model.facts.weights_read)
+            return HeadDrafter.load(folder, f"{folder.name} head").beside(target.model.facts)
     return None
 
 
@@ -217,4 +217,4 @@ def _trained(folder: Path, target: loading.Loaded) -> Drafter:
     )
     if config["kind"] == "model":
         return ModelDrafter(trimmed.load(folder, target.model), name=folder.name, gamma=config.get("gamma"))
-    return HeadDrafter.load(folder).beside(target.model.facts.weights_read)
+    return HeadDrafter.load(folder).beside(target.model.facts)

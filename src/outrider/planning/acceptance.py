@@ -12,7 +12,10 @@ PRIOR = 0.6
 """Acceptance before anything is known: a fair drafter's."""
 
 CHOSEN = 0.8
-"""The same of a drafter that is told what guesses cost and makes none that it does not believe in."""
+"""The same of a drafter that is told what guesses cost and makes none that it does not believe in, at temperature 0.
+
+Above it such a drafter believes in a distribution: there 0.55 to 0.6 of the shipped head's guesses were kept.
+"""
 
 _PRIOR_WEIGHT = 8.0
 """Counts as so many guesses: where guesses are dear, two that fail at the start must not end the matter."""

@@ -72,7 +72,7 @@ class Setting:
         """Acceptance to expect before anything is known."""
         if self.beams > 1:
             return _A_BEAM**self.beams
-        return CHOSEN if self.plans and self.splits else PRIOR
+        return CHOSEN if self.plans and self.splits and not self.sampled else PRIOR
 
     @property
     def declared(self) -> Costs:

@@ -9,6 +9,7 @@ the N most frequent tokens only: the output layer is most of a head's cost, and 
 from __future__ import annotations
 
 import json
+import re
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cached_property
@@ -20,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from outrider.core.model_facts import ModelFacts
 from outrider.core.protocols import DraftSession, Session, Shape
 from outrider.core.traits import DrafterTraits
 from outrider.drafters.head.choice import choose
@@ -32,11 +34,23 @@ from outrider.runtime.files import replace_whole, write_whole
 
 CONFIG = "outrider_draft.json"
 
-_TIME_PER_WEIGHT = {"numba": 0.5, "numpy": 1.6, "torch": 1.6, "triton": 1.6}
-"""What a guess takes for each weight it reads, by backend, where a run of the target takes one: numba reads bytes.
+_TIME_PER_WEIGHT = {"numba": 0.8, "numpy": 1.6, "torch": 1.6, "triton": 1.6}
+"""What a guess takes for each weight it reads, by backend, where a run of the target takes one in 16 bits.
 
-Measured on two cores of a Neoverse-N1; see ``recipes/draft_cost.py``.
+numba reads bytes: 0.5 on two cores of a Neoverse-N1 (``recipes/draft_cost.py``), 0.8 on those of a Xeon with AMX.
 """
+
+_SAMPLED = 1.5
+"""How much longer a guess takes that is drawn, and verified by its distribution; on that Xeon."""
+
+_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "int8": 8.5, "int4": 5.0}
+
+
+def _quicker(weight_format: str) -> float:
+    """What a weight of the target takes against one in 16 bits: not all of a run is reading. Four bits took 0.53."""
+    packed = re.match(r"I?Q(\d)", weight_format)
+    bits = float(packed[1]) + 1 if packed else _BITS.get(weight_format, 16.0)
+    return 0.3 + 0.7 * bits / 16
 
 
 class HeadDrafter:
@@ -54,6 +68,7 @@ class HeadDrafter:
         self.floor = floor
         self._prepared: PreparedHead | None = None
         self._batched_cost: float | None = None  # of a guess for several rows: as torch takes; a few rows take less
+        self._sampled_cost: float | None = None  # of one above temperature 0
 
     @cached_property
     def head(self) -> Head:
@@ -71,12 +86,13 @@ class HeadDrafter:
         """Numbers a guess multiplies with."""
         return self.saved.config.weights_read(len(self.tokens))
 
-    def beside(self, weights_read: int | None) -> HeadDrafter:
+    def beside(self, facts: ModelFacts) -> HeadDrafter:
         """What a guess costs follows from what it reads, where the target's runs cost what they read."""
-        if weights_read is not None:
+        if facts.weights_read is not None:
             alone = choose(self.saved.config, torch.device("cpu"), 1, torch.float32).backend
-            self.cost = _TIME_PER_WEIGHT[alone] * self.weights_read / weights_read
-            self._batched_cost = _TIME_PER_WEIGHT["torch"] * self.weights_read / weights_read
+            share = self.weights_read / facts.weights_read / _quicker(facts.weights_in)
+            self.cost = _TIME_PER_WEIGHT[alone] * share
+            self._batched_cost, self._sampled_cost = _TIME_PER_WEIGHT["torch"] * share, _SAMPLED * self.cost
         return self
 
     @property
@@ -85,7 +101,8 @@ class HeadDrafter:
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(self.cost, self._batched_cost, gamma=self.gamma, stops_itself=self.plans)
+        costs = self.cost, self._batched_cost, self._sampled_cost
+        return DrafterTraits(*costs, gamma=self.gamma, stops_itself=self.plans)
 
     def start(self, rows: int, shape: Shape, target: Session) -> DraftSession:
         size = None if target.hidden is None else target.hidden.shape[-1]
