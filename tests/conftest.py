@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from expected_skips import expected
 from outrider.runtime.cache_dir import cache_dir
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts the tests in the background has Ctrl-C ignored, by them and by all they start; some press it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 try:
     from hypothesis import settings
@@ -121,7 +126,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """At the end, behind the list of slow tests: of a log that is cut, the end is what is kept."""
     if _unexpected and _strict(config):
         terminalreporter.section("skipped, and this machine has no cause for it (tests/expected_skips.py)")
         for line in _unexpected:
