@@ -64,8 +64,9 @@ def load(
 
     target: a short name (smollm2-135m, t5-ende), a directory, a .gguf file or a hub id. A directory with a
     target and a draft in it is a pair: its draft is what "auto" means there.
-    draft: a name in ``outrider.drafters.BUILT_IN`` ("auto", "copy", "none" ...; None is "none"), "suffix:DIR" (an index
-        by `outrider suffix build`), a model named like a target, or a Drafter;
+    draft: a name in ``outrider.drafters.BUILT_IN`` ("auto", "copy", "none" ...; None is "none"), "head" (the one that
+        comes with the package for the target), "suffix:DIR" (an index by `outrider suffix build`), a model named like
+        a target, or a Drafter;
         "copy>small-model" is a cascade: copying drafts for the small model, which drafts for the target.
     width: W, the tokens of every target run; gamma can be up to width - 1.
     slots: rows that run together; None means as many as there are prompts, at most 8, or what suits the model's

@@ -20,6 +20,7 @@ import library
 import outrider
 from outrider.bench import card
 from outrider.bench import measure as bench_measure
+from outrider.bench.best_single import AutoRow
 from outrider.bench.measure import (
     NARROW,
     PLAIN,
@@ -238,10 +239,14 @@ def test_tables_fit_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(measure_tables, "answers", console)
         options = {"coupling": "maximal", "lenience": 1}
         report = {"target": "smollm2-135m", "drafters": {"copy": "copy"}, "options": options, "rows": [_row()]}
+        report["auto_over_best"] = [
+            AutoRow(1.0, "mathematical_reasoning", "smollm2-135m", "auto", 4, 0.98765, (0.5, 1.25)).to_json()
+        ]
         measure_tables.show(report)
     lines = page.getvalue().splitlines()
     assert max(map(len, lines)) <= 80 and "…" not in page.getvalue()
-    for figure in ("0.123", "12345.6", "1234.5", "0.65 (0.61-0.69)", "12.35 (11.10-13.60)", "123456", "480/480"):
+    figures = "0.123", "12345.6", "1234.5", "0.65 (0.61-0.69)", "12.35 (11.10-13.60)", "123456", "480/480"
+    for figure in (*figures, "0.99 (0.50-1.25)"):
         assert sum(f" {figure}" in line for line in lines) == 2, figure
     assert sum("same text" in line for line in lines) == 4  # in two headings and in two explanations
 

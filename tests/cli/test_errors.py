@@ -212,7 +212,7 @@ def test_streams_that_the_shell_has_closed(closed: str) -> None:
 def test_help_names_drafters_and_engines_as_their_tables_do(outrider: Command) -> None:
     """Catches a drafter or an engine that works and is not offered: the help had a list of its own."""
     said = " ".join(outrider("generate", "--help").out.split())
-    assert f"Drafter: {', '.join(BUILT_IN)}, suffix:DIR" in said
+    assert f"Drafter: {', '.join(BUILT_IN)}, head, suffix:DIR" in said
     assert f"Engine of the target: auto, {', '.join(BACKENDS)}, torch." in said
 
 

@@ -10,8 +10,8 @@ import torch
 
 import library
 import outrider
-from outrider.drafters import BUILT_IN, Cascade, Copying, ModelDrafter
-from outrider.drafters.by_name import check_draft
+from outrider.drafters import BUILT_IN, Cascade, Copying, ModelDrafter, by_name
+from outrider.drafters.by_name import check_draft, drafts_for
 from outrider.drafters.head import CONFIG, Head, HeadConfig, HeadDrafter
 from outrider.errors import BadOption, ModelNotFound
 from outrider.models.hub.loading import load
@@ -79,6 +79,17 @@ def test_a_drafter_in_the_table_has_its_name_everywhere(monkeypatch: pytest.Monk
         check_draft("copy>mirror")
 
 
+def test_the_head_by_itself(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head of the package could be had beside copying alone, and not be compared with what it gains by itself."""
+    target = load(str(folders / "target"), "cpu", "float32")
+    assert drafts_for(target) == ["auto", "copy", "ngram", "suffix"]
+    own = HeadDrafter.load(folders / "head")
+    monkeypatch.setattr(by_name, "shipped_draft", lambda target: own)
+    llm = outrider.LLM(target, own)
+    assert llm.with_draft("head").drafter is own and drafts_for(target)[:2] == ["auto", "head"]
+    assert llm.with_draft("auto").drafter.name == f"copy+{own.name}"
+
+
 @pytest.mark.parametrize("draft", ["./nosuch", "copy>./nosuch", "nosuch.gguf"])
 def test_a_name_that_is_no_model_lists_the_drafters(folders: Path, draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was answered as a model's name alone, though a drafter that needs no model may have been meant."""
@@ -101,6 +112,8 @@ def test_a_name_that_is_no_model_lists_the_drafters(folders: Path, draft: str, m
         (" >{}/other", "must be a name"),
         ("suffix:", "names no index"),
         ("{}/target/mine.py", "name the class in it"),
+        ("head", "no head comes with the package for target"),
+        ("copy>head", "cannot check guesses"),
     ],
 )
 def test_refusals(folders: Path, draft: str, says: str) -> None:

@@ -13,6 +13,7 @@ from itertools import chain
 from statistics import median, quantiles
 from typing import Any
 
+from outrider.bench.best_single import AutoRow, auto_rows
 from outrider.bench.intervals import Interval, bootstrap, total_ratio
 from outrider.core.traits import traits_of
 from outrider.decoding.loop import bucket
@@ -118,6 +119,7 @@ def measure(
         way.engine.generate(next(iter(tasks.values()))[0], **warm_up)
     total, done = sum(map(len, tasks.values())) * len(settings.temperatures), 0
     rows: list[MeasuredRow] = []
+    choices: list[AutoRow] = []
     for temperature in settings.temperatures:
         options = {**settings.options, "temperature": temperature}
         results: dict[str, list[dict[str, Cell]]] = {}
@@ -131,9 +133,11 @@ def measure(
                     done += 1
                     progress(f"{task}, temperature {temperature:g}", done / total)
         except KeyboardInterrupt:
-            return Figures([*rows, *_rows(ways, options, results)], done, total, interrupted=True)
+            found = _rows(ways, options, results), _choices(ways, temperature, results)
+            return Figures([*rows, *found[0]], done, total, [*choices, *found[1]], interrupted=True)
         rows += _rows(ways, options, results)
-    return Figures(rows, done, total)
+        choices += _choices(ways, temperature, results)
+    return Figures(rows, done, total, choices)
 
 
 def _capture(ways: Mapping[str, Way], tasks: Mapping[str, Sequence[Any]], options: Mapping[str, Any]) -> None:
@@ -152,6 +156,7 @@ class Figures:
     rows: list[MeasuredRow]
     done: int  # prompts, counted once for each temperature
     wanted: int
+    choices: list[AutoRow] = field(default_factory=list)  # "auto" beside the best single draft, where both were run
     interrupted: bool = False
 
 
@@ -169,7 +174,7 @@ def _rows(
 ) -> list[MeasuredRow]:
     if not results:
         return []
-    groups = {**results, "all": [cells for group in results.values() for cells in group]}
+    groups = _with_all(results)
     rows: list[MeasuredRow] = []
     for name, way in ways.items():
         if way.draft is None:
@@ -178,6 +183,21 @@ def _rows(
         cost = None if known else _timed_cost(way.engine, _options_for(way, options), groups["all"][0][name])
         rows += [_row(way, name, float(options["temperature"]), task, cells, cost) for task, cells in groups.items()]
     return rows
+
+
+def _with_all(results: Mapping[str, list[dict[str, Cell]]]) -> dict[str, list[dict[str, Cell]]]:
+    return {**results, "all": [cells for group in results.values() for cells in group]}
+
+
+def _choices(
+    ways: Mapping[str, Way], temperature: float, results: Mapping[str, list[dict[str, Cell]]]
+) -> list[AutoRow]:
+    drafting = {name: (way.draft, way.gamma) for name, way in ways.items() if way.draft is not None}
+    return [
+        row
+        for task, cells in (_with_all(results) if results else {}).items()
+        for row in auto_rows(temperature, task, {way: [c[name].work for c in cells] for name, way in drafting.items()})
+    ]
 
 
 def _phases_are_known(engine: LLM) -> bool:

@@ -32,7 +32,7 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         "-d",
-        help=f"Drafter: {', '.join(DRAFTERS)}, suffix:DIR (see `outrider suffix`), a model named like a target, "
+        help=f"Drafter: {', '.join(DRAFTERS)}, head, suffix:DIR (see `outrider suffix`), a model named like a target, "
         "a chain 'copy>MODEL', or a class of your own: FILE.py:CLASS or MODULE:CLASS.",
     ),
 ]

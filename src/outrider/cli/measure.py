@@ -19,13 +19,20 @@ from outrider.errors import require
 from outrider.models.settings import has_chat_template
 from outrider.trace import strict_json
 
+ALL = "all"
+"""As --draft: every draft there is for the target."""
+
 
 def measure(
     context: typer.Context,
     target: common.TargetArgument,
     draft: Annotated[
         list[str] | None,
-        typer.Option("--draft", "-d", help="As in generate; may be repeated to compare drafts in one run."),
+        typer.Option(
+            "--draft",
+            "-d",
+            help="As in generate; may be repeated to compare drafts in one run. all: every one there is.",
+        ),
     ] = None,
     prompts: Annotated[
         Path | None, typer.Option(help="A .jsonl file with prompt and task fields (Spec-Bench's too).")
@@ -84,13 +91,15 @@ def measure(
     settings = MeasureSettings(tuple(temperature or [0.0]), repeats, options, gammas)
     for t, g in product(settings.temperatures, gammas):
         common.check_gamma_fits(Options.parse({**options, "temperature": t, "gamma": g}).gamma, width)
-    common.check_drafts(drafts)
+    common.check_drafts(name for name in drafts if name != ALL)
     given = None if prompts is None else read(prompts, per_task)
     import outrider
 
     with notes.status(f"loading {target}"):
-        first = outrider.load(target, slots=1, **common.loading_options(context) | {"draft": drafts[0]})
-        engines = {drafts[0]: first, **{name: first.with_draft(name, trust_remote_code) for name in drafts[1:]}}
+        some = "none" if drafts[0] == ALL else drafts[0]
+        first = outrider.load(target, slots=1, **common.loading_options(context) | {"draft": some})
+        drafts = _listed(drafts, first)
+        engines = {name: first if name == some else first.with_draft(name, trust_remote_code) for name in drafts}
     tasks = given or read(None, per_task, sources=first.target.model.encoder_decoder)
     report = run(engines, tasks, settings, repeated_command(context))
     if out is not None:
@@ -108,6 +117,17 @@ def measure(
     if report["interrupted"]:
         notes.print(f"interrupted: {report['prompts_done']} of {report['prompts_wanted']} prompts were finished")
         raise typer.Exit(130)
+
+
+def _listed(drafts: list[str], llm: Any) -> list[str]:
+    """``all`` stands for every draft there is for this target; those that were named as well keep their place."""
+    if ALL not in drafts:
+        return drafts
+    from outrider.drafters.by_name import drafts_for
+
+    at = drafts.index(ALL)
+    more = [name for name in drafts_for(llm.target) if name not in drafts]
+    return [*drafts[:at], *more, *drafts[at + 1 :]]
 
 
 def run_measure(words: list[str]) -> int:
@@ -143,6 +163,7 @@ def run(engines: dict[str, Any], tasks: dict[str, Any], settings: Any, command: 
         "conditions": conditions(llm, 1),
         "command": command,
         "rows": [r.to_json() for r in figures.rows],
+        "auto_over_best": [r.to_json() for r in figures.choices],
         "prompts_done": figures.done,
         "prompts_wanted": figures.wanted,
         "interrupted": figures.interrupted,

@@ -34,7 +34,21 @@ def show(report: dict[str, Any]) -> None:
             if error:
                 answers.print(f"the drafter failed and was left out: {error}", style="red", markup=False)
         answers.print()
+    if report["auto_over_best"]:
+        answers.print("auto beside the best single draft of these runs", style="bold")
+        show_table(answers, _choices(report["auto_over_best"]))
+        answers.print()
     answers.print(EXPLAINED, style="dim")
+
+
+def _choices(rows: Sequence[dict[str, Any]]) -> Table:
+    from outrider.bench.card import with_interval
+
+    table = plain_table(("temp.", "task", "best draft", "gamma", "auto over it"))
+    for r in rows:
+        figures = with_interval(r["ratio"], r["interval"])
+        table.add_row(f"{r['temperature']:g}", r["task"], r["draft"], str(r["gamma"]), figures)
+    return table
 
 
 def _rule(report: dict[str, Any]) -> str:

@@ -38,6 +38,9 @@ _CHAIN = re.compile(r"(?P<lower>.*[^>])(?P<link>>{1,2})(?P<middle>[^>]+)")
 
 _OWN_TEXTS = "suffix:"
 
+HEAD = "head"
+"""As ``draft=``: the head that comes with the package for the target, by itself."""
+
 
 @dataclass(frozen=True)
 class Beside:
@@ -67,7 +70,7 @@ def _check_name(draft: str) -> None:
         return
     require(draft != _OWN_TEXTS, f"draft {draft!r} names no index; write suffix:DIR, or 'suffix' to search rows alone")
     require(not draft.endswith(".py"), f"draft {draft!r} is a file of Python: name the class in it, as {draft}:Class")
-    if draft in BUILT_IN or searches_suffixes(draft) or names_a_class(draft) or Path(draft).exists():
+    if draft == HEAD or draft in BUILT_IN or searches_suffixes(draft) or names_a_class(draft) or Path(draft).exists():
         return
     near = difflib.get_close_matches(draft, BUILT_IN, n=1)
     if near and "/" not in draft:
@@ -80,7 +83,7 @@ def _links(draft: str) -> re.Match[str]:
     if parts is None:
         raise BadOption(f"draft {draft!r} is not a chain: write LOWER>MODEL, for instance 'copy>my-draft'")
     middle = parts["middle"].strip()
-    own = middle in BUILT_IN or names_a_class(middle) or searches_suffixes(middle)
+    own = middle == HEAD or middle in BUILT_IN or names_a_class(middle) or searches_suffixes(middle)
     require(not own, f"draft {draft!r}: {middle!r} cannot check guesses; put a model after '>'")
     return parts
 
@@ -96,6 +99,8 @@ def drafter_named(draft: str | Drafter | None, beside: Beside) -> Drafter:
         draft = beside.target.name
     if draft == "auto" and (head := shipped_draft(beside.target)) is not None:
         return Mixture(Copying(), head)
+    if draft == HEAD:
+        return _shipped_head(beside.target)
     if draft is not None and searches_suffixes(draft):
         return _suffix(draft, beside)
     if draft is None or draft in BUILT_IN:
@@ -205,6 +210,23 @@ def shipped_draft(target: loading.Loaded) -> Drafter | None:
         if (folder / CONFIG).is_file() and json.loads((folder / CONFIG).read_text("utf-8"))["fingerprint"] == name:
             return HeadDrafter.load(folder, f"{folder.name} head").beside(target.model.facts)
     return None
+
+
+def _shipped_head(target: loading.Loaded) -> Drafter:
+    head = shipped_draft(target)
+    if head is None:
+        raise BadOption(
+            f"draft {HEAD!r}: no head comes with the package for target {target.name!r}; train one with `outrider "
+            f"distill`, name a directory of that name as './{HEAD}', or leave draft out"
+        )
+    return head
+
+
+def drafts_for(target: loading.Loaded) -> list[str]:
+    """The names of all drafters there are for this target without anything of the user's, "auto" first."""
+    head = [HEAD] if shipped_draft(target) is not None else []
+    pair = [target.name] if pairs.draft_of(target.name) is not None else []
+    return ["auto", *head, *pair, *(name for name in BUILT_IN if name not in ("auto", "uniform", "none"))]
 
 
 def _trained(folder: Path, target: loading.Loaded) -> Drafter:
