@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import gguf
 import numpy as np
 import torch
 from gguf_float16 import copy_settings
+from k_formats import BLOCK, Array, q4_k, q5_k, q6_k
 from mistakes import guarded
 from transformers import AutoModelForCausalLM
 
@@ -28,66 +29,24 @@ from outrider.bench.llamacpp import gguf_file
 from outrider.errors import ModelError, require
 from outrider.models.hub import names
 
-Array = np.ndarray[Any, Any]
-
 Q4_K_M = 15  # gguf's number for such files
-BLOCK = 256  # inputs with one scale of scales
 ROWS = 4096  # quantised at a time
 
 
-def q4_k(weight: Array) -> Array:
-    """Rows [R, I] -> bytes: groups of 32 with a scale and a minimum of six bits each, times two numbers a block."""
-    x = weight.reshape(-1, 8, 32).astype(np.float32)  # [blocks, groups, 32]
-    low = np.minimum(x.min(-1), 0)
-    scales, minima = (x.max(-1).clip(0) - low) / 15, -low
-    d, scales = _in_steps(scales, 63)
-    dmin, minima = _in_steps(minima, 63)
-    step, least = d * scales, dmin * minima
-    whole = np.rint((x + least[..., None]) / np.where(step, step, 1)[..., None]).clip(0, 15).astype(np.uint8)
-    whole[step == 0] = 0
-    s, m = scales.astype(np.uint8), minima.astype(np.uint8)
-    packed = np.concatenate(
-        [s[:, :4] | (s[:, 4:] >> 4 << 6), m[:, :4] | (m[:, 4:] >> 4 << 6), (s[:, 4:] & 15) | (m[:, 4:] & 15) << 4], 1
-    )
-    halves = whole.reshape(-1, 4, 2, 32)
-    nibbles = (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(len(x), -1)
-    return _rows(weight, [_half(d), _half(dmin), packed, nibbles])
+Choose = Callable[[str, int], gguf.GGMLQuantizationType]
+"""The format of a matrix, by GGUF's name for it and the model's number of layers."""
 
 
-def q6_k(weight: Array) -> Array:
-    """Rows [R, I] -> bytes: groups of 16 with a scale of eight bits each, times a number a block."""
-    x = weight.reshape(-1, 16, 16).astype(np.float32)
-    d, scales = _in_steps(np.abs(x).max(-1) / 31, 127)
-    step = (d * scales)[..., None]
-    whole = (np.rint(x / np.where(step, step, 1)).clip(-32, 31) + 32).astype(np.uint8)
-    whole[step[..., 0] == 0] = 32
-    quarters = whole.reshape(-1, 2, 4, 32)  # two halves of a block, each in four quarters
-    low = (quarters[:, :, :2] & 15) | (quarters[:, :, 2:] & 15) << 4
-    high = sum(quarters[:, :, k] >> 4 << 2 * k for k in range(4))
-    parts = [low.reshape(len(x), -1), high.reshape(len(x), -1), scales.astype(np.int8).view(np.uint8), _half(d)]
-    return _rows(weight, parts)
+def q4_k_m(name: str, layers: int) -> gguf.GGMLQuantizationType:
+    """As Q4_K_M files have it."""
+    return gguf.GGMLQuantizationType.Q6_K if _in_six(name, layers) else gguf.GGMLQuantizationType.Q4_K
 
 
-def _in_steps(values: Array, most: int) -> tuple[Array, Array]:
-    """Values [blocks, groups] as a float16 for each block times whole numbers up to ``most``."""
-    unit = (values.max(-1, keepdims=True) / most).astype(np.float16).astype(np.float32)
-    return unit, np.rint(values / np.where(unit, unit, 1)).clip(0, most) * (unit > 0)
-
-
-def _half(numbers: Array) -> Array:
-    return numbers.astype(np.float16).view(np.uint8)
-
-
-def _rows(weight: Array, parts: list[Array]) -> Array:
-    return np.concatenate(parts, 1).reshape(len(weight), -1)
-
-
-def packed(name: str, weight: torch.Tensor, layers: int) -> tuple[Array, gguf.GGMLQuantizationType]:
-    """A matrix as Q4_K_M has it under GGUF's name for it."""
-    kinds = gguf.GGMLQuantizationType
-    kind, quantise = (kinds.Q6_K, q6_k) if _in_six(name, layers) else (kinds.Q4_K, q4_k)
+def packed(weight: torch.Tensor, kind: gguf.GGMLQuantizationType) -> Array:
+    """A matrix in a format, by rounding; the package gguf has those that are no K formats."""
+    own = {"Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k}.get(kind.name)
     pieces = (piece.to(torch.float32).numpy() for piece in weight.split(ROWS))
-    return np.concatenate([quantise(piece) for piece in pieces]), kind
+    return np.concatenate([gguf.quants.quantize(piece, kind) if own is None else own(piece) for piece in pieces])
 
 
 def _in_six(name: str, layers: int) -> bool:
@@ -109,7 +68,7 @@ def tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield known.get_name(name, try_suffixes=(".weight",)), tensor
 
 
-def write(model: Any, source: Path, target: Path) -> None:
+def write(model: Any, source: Path, target: Path, choose: Choose = q4_k_m, file_type: int = Q4_K_M) -> None:
     """With the source's tokenizer and settings, but for its sizes."""
     config = model.config
     sizes = {
@@ -122,13 +81,13 @@ def write(model: Any, source: Path, target: Path) -> None:
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, "llama")
     copy_settings(reader, writer, sizes | {"general.file_type": None, "general.size_label": None})
-    writer.add_file_type(Q4_K_M)
+    writer.add_file_type(file_type)
     for name, tensor in tensors(model):
         if tensor.ndim < 2:
             writer.add_tensor(name, tensor.to(torch.float32).numpy())
         else:
-            data, kind = packed(name, tensor, config.num_hidden_layers)
-            writer.add_tensor(name, data, raw_dtype=kind)
+            kind = choose(name, config.num_hidden_layers)
+            writer.add_tensor(name, packed(tensor, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file(progress=sys.stderr.isatty())
