@@ -2,10 +2,10 @@
 
 python recipes/packed_quality.py smollm2-135m --text docs/*.md
 
-The model is a pulled GGUF model of Llama's kind, unpacked and turned by a random rotation (``rotation.py``), so that its
-weights are on no grid; padded to multiples of 256 inputs, which K formats need, without changing what it computes. The
-table compares models of weights in each format of GGUF files, by rounding, and quantised at load (int8, int4), with the
-same model in float32, as ``weights_quality.py`` does.
+The model is a pulled GGUF model of Llama's kind, unpacked and turned by a random rotation (``rotation.py``), so that
+its weights are on no grid; padded to multiples of 256 inputs, which K formats need, without changing what it computes.
+The table compares models of weights in each format of GGUF files, by rounding, and quantised at load (int8, int4), with
+the same model in float32, as ``weights_quality.py`` does.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A model that comes as a file of four bits, unpacked, is no model of full weights: four bits find its grid again and seem
 to lose nothing. Norms of Llamas commute with rotations once their gains are part of the products behind them, so every
-product can be turned, and what is lost by rounding it then is what is lost of weights that were never rounded. Rotations
-also spread outliers, so losses are somewhat smaller than those of a model as it was trained.
+product can be turned, and what is lost by rounding it then is what is lost of weights that were never rounded.
+Rotations also spread outliers, so losses are somewhat smaller than those of a model as it was trained.
 """
 
 from __future__ import annotations

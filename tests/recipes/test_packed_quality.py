@@ -28,7 +28,7 @@ def _model(tied: bool = False) -> LlamaForCausalLM:
 
 
 def test_a_rotated_model_is_the_same_model() -> None:
-    """Catches a gain left behind, heads mixed up, and a rotation that is none: all weights change, and no logit does."""
+    """Catches a gain left behind, heads mixed up, and a rotation that is none: all weights change, no logit does."""
     model, tokens = _model(), torch.arange(24).reshape(2, 12)
     before, weights = model(tokens).logits.detach(), {name: p.clone() for name, p in model.named_parameters()}
     importlib.import_module("rotation").rotate(model, seed=3)
