@@ -29,7 +29,8 @@ from outrider.drafters.head import HeadDrafter
 from outrider.models.hub import loading
 from outrider.training.answers import messages
 from outrider.training.data import Corpus, Pair, from_answers
-from outrider.training.students import Guesses, HeadStudent, Vocabulary
+from outrider.training.head_students import HeadStudent
+from outrider.training.students import Guesses, Vocabulary
 from outrider.training.teacher import Teacher
 from outrider.training.writing import write
 

@@ -3,11 +3,12 @@
 python recipes/suffix_gain.py smollm2-135m --max-new-tokens 200
 
 Two sets of prompts, made here. "edits": a file stands in the prompt, and the answer is that file with a change.
-"session":
-the same piece of work is asked for again and again with another wish each time, and the answer before is not in the
-prompt, as where an agent starts anew; only a memory of earlier outputs knows it. Target runs are counted at temperature
-0 with a fixed number of guesses, which is the same on every machine: all ways write the same text. --seconds adds times
-with gamma "auto".
+"session": the same piece of work is asked for again and again with another wish each time, and the answer before is
+not in the prompt, as where an agent starts anew; only a memory of earlier outputs knows it. Target runs are counted at
+temperature 0 with a fixed number of guesses, which is the same on every machine: all ways write the same text.
+--seconds adds times, with gamma "auto" unless --gamma is given.
+
+--inflated pads the target to eight billion weights that compute the same function (outrider.bench.inflate).
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mistakes import guarded
+import outrider  # isort: skip  # before torch: its threads then sleep while they wait, as in every command of outrider
+import torch
+from mistakes import check_least, guarded
 
-import outrider
+from outrider.bench.pair import inflated
 from outrider.errors import require
+from outrider.models.hub.loading import choose_device
 from outrider.models.settings import has_chat_template
 from outrider.runtime import timer
 
@@ -134,18 +138,29 @@ def table(found: dict[str, dict[str, Gain]], timed: bool) -> str:
     return "\n".join(lines)
 
 
+def loaded(asked: argparse.Namespace, width: int) -> outrider.LLM:
+    if not asked.inflated:
+        return outrider.load(asked.target, "none", device=asked.device, width=width)
+    made = inflated(asked.target, None, torch.device(choose_device(asked.device)), "auto")
+    return outrider.LLM(made.loaded, outrider.Nothing(), width=width)
+
+
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", nargs="?", default="smollm2-135m")
-    parser.add_argument("--gamma", type=int, default=7, help="guesses per run")
+    parser.add_argument("--gamma", type=int, help="guesses per run (default: 7, with --seconds auto)")
     parser.add_argument("--max-new-tokens", type=int, default=200)
-    parser.add_argument("--seconds", action="store_true", help="times with gamma auto, instead of counts")
+    parser.add_argument("--seconds", action="store_true", help="times, too")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--inflated", action="store_true", help="pad the target to 8B weights")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(words)
-    llm = outrider.load(asked.target, "none", width=asked.gamma + 1)
+    check_least(asked, gamma=1, max_new_tokens=1)
+    llm = loaded(asked, (asked.gamma or 7) + 1)
+    gamma = asked.gamma or ("auto" if asked.seconds else 7)
     if asked.seconds:
-        measured(llm, "auto", 16)  # compiled, and costs of runs learnt
-    found = measured(llm, "auto" if asked.seconds else asked.gamma, asked.max_new_tokens)
+        measured(llm, gamma, 16)  # compiled, and costs of runs learnt
+    found = measured(llm, gamma, asked.max_new_tokens)
     as_numbers = {task: {way: asdict(gain) for way, gain in ways.items()} for task, ways in found.items()}
     sys.stdout.write((json.dumps(as_numbers) if asked.json else table(found, asked.seconds)) + "\n")
 

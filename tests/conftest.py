@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from caches import link_compiled
 from expected_skips import expected
 from outrider.runtime.cache_dir import cache_dir
 
@@ -46,9 +47,9 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         from outrider.kernels.numba.code_cache import code_folder_in
 
         code_folder_in(users)  # made there, where the next session finds it
+    link_compiled(users, own)
     for entry in users.glob("[!.]*"):
-        real = (entry / "outrider.json").is_file() or _prepared_from(entry, users)
-        if real or entry.name.startswith("compiled-"):
+        if (entry / "outrider.json").is_file() or _prepared_from(entry, users):
             with contextlib.suppress(FileExistsError):  # another worker was first
                 (own / entry.name).symlink_to(entry)
     with pytest.MonkeyPatch.context() as patch:

@@ -28,6 +28,7 @@ EXPECTED: dict[str, Callable[[], bool]] = {
     r"Triton's interpreter has no|interpreted, not compiled": lambda: os.environ.get("TRITON_INTERPRET") == "1",
     r"this CPU does not compute in float16": lambda: not cpu.facts().computes_in_half,
     r"this CPU has no float16": lambda: not cpu.facts().converts_half,
+    r"this CPU computes in float16": lambda: cpu.facts().computes_in_half,
     r"this CPU has no AMX": lambda: not cpu.facts().has_amx,
     r"products of bytes": lambda: not cpu.facts().multiplies_bytes,
     r"no fused multiplication": lambda: not cpu.facts().fuses_multiplication,

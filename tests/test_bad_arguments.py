@@ -112,6 +112,8 @@ def test_runs_that_a_model_cannot_have(tmp_path: Path) -> None:
     library.save_llama(tmp_path)
     with pytest.raises(BadOption, match="width must be at most the model's 128 positions, got 129; load it with"):
         outrider.load(str(tmp_path), width=129)
+    with pytest.raises(BadOption, match="max_length=3 leaves no room for runs of width 9; give at least 9, or load"):
+        outrider.load(str(tmp_path), max_length=3)
     llm = outrider.load(str(tmp_path), width=128)
     size = llm.target.model.vocab_size
     with pytest.raises(BadOption, match=f"beams must be at most the {size} tokens of the vocabulary, got {size + 1}"):

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer
 import cpus
 import outrider
 import tiny_gguf
+from caches import link_compiled
 from outrider.errors import ModelNotFound
 from outrider.models.hub import loading, names, plain_settings
 from outrider.models.hub.manifest import MANIFEST
@@ -35,8 +36,9 @@ with_fma = pytest.mark.skipif(not cpu.facts().fuses_multiplication, reason="this
 
 
 @pytest.fixture
-def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def converted(tmp_path: Path, session_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model that was converted here, large enough for the compiled engine."""
+    link_compiled(session_cache, tmp_path / "cache")
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     return names.pull(str(tiny_gguf.write_gguf(tmp_path / "tiny.gguf", {"": "Q8_0"})))
 
@@ -61,7 +63,8 @@ def test_the_engine_decodes_without_transformers(converted: Path) -> None:
     """Importing it, and what it brings along, took three of seven seconds from the start to the first token."""
     code = f"import outrider; llm = outrider.load({str(converted)!r}, 'copy', 'cpu', engine='numba')"
     code += "; llm.generate('hello', max_new_tokens=4, temperature=1.0, top_p=0.9)"
-    assert not imported(code, DECODING)
+    races = "outrider.kernels.numba.race"  # where it is not loaded, tokens are drawn by numpy, which takes longer
+    assert imported(code, (*DECODING, races)) == [races]
 
 
 @pytest.mark.slow

@@ -239,7 +239,7 @@ def test_chat(folders: Path) -> None:
 
 def test_chat_without_a_template(llm: outrider.LLM) -> None:
     """Catches a made-up template: a base model cannot chat."""
-    with pytest.raises(BadOption, match=r"has no chat template; use generate\(prompt\)"):
+    with pytest.raises(BadOption, match="has no chat template; give it a prompt as text"):
         llm.chat([{"role": "user", "content": "hello"}])
 
 

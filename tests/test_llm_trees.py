@@ -29,7 +29,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(folders: Path) -> outrider.LLM:
-    return outrider.load(str(folders / "target"), draft="auto", engine="numba")
+    return outrider.load(str(folders / "target"), draft="auto", engine="numba", device="cpu")
 
 
 @pytest.mark.parametrize("draft", ["auto", "ngram", "suffix", "copy", "self"])
@@ -73,6 +73,7 @@ def test_statistics_count_all_guesses_of_a_tree(llm: outrider.LLM, folders: Path
         ({"tree": 2.5}, "tree must be"),
         ({"tree": 9}, "width=10"),
         ({"tree": 4, "coupling": "block", "temperature": 1.0}, "coupling='block' judges chains"),
+        ({"tree": 4, "gamma": 0}, "gamma=0 makes no guesses, and tree=4 is made of them"),
         ({"tree": 4, "lenience": 0.5, "temperature": 1.0}, "lenience=0.5 judges chains"),
         ({"tree": 4, "gamma": "gradient"}, "gamma must be a whole number with tree"),
         ({"tree": 4, "beams": 2}, "tree=4 means nothing to beam search"),

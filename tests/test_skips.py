@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 )
 def test_what_a_skip_does_to_a_run(reason: str, option: str, status: int, tmp_path: Path) -> None:
     """261 tests were skipped on a fresh machine, and nobody could say whether they should have been."""
-    for file in ("conftest.py", "expected_skips.py"):
+    for file in ("conftest.py", "caches.py", "expected_skips.py"):
         shutil.copy(HERE / file, tmp_path)
     (tmp_path / "test_it.py").write_text(f"import pytest\n\ndef test_it():\n    pytest.skip({reason!r})\n")
     left_out = ["-p", "no:cacheprovider", "-p", "no:xdist"]

@@ -18,7 +18,7 @@ T = TypeVar("T")
 GAMMAS = ("auto", "gradient")
 LOADING = (
     "target", "draft", "device", "dtype", "width", "slots", "exact", "graphs", "engine", "weights", "kv_cache_dtype",
-    "trust_remote_code", "tensor_parallel", "remember",
+    "max_length", "trust_remote_code", "tensor_parallel", "remember",
 )  # fmt: skip
 """The arguments of ``outrider.load``."""
 
@@ -67,8 +67,10 @@ def check_parallel(tensor_parallel: Any, graphs: Any) -> None:
     require(tensor_parallel == 1 or graphs is not True, f"{rule}, got {tensor_parallel}; leave graphs out")
 
 
-def check_width(width: int, max_length: int | None) -> None:
-    """Refuse runs wider than the model has positions."""
+def check_width(width: int, max_length: int | None, asked: int | None = None) -> None:
+    """Refuse runs wider than the model has positions, or than ``asked``, the ``max_length`` that was given."""
+    remedy = f"give at least {width}, or load with a smaller width"
+    require(asked is None or width <= asked, f"max_length={asked} leaves no room for runs of width {width}; {remedy}")
     require(
         max_length is None or width <= max_length,
         f"width must be at most the model's {max_length} positions, got {width}; load it with a smaller width",

@@ -56,6 +56,7 @@ def load(
     engine: str = "auto",
     weights: str = "full",
     kv_cache_dtype: str = "auto",
+    max_length: int | None = None,
     trust_remote_code: bool = False,
     tensor_parallel: int = 1,
     remember: bool = False,
@@ -80,8 +81,11 @@ def load(
     weights: "full", as they were saved (those of a .gguf file as they are, by numba, unless a dtype is asked for), or
         quantised: "int8" by numba on a CPU and torchao on a GPU, "int4" by numba.
     kv_cache_dtype: what the numba engine stores keys and values in: "float32", "bfloat16" or "float16"; "auto":
-        float16 where the CPU computes in it and weights are in float16 or packed, bfloat16 where it has AMX and
-        neither weights nor dtype are float32, else float32.
+        float32 where weights or dtype are; else bfloat16 where the CPU has AMX, and float16 where it has instructions
+        for it (on ARM CPUs that compute in float16, where weights are in float16 or packed).
+    max_length: tokens of a prompt and its text together, at most; None: what the model is for. Models with longrope
+        (Phi-3-128k, Phi-4-mini) are for texts of the length of their first training, 4,096 tokens: with a max_length
+        beyond it all positions have the factors of long texts, whatever the length of a text.
     tensor_parallel: processes of torchrun over which the target's layers are sharded. On rank 0 this returns; on every
         other rank it serves rank 0 until that ends, then ends the process.
     remember: with draft "suffix", guess from earlier outputs of this LLM, too: kept in memory, the oldest forgotten
@@ -94,7 +98,7 @@ def load(
     check_parallel(tensor_parallel, graphs)
     memory = _memory(remember, draft)
     rows = min(width, 256)  # what matrices are laid out for
-    kernels = Kernels(engine, weights, rows, release=True, kv_cache_dtype=kv_cache_dtype)
+    kernels = Kernels(engine, weights, rows, release=True, kv_cache_dtype=kv_cache_dtype, max_length=max_length)
     if tensor_parallel > 1:
         from outrider.models.hub import sharded
 
@@ -136,7 +140,7 @@ class LLM:
         memory: OutputMemory | None = None,
     ) -> None:
         check_running(width, slots, exact, graphs)
-        check_width(width, target.model.max_length)
+        check_width(width, target.model.max_length, target.kernels.max_length)
         self.target, self.drafter = target, drafter
         self.tokenizer = target.tokenizer
         self.width, self.slots, self.exact = width, slots, exact
@@ -223,7 +227,10 @@ class LLM:
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The token ids of a conversation, ready to be answered."""
         if not has_chat_template(self.tokenizer):
-            raise BadOption(f"{self.target.name} has no chat template; use generate(prompt) instead")
+            raise BadOption(
+                f"{self.target.name} has no chat template; give it a prompt as text (on the command line leave --chat "
+                "out), or name an instruction-tuned model"
+            )
         return render(messages, self.tokenizer, self.target.name)
 
     def encode(self, prompt: Prompt) -> list[int]:

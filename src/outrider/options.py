@@ -120,9 +120,10 @@ class Options:
         """What a tree of guesses cannot be judged by, or planned by, is refused beside it."""
         if self.tree is None:
             return
-        check_whole("tree", self.tree, 1)
+        check_whole("tree", self.tree, 1, "; leave it out for chains of guesses", most=MOST_ROWS - 1)
         planned = self.gamma is None or self.gamma == "auto" or isinstance(self.gamma, int)
         require(planned, f"gamma must be a whole number with tree, its levels, got {self.gamma!r}; or leave it out")
+        require(self.gamma != 0, f"gamma=0 makes no guesses, and tree={self.tree} is made of them; leave one out")
         judged = self.coupling != "block" and self.lenience == 1
         what = f"lenience={self.lenience!r}" if self.lenience != 1 else f"coupling={self.coupling!r}"
         require(judged, f"{what} judges chains of guesses only; use coupling 'maximal' or 'gumbel', or leave tree out")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.beam.search import BeamDecoder
-from outrider.beam.tree_levels import DISMISSED_AFTER, Levels, TreeShape
+from outrider.beam.tree_levels import DISMISSED_AFTER, Levels, SearchShape
 from outrider.core.model_facts import ModelFacts
 from outrider.core.sampling import Sampling
 from outrider.core.traits import DrafterTraits
@@ -66,7 +66,7 @@ def clock() -> Iterator[Ticking]:
 
 def levels(slope: float, beams: int, policy: Auto | None = None) -> Levels:
     toy = target(slope)
-    return Levels(policy or Auto(), TreeShape(beams, beams + beams // 2, 2), toy, Cheap(toy, "draft"))
+    return Levels(policy or Auto(), SearchShape(beams, beams + beams // 2, 2), toy, Cheap(toy, "draft"))
 
 
 def test_what_tokens_cost_decides_before_anything_was_tried() -> None:
@@ -74,7 +74,7 @@ def test_what_tokens_cost_decides_before_anything_was_tried() -> None:
     assert levels(0.0, 2).choose(50) > 0 and levels(0.0, 4).choose(50) > 0
     assert levels(0.3, 2).choose(50) == 0 and levels(0.3, 4).choose(50) == 0
     assert levels(0.0, 2).choose(1) == 0, "nothing is run behind the last step"
-    fixed = Levels(None, TreeShape(4, 6, 2), target(0.3), Nothing())
+    fixed = Levels(None, SearchShape(4, 6, 2), target(0.3), Nothing())
     assert [fixed.choose(left) for left in (50, 2, 1)] == [2, 1, 0], "a number that was asked for is honoured"
 
 

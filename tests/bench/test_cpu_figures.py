@@ -13,6 +13,7 @@ import library
 from outrider.bench.cpu_rows import EngineCell, EngineResults, rows
 from outrider.bench.machine import Neighbours, cpu_name, read_bandwidth
 from outrider.bench.prompts import CONVERSATIONS, read
+from outrider.errors import BadOption
 from outrider.models.hub.checkpoint import look
 from outrider.runtime import timer
 
@@ -94,6 +95,29 @@ def test_six_tasks_of_spec_bench(tmp_path: Path) -> None:
     tasks = read(file, per_task=4, spec_bench=True)
     assert list(tasks) == ["multi-turn", "rag", "qa"] and len({p.split()[0] for p in tasks["multi-turn"]}) == 4
     assert set(read(file)) == {*CONVERSATIONS, "rag", "qa"}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ({"prompt": 5}, "prompt must be a text, got 5; "),
+        ({"prompt": None}, "prompt must be a text, got null; "),
+        ({"turns": [["a"]]}, r'prompt must be a text, got \["a"\]; '),
+        ({"prompt": "a", "task": 5}, "task must be a text, got 5; "),
+        ({"prompt": "a", "category": ["b"]}, r'task must be a text, got \["b"\]; '),
+        (["prompt"], "needs a JSON object with a prompt or turns"),
+    ],
+    ids=str,
+)
+def test_prompts_that_are_no_texts(line: Any, says: str, tmp_path: Path) -> None:
+    """The prompt 5 was measured as the text "5", null as "None", and a list as Python writes it."""
+    file = tmp_path / "prompts.jsonl"
+    good = {"prompt": "a", "task": None, "category": "b"}
+    file.write_text(f"{json.dumps(good)}\n{json.dumps(line)}\n", encoding="utf-8")
+    with pytest.raises(BadOption, match=rf"prompts\.jsonl, line 2: {says}"):
+        read(file)
+    file.write_text(f'{json.dumps(good)}\n{{"prompt": "c"}}\n', encoding="utf-8")
+    assert read(file) == {"b": ("a",), "prompts": ("c",)}
 
 
 def test_what_a_run_reads(folder: str) -> None:

@@ -21,17 +21,8 @@ import outrider
 from outrider.bench import card
 from outrider.bench import measure as bench_measure
 from outrider.bench.best_single import AutoRow
-from outrider.bench.measure import (
-    NARROW,
-    PLAIN,
-    Cell,
-    MeasureSettings,
-    Way,
-    bootstrap,
-    measure,
-    timed_text,
-    total_ratio,
-)
+from outrider.bench.cells import NARROW, PLAIN, Cell
+from outrider.bench.measure import MeasureSettings, Way, bootstrap, measure, timed_text, total_ratio
 from outrider.bench.prompts import SAMPLE, SOURCES, read
 from outrider.cli import measure_tables
 from outrider.cli.main import app

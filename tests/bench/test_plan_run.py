@@ -137,3 +137,9 @@ def test_what_cannot_be_compared_is_refused(llm: Any) -> None:
 def test_a_checked_cell_says_how_far_off_it_is() -> None:
     cell = checking.CheckedCell("copy", 2, 1, 1.1, 1.0, (math.nan, math.nan), 1, 1)
     assert cell.error_percent == pytest.approx(10) and cell.to_json()["interval"] == [None, None]
+
+
+def test_every_capacity_has_a_prompt_that_is_not_counted() -> None:
+    """On a GPU the first text of each records CUDA graphs; it is not to be counted."""
+    short, long, longer = [1] * 30, [2] * 250, [3] * 260
+    assert checking.of_each_capacity([short, long, longer], 64) == [short, longer]

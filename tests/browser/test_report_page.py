@@ -75,7 +75,7 @@ def test_everything_is_on_the_page(report: Path, opened: Any) -> None:
         assert figure.locator("table tbody tr").count() > 0
         name = figure.locator("svg").get_attribute("aria-labelledby").split()
         assert [figure.locator(f"[id='{part}']").count() for part in name] == [1, 1]
-    assert page.locator(".runs li").count() == 24
+    assert page.locator(".runs li").count() == 24 + 1  # of the trace, and of the papers' Figure 1
     assert page.locator(".runs .rejected").count() > 0 and page.locator(".runs .bonus").count() > 0
     page.get_by_role("link", name="Trace of 24 target runs").click()
     assert page.evaluate("location.hash") == "#file-11"

@@ -30,7 +30,7 @@ def certified(llm: outrider.LLM, plan: Plan) -> Certificate:
 
 def test_trees_are_compared_where_the_engine_runs_them(folder: str) -> None:
     """Catches a part that is left out without a word, at one temperature, or with chains only."""
-    llm = outrider.load(folder, draft="auto", engine="numba")
+    llm = outrider.load(folder, draft="auto", engine="numba", device="cpu")
     done = certified(llm, replace(PLAN, max_new_tokens=12))
     assert done.verdict == "passed" and not any("trees" in part for part in done.left_out)
     names = {llm.drafter.name, *BUILT_IN} - {"auto", "none"}
@@ -43,7 +43,7 @@ def test_trees_are_compared_where_the_engine_runs_them(folder: str) -> None:
 
 def test_drafters_that_cannot_be_forked_are_named(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a refusal of another kind that is taken for that, and trees that nobody drafted."""
-    llm = outrider.load(folder, draft="copy", engine="numba")
+    llm = outrider.load(folder, draft="copy", engine="numba", device="cpu")
 
     def refuse(error: type[Exception]) -> None:
         def refused(*_: Any) -> Any:
@@ -62,7 +62,7 @@ def test_drafters_that_cannot_be_forked_are_named(folder: str, monkeypatch: pyte
 
 def test_a_tree_that_changes_a_token_is_found(folder: str) -> None:
     """Catches a part of the certificate that cannot fail."""
-    llm = outrider.load(folder, draft="ngram", engine="numba")
+    llm = outrider.load(folder, draft="ngram", engine="numba", device="cpu")
     rows = Rows([llm.tokenizer.encode(text) for text in PLAN.prompts], 8)
     wanted = rows.generate(outrider.LLM(llm.target, outrider.Nothing(), slots=1))
     wanted[0].tokens[3] = (wanted[0].tokens[3] + 1) % 40

@@ -229,6 +229,11 @@ def test_names_are_read_from_the_source_of_a_table(tmp_path: Path, monkeypatch: 
     del sys.modules["made_tables"]
 
 
+def test_help_of_serve_says_how_a_request_names_a_draft(outrider: Command) -> None:
+    """That requests may name one was all it said; a field "draft" of a request is refused."""
+    assert '{"speculation": {"draft": ...}}' in " ".join(outrider("serve", "--help").out.split())
+
+
 def test_help_says_what_is_true(outrider: Command) -> None:
     """It left out a dtype, and read as if no more than eight sequences could run together."""
     from outrider.models.hub.loading import DTYPES

@@ -143,7 +143,12 @@ def test_prompts_and_plans_that_cannot_be_read(outrider: Command, chatty: str, p
     found = outrider("plan")
     assert found.code == 2 and "no target: name a model" in found.err
     found = outrider("plan", "--from", str(plan), chatty, "--turns", "2")
-    assert found.code == 2 and "--turns, TARGET has no meaning with --from" in found.err
+    assert (
+        found.code == 2
+        and "--turns, TARGET have no meaning with --from, which measures nothing; leave them out" in found.err
+    )
+    found = outrider("plan", "--from", str(plan), "--turns", "2")
+    assert found.code == 2 and "--turns has no meaning with --from, which measures nothing; leave it out" in found.err
     plan.write_text(plan.read_text("utf-8")[:200], encoding="utf-8")
     for words in (["plan", "--from", str(plan)], ["generate", "a", "-t", chatty, "--plan", str(plan)],
                   ["measure", chatty, "--plan", str(plan)], ["serve", chatty, "--plan", str(plan)]):  # fmt: skip

@@ -35,6 +35,13 @@ def test_the_name_of_a_file_decides(tmp_path: Path) -> None:
         prompts(tmp_path / "a.txt", "so\n", "csv")
 
 
+def test_a_binary_file_is_one_error(tmp_path: Path) -> None:
+    """Each of its lines was an answer of its own, with the advice to convert it to UTF-8."""
+    (tmp_path / "a.txt").write_bytes(b"so\n\xff\0\n")
+    with pytest.raises(BadOption, match=r"--prompts .*a.txt is binary \(it has NUL bytes\); name a file of text"):
+        read_lines(tmp_path / "a.txt")
+
+
 @pytest.mark.parametrize(
     ("text", "found"), [("the\nso\n", ["the", "so"]), (f"{OBJECT}\n", ["so"]), ("{so}\n", ["{so}"])]
 )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 from torch import Tensor
 
+from outrider.core.noise import Noise
 from outrider.core.sampling import Sampling
 from outrider.core.verification.choose import VERIFIERS, choose
 from outrider.decoding.row_rules import joint_rule
@@ -41,3 +43,21 @@ def test_processors_by_slot_share_no_batch_with_other_options() -> None:
     by_row = Rule(VERIFIERS["gumbel"], Sampling(temperature=1.0, processors=(Numbered(),)))
     with pytest.raises(BadOption, match="processors by row"):
         joint_rule({0: by_row, 1: Rule(VERIFIERS["gumbel"], WARM)})
+
+
+@pytest.mark.parametrize("size", [1000, 2000])  # races of more than 1,024 tokens are not run in full
+def test_rows_draw_from_streams_of_their_own(size: int) -> None:
+    """A shortcut around ``keys`` gave all rows the same streams, whatever their coupling: block coupling's distribution
+    was wrong, and a row's text depended on the rule of the row beside it."""
+    names = ("maximal", "gumbel", "block")
+    noise, at = Noise(torch.tensor([3, 4, 5])), torch.arange(40, 44).expand(3, 4)
+    joint = joint_rule({row: Rule(VERIFIERS[name], WARM) for row, name in enumerate(names)}).verifier
+    weights = torch.rand((3, 4, size), generator=torch.Generator().manual_seed(1)) ** 8
+    for child in (False, True):
+        streams = joint.noise_for_draft(noise, at)
+        streams = streams.child("inner") if child else streams
+        for row, name in enumerate(names):
+            own = VERIFIERS[name].noise_for_draft(noise, at)
+            own = own.child("inner") if child else own
+            for draw in (lambda of: of.winner("token", at, weights), lambda of: of.uniform("accept", at)):
+                assert torch.equal(draw(streams)[row], draw(own)[row]), name

@@ -153,7 +153,7 @@ def test_bad_logits_end_a_text_where_they_are_met() -> None:
 
 
 def decoder_of(verifier: Verifier = gumbel_coupling, **options: Any) -> Decoder:
-    return Decoder(TARGET, ALL["near"], verifier, Sampling(), 4, **options)
+    return Decoder(TARGET, ALL["near"], verifier, Sampling(), **{"gamma": 4, **options})
 
 
 @pytest.mark.parametrize(
@@ -162,6 +162,7 @@ def decoder_of(verifier: Verifier = gumbel_coupling, **options: Any) -> Decoder:
         ({"tree": 0}, "tree must be at least 1"),
         ({"tree": 9}, "width=10"),
         ({"tree": 4, "verifier": block_coupling}, "judges chains of guesses only"),
+        ({"tree": 4, "gamma": 0}, "gamma=0 makes no guesses, and tree=4 is made of them"),
     ],
 )
 def test_what_a_tree_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:

@@ -17,6 +17,7 @@ from outrider.core.noise import Noise
 from outrider.core.prices import Ladder, Prices
 from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
+from outrider.core.token_tree import NodeTree, TreeShape
 from outrider.decoding.safe_drafter import SafeDrafter
 from outrider.drafters import Cascade, Fallback, Mixture, ModelDrafter, Standardised
 from outrider.drafters.base import ContextSession
@@ -38,6 +39,7 @@ class AbleSession(ContextSession):
     capturable = True
     forked = False
     spent_for: tuple[int, ...] | None = (1,)
+    grows_trees, grown = True, None
 
     def __init__(self, drafter: Able, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
@@ -50,6 +52,10 @@ class AbleSession(ContextSession):
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         tokens = torch.ones_like(at[:, :gamma])
         return Draft(tokens, None, (~self.silent)[:, None].expand_as(tokens))
+
+    def grow(self, shape: TreeShape) -> NodeTree:
+        self.grown = shape
+        return NodeTree.chain(torch.ones((1, shape.nodes), dtype=torch.int64))
 
     def fork(self, rows: Tensor) -> Self:
         other = super().fork(rows)
@@ -201,6 +207,18 @@ def forking(made: Wrapped) -> None:
     assert all(one.forked and one.context.rows == 1 and one is not other for one in inside for other in made.inside)
 
 
+def growing(made: Wrapped) -> None:
+    """Nine nodes of the second drafter's, or five beside four of the first one's copy."""
+    found = made.able.growing
+    sizes = [] if found is None else [found.grow(TreeShape(9, 4, 3)).tokens.shape[1]]
+    sizes += [inner.grown for inner in made.inside]
+    both = [9, TreeShape(4, 4, 1), TreeShape.of(5, 4)]
+    made.expect(sizes, one=[9, TreeShape(9, 4, 3)], fallback=both, mixture=both, cascade=[None])
+    for inner in made.inside[-1:]:
+        inner.grows_trees = False
+    assert made.able.growing is None
+
+
 CHECKS: dict[str, Callable[[Wrapped], None]] = {
     "Capped": capped,
     "Priced": priced,
@@ -214,6 +232,7 @@ CHECKS: dict[str, Callable[[Wrapped], None]] = {
     "ContextKeeping": keeping_contexts,
     "ModelRunning": running_models,
     "Forkable": forking,
+    "TreeGrowing": growing,
 }
 
 ABILITIES = [

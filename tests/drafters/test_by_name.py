@@ -120,3 +120,15 @@ def test_refusals(folders: Path, draft: str, says: str) -> None:
     """Catches a chain that would fail later, or be read as something else."""
     with pytest.raises(BadOption, match=says):
         outrider.load(str(folders / "target"), draft.replace("{}", str(folders)))
+
+
+def test_a_model_of_another_kind_is_refused_before_it_is_loaded(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was compiled and measured for two minutes first, and the error named a path that nobody had typed."""
+    library.save_t5(tmp_path / "reads sources")
+    llm = outrider.load(str(folders / "target"), "none", device="cpu", dtype="float32")
+    monkeypatch.setattr(by_name.loading, "load", lambda *_: pytest.fail("it was loaded"))
+    says = "reads sources' is an encoder-decoder and target .* decoder-only; both must be of one kind: leave the draft"
+    with pytest.raises(BadOption, match=says):
+        llm.with_draft(str(tmp_path / "reads sources"))

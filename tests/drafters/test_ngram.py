@@ -27,7 +27,7 @@ def propose(drafter: Ngram, *texts: Sequence[int], gamma: int = 1, size: int = S
     for row, text in enumerate(texts):
         session.admit(row, text)
     at = torch.tensor([len(t) for t in texts])[:, None] + torch.arange(gamma + 1)
-    return session.propose(gamma, Sampling(1.0), Noise(torch.arange(len(texts))), at)
+    return session.propose(gamma, Sampling(1.0), Noise(torch.arange(len(texts))), at).dense(size)
 
 
 def distribution(drafter: Ngram, text: Sequence[int], size: int = SIZE) -> dict[int, float]:

@@ -49,13 +49,12 @@ def guesses(draft: Draft, row: int = 0) -> list[int]:
 
 
 def reference(text: Sequence[int], gamma: int, shortest: int) -> list[int]:
-    """At temperature 0 without a floor: what followed most often, half a count more for the latest."""
+    """At temperature 0 without a floor: what followed most often, half a count more for the latest. Guesses count."""
     for length in range(min(len(text), 32), shortest - 1, -1):
         path = list(text[-length:])
         for made in range(gamma):
-            follows = [
-                text[at] for at in range(len(path), len(text)) if list(text[at - len(path) : at]) == path
-            ]  # fmt: skip
+            whole = [*text, *path[length:]]
+            follows = [whole[at] for at in range(len(path), len(whole)) if whole[at - len(path) : at] == path]
             if not follows:
                 break
             weights = {token: follows.count(token) + 0.5 * (token == follows[-1]) for token in sorted(follows)}

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from worlds import Ends, Model, Named, Sampling, Toy, World, inf
+from worlds import Ends, Model, Named, Sampling, Toy, Two, World, inf
 
 from outrider.core import host_sync
 from outrider.decoding import step_runner
@@ -95,12 +95,12 @@ def check_captured(world: World) -> None:
     """The same call three times by the same recordings, each with options of its own and all caches used up between."""
     requests = [world.request(world.first_seed + i) for i in range(3)]
     decoder = world.decoder(3)
-    eager = _texts(decoder, requests)
     replayed = replace(decoder, pool=SessionPool(graphs=True))
     Watched.gone = Watched.replays = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_runner, "StepGraphs", Watched)
         patch.setattr(host_sync, "on_cpu", False)  # as on a GPU
+        eager = _texts(decoder, requests)
         for _ in range(3):
             own = replace(world.sampling, logit_bias=dict(world.sampling.logit_bias))
             again = _texts(replace(replayed, sampling=own), requests)
@@ -131,6 +131,16 @@ BIASED = World(
 def test_a_recording_owns_what_it_reads(drafter: Any, coupling: str) -> None:
     """A bias was held by a cache of 64: after 64 others a replay read freed memory, and forced tokens were others."""
     check_captured(replace(BIASED, drafter=drafter, coupling=coupling))
+    assert Watched.replays, "nothing was replayed: nothing was tested"
+
+
+@pytest.mark.parametrize("first", ["copy", "ngram", "uniform"])
+@pytest.mark.parametrize("kind", ["mixture", "fallback"])
+@pytest.mark.parametrize("coupling", ["maximal", "gumbel"])
+def test_so_does_one_of_two_drafters(kind: str, first: str, coupling: str) -> None:
+    """On a CPU their sessions took themselves for those of a CPU, so no recording of theirs was ever looked at."""
+    drafter = Two(kind, Named(first), Named("ngram"))
+    check_captured(replace(BIASED, drafter=drafter, coupling=coupling, slots=2))
     assert Watched.replays, "nothing was replayed: nothing was tested"
 
 

@@ -7,7 +7,7 @@ import torch
 
 import plain_kernels
 from outrider.core import top_p as nucleus_module
-from outrider.core.noise import Noise, counter_of
+from outrider.core.token_tree import ROOT, TokenTree
 from outrider.core.top_p import nucleus
 from outrider.drafters.head.backends import triton_backend
 from outrider.kernels.triton import available
@@ -28,7 +28,8 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def what_the_interpreter_can_do(request: pytest.FixtureRequest) -> None:
     """It multiplies matrices of bfloat16 as if they were whole numbers."""
-    multiplies = request.node.originalname in ("test_attention", "test_a_head_looks_back")
+    looking = "test_attention", "test_a_head_looks_back", "test_a_head_looks_back_on_branches"
+    multiplies = request.node.originalname in looking
     if DEVICE.type == "cpu" and multiplies and request.getfixturevalue("dtype") == torch.bfloat16:
         pytest.skip("Triton's interpreter has no products of bfloat16")
 
@@ -104,6 +105,29 @@ def test_attention_does_not_depend_on_neighbours_or_capacity() -> None:
     assert torch.equal(alone[0], beside[0]) and torch.equal(alone, short)
 
 
+@pytest.mark.parametrize("window", [None, 37])
+@pytest.mark.parametrize("root", [0, 5, 126, 127, 128, 250])
+def test_a_token_of_a_tree_finds_what_it_finds_in_its_own_text(root: int, window: int | None) -> None:
+    """Bit for bit, wherever the tree begins among the pieces of keys: catches keys read by their place, siblings that
+    are seen, and sums in another order."""
+    from outrider.kernels.triton.attention import attend
+
+    tree = TokenTree((0,) * 21, (ROOT, ROOT, 0, 0, 1, 3, 4, 6, *range(6, 18), 2))
+    places, capacity = tree.places(DEVICE), 512
+    keys, values = randn(2, 1, 2, capacity, 64)
+    queries = randn(1, len(tree) + 1, 6, 64)
+    at = root + places.depths[None]
+    found = attend(queries, keys, values, at, 0.125, window, paths=places.paths)
+    assert_close(found, plain_kernels.attend(queries, keys, values, at, 0.125, window, paths=places.paths))
+    for token in range(len(tree) + 1):
+        depth = int(places.depths[token])
+        order = torch.arange(capacity, device=DEVICE)
+        order[root : root + depth + 1] = root + places.paths[token, : depth + 1]
+        own = keys[:, :, order].contiguous(), values[:, :, order].contiguous()
+        alone = attend(queries[:, token : token + 1].contiguous(), *own, at[:, token : token + 1], 0.125, window)
+        assert torch.equal(found[:, token], alone[:, 0]), token
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 5, 20])
 @pytest.mark.parametrize(("size", "outputs"), [(64, 30), (576, 1920), (1920, 576), (576, 5000)])
@@ -169,6 +193,51 @@ def test_a_head_looks_back(heads: int, shared: int, size: int, guesses: int, dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "shared", "size"), [(9, 3, 64), (4, 2, 8)])
+@pytest.mark.parametrize("levels", [1, 5, 17])
+@pytest.mark.parametrize("last", [0, 130, 400])
+def test_a_head_looks_back_on_branches(
+    heads: int, shared: int, size: int, levels: int, last: int, dtype: torch.dtype
+) -> None:
+    """Branches that share guesses, behind texts shorter and longer than the window."""
+    from outrider.kernels.triton.head import look_back_on_branches
+
+    branches, room = 3, 60
+    text, apart = (tuple(randn(2, 1, shared, n, size, dtype=dtype)) for n in (512, room))
+    chains = (torch.arange(levels)[None] * branches + torch.arange(branches)[:, None] // 2).to(DEVICE)
+    query = randn(1, branches, heads, size, dtype=dtype)
+    positions = torch.full((1, branches), last + levels, device=DEVICE)
+    given = query, text, apart, chains, positions, 200
+    assert_close(look_back_on_branches(*given), plain_kernels.look_back_on_branches(*given))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_keys_of_branches_stand_apart(dtype: torch.dtype) -> None:
+    from outrider.kernels.triton.head import turn_and_store
+
+    qkv, speed = randn(1, 5, 9 * 16, dtype=dtype), torch.ones(8, device=DEVICE) / 3
+    positions = torch.full((1, 5), 700, device=DEVICE)
+    places = torch.tensor([[3, 0, 9, 1, 5]], device=DEVICE)
+    ours, theirs = (randn(2, 1, 3, 10, 16, dtype=dtype) for _ in range(2))
+    found = turn_and_store(qkv, speed, positions, (ours[0], ours[1]), None, places)
+    assert_close(found, plain_kernels.turn_and_store(qkv, speed, positions, (theirs[0], theirs[1]), None, places))
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("count", [8, 100, 16384])
+def test_the_likeliest_few(count: int, dtype: torch.dtype) -> None:
+    """Highest first; of equal ones any may be taken, so their logits are compared."""
+    from outrider.kernels.triton.head import likeliest_few
+
+    logits, tokens = randn(3, count, dtype=dtype), torch.arange(count, device=DEVICE) * 3
+    (chances, found), (expected, _) = (few(logits, tokens, 8) for few in (likeliest_few, plain_kernels.likeliest_few))
+    assert_close(chances, expected)
+    assert all(len(set(line)) == 8 for line in found.tolist())
+    assert torch.equal(logits.gather(1, found // 3), logits.sort(descending=True).values[:, :8])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", [1, 100, 16384])
 def test_the_likeliest_token(count: int, dtype: torch.dtype) -> None:
     from outrider.kernels.triton.head import likeliest
@@ -211,27 +280,3 @@ def test_a_heads_kernels_prove_themselves(dtype: torch.dtype) -> None:
 
 def test_top_p_proves_itself() -> None:
     assert nucleus_module._try(DEVICE)
-
-
-def test_noise_has_the_bits_it_has_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds, at = torch.tensor([0, 7, -(2**60)]), torch.tensor([[1, 2], [511, 512], [100_000, 3]])
-    here = Noise(seeds.to(DEVICE)).race("token", at.to(DEVICE), 5000).cpu()
-    monkeypatch.setattr(available, "wanted", False)
-    assert torch.equal(here, Noise(seeds).race("token", at, 5000))
-    assert torch.equal(here, Noise(seeds.to(DEVICE)).race("token", at.to(DEVICE), 5000).cpu()), "without the kernel"
-
-
-def test_a_race_is_won_by_whom_it_is_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With weights of all tokens, and of some; and runs have streams of the same name on both."""
-    seeds, at = torch.tensor([0, 7, -(2**60)]), torch.tensor([[1, 2], [511, 512], [100_000, 3]])
-    weights = randn(3, 2, 5000).softmax(-1)
-    some = torch.arange(0, 50_000, 10)
-    found = []
-    for device in (DEVICE, torch.device("cpu")):
-        noise = Noise(seeds.to(device)).of_run(at.to(device))
-        given = at.to(device), weights.to(device)
-        found.append([noise.winner("token", *given), noise.winner("token", *given, counter_of(some).to(device))])
-        found[-1].append(noise.uniform("accept", given[0]))
-        monkeypatch.setattr(available, "wanted", False)
-    for ours, theirs in zip(*found, strict=True):
-        assert torch.equal(ours.cpu(), theirs)

@@ -14,6 +14,7 @@ import tiny
 from outrider.errors import CriterionError, OutriderError
 from outrider.hf.lent import _capturable, lent
 from outrider.models.transformers.engine import TransformersEngine
+from outrider.models.transformers.watch import watch_last_layer
 
 
 def state(model: torch.nn.Module) -> list[Any]:
@@ -60,6 +61,15 @@ def test_a_draft_as_it_was(options: dict[str, Any]) -> None:
     except OutriderError:
         assert options
     assert state(draft) == before
+
+
+def test_a_watched_layer_as_it_was() -> None:
+    """A draft that reads what the last layer gives left a hook on it, which kept the caller's next activations."""
+    model = tiny.build("llama")
+    before = state(model)
+    with lent(model):
+        assert watch_last_layer(model, model.config.num_hidden_layers) and state(model) != before
+    assert state(model) == before
 
 
 def test_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 from unittest import mock
 
@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from tree_worlds import SIZE, TreeWorld, distance
+from tree_worlds import SIZE, TreeWorld, bias_of_candidates, distance
 
 from outrider.core.draft import Choices, Draft
 from outrider.core.noise import Noise, Silence
@@ -34,8 +34,9 @@ from outrider.core.verification.tree import (
     tree_rule,
     walk,
 )
-from outrider.decoding.tree_growth import TreePlace, best, grow
+from outrider.decoding.tree_growth import FIRST_CANDIDATE, GrowthRules, TreePlace, best, grow
 from outrider.errors import BadOption
+from outrider.planning.tree_costs import SampledOutlook
 
 CLOSE = 1e-6
 
@@ -158,6 +159,30 @@ def by_what_follows(oracle: Any, rules: Any, start: int) -> TreeDraft:
     node = draft.tree.children(ROOT)[0]
     q = draft.probabilities(node) if draft.tree.children(node) else None
     return draft if q is None or q.max() > 0.7 else TreeDraft(TokenTree((), ()))
+
+
+def third_candidates(nodes: int, floors: tuple[float, ...] = ()) -> TreeWorld:
+    """A drafter that is unsure behind two tokens, sure behind a third and knows nothing behind a fourth."""
+    behind = {0: [0.35, 0.35, 0.2, 0.1, 0, 0], 1: [0.45, 0.45, 0.1, 0, 0, 0], 2: [1.0, 0, 0, 0, 0, 0]}
+    rows = {text: behind[1 if text[0] < 2 else 2] for n in (1, 2) for text in product(range(6), repeat=n)}
+    rows |= {(3,): [1 / 6] * 6} | {text: behind[2] for text in rows if len(text) == 2}
+    q = {text: torch.tensor(row, dtype=torch.float64) for text, row in {(): behind[0], **rows}.items()}
+    return TreeWorld({}, dict(q), nodes, 3, floors, 6, SampledOutlook().outlook)
+
+
+def by_the_worst_place(places: Sequence[TreePlace], rules: GrowthRules) -> set[TreePlace]:
+    """A mutant: who is asked for what follows goes by the last of the best places, which may hang on any token."""
+    worst = places[-1].value if len(places) == rules.nodes else 0.0
+    floor = rules.floors[min(len(places), len(rules.floors) - 1)] if rules.floors else 0.0
+    return {place for place in places if place.value * FIRST_CANDIDATE > max(worst, floor)}
+
+
+def test_what_is_kept_was_drawn_without_being_looked_at() -> None:
+    """Catches places that stay or go by what follows them: the text was biased by six of a hundred tokens."""
+    assert bias_of_candidates(third_candidates(6)) < CLOSE and bias_of_candidates(third_candidates(7)) < CLOSE
+    assert bias_of_candidates(third_candidates(9, floors=(0.0,) * 6 + (0.04, 0.08, 0.08))) < CLOSE
+    with mock.patch("outrider.decoding.tree_growth.promising", by_the_worst_place):
+        assert bias_of_candidates(third_candidates(6)) > 0.2
 
 
 @pytest.mark.parametrize("mutant", [peeking, by_what_follows])

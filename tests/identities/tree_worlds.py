@@ -12,9 +12,10 @@ from torch import Tensor
 
 from outrider.core.noise import Noise
 from outrider.core.sampling import Sampling
-from outrider.core.token_tree import TokenTree
+from outrider.core.token_tree import ROOT, TokenTree
 from outrider.core.verification.tree import NodeRule, TreeDraft, one_by_one, walk
 from outrider.decoding.tree_growth import Behind, GrowthRules, grow
+from outrider.planning.tree_costs import Outlook
 
 SIZE = 3
 Prefix = tuple[int, ...]
@@ -75,6 +76,8 @@ class TreeWorld:
     nodes: int
     depth: int
     floors: tuple[float, ...] = ()
+    size: int = SIZE
+    outlook: Outlook = Outlook()
 
     @staticmethod
     def random(seed: int, nodes: int, depth: int, sharpness: float = 1.5) -> TreeWorld:
@@ -88,7 +91,9 @@ class TreeWorld:
         return TreeWorld(distributions(), dict(distributions()), nodes, depth)
 
     def rules(self, noise: Noise) -> GrowthRules:
-        return GrowthRules(self.nodes, self.depth, SIZE, Sampling(1.0), noise, floors=self.floors)
+        return GrowthRules(
+            self.nodes, self.depth, self.size, Sampling(1.0), noise, True, outlook=self.outlook, floors=self.floors
+        )
 
 
 class WorldOracle:
@@ -150,3 +155,29 @@ def targets_law(world: TreeWorld) -> Tensor:
 def distance(world: TreeWorld, rule: NodeRule = one_by_one, growing: Grow = grow) -> float:
     """Total variation between the distribution of a step and the target's."""
     return float((law_of_a_step(world, rule, growing) - targets_law(world)).abs().sum() / 2)
+
+
+def bias_of_candidates(world: TreeWorld) -> float:
+    """How far the candidates behind the text that are kept are from draws without replacement, at the worst.
+
+    Whichever come first, the next one that is kept must have q's distribution without them: else whether it is kept
+    hangs on its token.
+    """
+    found: dict[Prefix, Tensor] = {}
+    trees: list[Prefix] = []
+
+    def grown(chances: Chances) -> None:
+        tree = grow(WorldOracle(world), world.rules(Scripted(torch.tensor([0]), chances=chances)), 0).tree
+        trees.append(tuple(tree.tokens[node] for node in tree.children(ROOT)))
+
+    for run in Chances.all(grown):
+        kept = trees.pop()
+        for place, token in enumerate(kept):
+            found.setdefault(kept[:place], torch.zeros(world.size, dtype=torch.float64))[token] += run.chance
+    q, worst = world.q[()], 0.0
+    assert isinstance(q, Tensor)
+    for before, kept in found.items():
+        left = q.double().clone()
+        left[list(before)] = 0
+        worst = max(worst, float((kept / kept.sum() - left / left.sum()).abs().max()))
+    return worst

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not cpu.facts().fuses_multiplication, reason="this CPU has no fused multiplication"),
 ]
 
-INPUTS, MOST, PANELS = 24, 6, 7
+INPUTS, MOST, PANELS = 24, tiles.MOST_ROWS, 7
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +100,26 @@ def test_a_product_of_any_number_of_panels(matrix: torch.Tensor, x: np.ndarray[A
         np.testing.assert_array_equal(out[:1].view(np.int32), whole.view(np.int32))
 
 
-@pytest.mark.parametrize("wide, registers", [(False, 16), (True, 32)])
-def test_sums_fit_into_registers(monkeypatch: pytest.MonkeyPatch, wide: bool, registers: int) -> None:
+@pytest.mark.parametrize("wide, most, registers", [(False, 6, 16), (True, 12, 32)])
+def test_sums_fit_into_registers(monkeypatch: pytest.MonkeyPatch, wide: bool, most: int, registers: int) -> None:
     monkeypatch.setattr(tiles, "ARM", False)
     monkeypatch.setattr(tiles, "WIDE", wide)
-    for rows in range(1, MOST + 1):
+    for rows in range(1, most + 1):
         found = tiles.together(rows)
         assert 2 * found * rows // tiles.joined_panels(found) <= registers - 4
     assert tiles.together(1) == 4
+    assert tiles.together(most) == tiles.joined_panels(2), "vectors of 512 bits hold two panels, of any number of rows"
+
+
+@pytest.mark.parametrize("rows", range(1, 2 * tiles.MOST_ROWS + 2))
+def test_a_row_has_the_same_bits_in_a_product_of_any_number_of_rows(matrix: torch.Tensor, rows: int) -> None:
+    """Catches a number of rows that is cut into parts which no tile has been made for."""
+    x = np.random.default_rng(2).standard_normal((rows, INPUTS)).astype(np.float32)
+    for kind, product in ((torch.bfloat16, layer_math.product), (torch.float32, layer_math.float32_product)):
+        weights = _aligned(matrix.to(kind))
+        out, alone = np.zeros((rows, PANELS * PANEL), np.float32), np.zeros((1, PANELS * PANEL), np.float32)
+        product(weights.ctypes.data, x.ctypes.data, rows, INPUTS, out.ctypes.data, PANELS * PANEL, PANELS)
+        for row in range(rows):
+            given = x[row : row + 1].copy()
+            product(weights.ctypes.data, given.ctypes.data, 1, INPUTS, alone.ctypes.data, PANELS * PANEL, PANELS)
+            np.testing.assert_array_equal(out[row].view(np.int32), alone[0].view(np.int32))

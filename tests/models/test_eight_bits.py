@@ -38,7 +38,7 @@ def text(model: HuggingFaceModel, drafter: Drafter) -> list[int]:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt_neox"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "phi3", "gpt_neox"])
 def test_a_quantised_model(family: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a layer left out, an output layer that was not, joined layers in the wrong order, and a second copy."""
     pytest.importorskip("torchao")

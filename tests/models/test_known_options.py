@@ -32,6 +32,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.models.engine.choice.find_spec", lambda name: name)
 
 
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48, "rope_theta": 1e4}
 KNOWN: dict[str, Any] = {
     "llama": tf.LlamaConfig(),
     "mistral": tf.MistralConfig(),
@@ -45,6 +46,8 @@ KNOWN: dict[str, Any] = {
     "gemma": tf.GemmaConfig(),
     "gemma2": tf.Gemma2Config(attn_logit_softcapping=None),
     "gemma3": tf.Gemma3TextConfig(),
+    "phi3's long texts": tf.Phi3Config(rope_parameters=LONG, max_position_embeddings=131072),
+    "dynamic": tf.LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
     "an option of nobody's": tf.LlamaConfig(made_with="a tool", is_llama_config=True),
     "llama3": tf.LlamaConfig(
         rope_parameters={
@@ -62,15 +65,10 @@ def test_options_that_the_compiled_layers_compute(name: str) -> None:
     assert chosen(KNOWN[name]) == "numba"
 
 
-LONG = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48, "rope_theta": 1e4}
 REFUSED: dict[str, tuple[Any, str]] = {
-    "a rotation that depends on the length": (
-        tf.LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
-        "rotary positions of type 'dynamic'",
-    ),
-    "phi3's long texts": (
-        tf.Phi3Config(rope_parameters=LONG | {"original_max_position_embeddings": 4096}),
-        "rotary positions of type 'longrope'",
+    "a kind of rotary positions of nobody's": (
+        tf.LlamaConfig(rope_parameters={"rope_type": "proportional", "factor": 2.0, "rope_theta": 1e4}),
+        "rotary positions of type 'proportional'",
     ),
     "partly rotary, where the family is not": (
         tf.LlamaConfig(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),

@@ -11,6 +11,7 @@ import torch
 import transformers as tf
 from torch import Tensor
 
+import cpus
 import library
 import outrider
 from outrider.core.protocols import Admission, Shape, admit_all
@@ -19,6 +20,7 @@ from outrider.models.engine.choice import Kernels
 from outrider.models.engine_protocol import Wanted
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.runtime import cpu
+from outrider.runtime.cpu import CpuFacts
 
 pytest.importorskip("numba")
 
@@ -26,7 +28,7 @@ from models.test_engines import ROUNDING, SIZES, off_by, rounded
 from outrider.kernels.numba.attention_room import TILE
 from outrider.kernels.numba.thread_team import ThreadTeam
 from outrider.models.engine.model import EngineModel
-from outrider.models.engine.numba_engine import NumbaEngine
+from outrider.models.engine.numba_engine import NumbaEngine, kv_cache_default
 from outrider.models.hub import loading
 
 pytestmark = [
@@ -40,6 +42,14 @@ TEXT = torch.randint(3, 96, (1, LENGTH), generator=torch.Generator().manual_seed
 FORMATS = [
     ("bfloat16", "float32"),
     ("bfloat16", "bfloat16"),
+    pytest.param(
+        "bfloat16",
+        "float16",
+        marks=[
+            pytest.mark.skipif(not cpu.facts().converts_half, reason="this CPU has no float16"),
+            pytest.mark.skipif(cpu.facts().computes_in_half, reason="this CPU computes in float16: the next one"),
+        ],
+    ),
     pytest.param(
         "float16",
         "float16",
@@ -176,4 +186,24 @@ def test_float32_that_was_asked_for_is_float32_for_keys_and_values_too(tmp_path:
         found = loading.load(str(folder), "cpu", dtype, kernels=Kernels("numba")).model
         assert isinstance(found, EngineModel) and isinstance(found.engine, NumbaEngine)
         stored[dtype] = found.engine.kv_cache_dtype
-    assert stored == {"float32": "float32", "bfloat16": "bfloat16" if cpu.facts().has_amx else "float32"}
+    assert stored == {dtype: kv_cache_default(dtype) for dtype in stored}
+
+
+@pytest.mark.parametrize(
+    ("facts", "bfloat16", "packed"),
+    [
+        (cpus.AMX, "bfloat16", "bfloat16"),
+        (cpus.VNNI, "float16", "float16"),
+        (cpus.AVX2, "float16", "float16"),
+        (cpus.GENERIC, "float32", "float32"),
+        (cpus.N1, "float32", "float16"),
+        (cpus.A72, "float16", "float16"),
+    ],
+    ids=lambda value: value.name if isinstance(value, CpuFacts) else value,
+)
+def test_what_keys_and_values_are_stored_in(facts: CpuFacts, bfloat16: str, packed: str) -> None:
+    """Sixteen bits where they are read at once, and never less than was asked for with float32."""
+    with cpu.using(facts):
+        assert [kv_cache_default(weights) for weights in ("bfloat16", "int4", "float32")] == [
+            bfloat16, packed, "float32"
+        ]  # fmt: skip

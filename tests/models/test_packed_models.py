@@ -161,10 +161,12 @@ def test_a_format_that_nothing_reads(cache: Path, tmp_path: Path, monkeypatch: p
     assert leftovers(cache) == []
 
 
-def test_a_tensor_that_is_not_known_is_left_to_transformers(tmp_path: Path) -> None:
-    """Norms that a Llama has not, say: the compiled layers would pass over them."""
+def test_a_tensor_that_is_not_known_is_not_run(tmp_path: Path) -> None:
+    """Norms that a Llama has not, say: the compiled layers would pass over them, and transformers' reader did."""
     known, other = (write_gguf(tmp_path / f"{k}.gguf", FILES["Q8_0"], k) for k in (None, "token_embd_norm.weight"))
     assert gguf.read_header(known).weights == "Q8_0" and gguf.read_header(other).weights is None
+    with pytest.raises(ModelError, match=r"'llama' with a tensor token_embd_norm\.weight is not read here; use the"):
+        names.directory(str(other))
 
 
 @pytest.mark.usefixtures("as_it_is")

@@ -52,7 +52,7 @@ def test_positions_are_moved_as_they_were_written(dtype: str) -> None:
         return found
 
     cache = filled(x)
-    cache.move_positions(0, to, source)
+    cache.move_positions(0, torch.tensor(to), torch.tensor(source))
     for pair, expected in zip(cache.buffers(), filled(moved).buffers(), strict=True):
         for one, other in zip(pair, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)

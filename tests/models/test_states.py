@@ -41,6 +41,25 @@ def test_states_are_those_of_a_plain_forward() -> None:
     assert torch.allclose(started.states[0, : len(TEXT) - 1], expected, atol=1e-5)
 
 
+NORMS = ("norm", "ln_f", "final_layer_norm")
+
+
+@pytest.mark.parametrize("family", sorted(tiny.DECODER_ONLY))
+def test_the_last_layer_is_shown_before_its_norm_and_behind_it(family: str) -> None:
+    """Layer 2 of two was shown behind the last norm, as -1 is: a published head reads what comes before it."""
+    started = HuggingFaceModel(tiny.build(family)).start(2, Shape(capacity=64, width=4, chunk=4))
+    started.keep_states((2, -1))
+    started.admit(0, TEXT[:6])
+    grown(started, TEXT[6:])
+    assert started.states is not None
+    before, behind = started.states[0, : len(TEXT) - 1].unbind(1)
+    parts = dict(started.model.model.get_decoder().named_children())
+    norm = next(part for name in NORMS for part in [parts.get(name)] if part is not None)
+    with torch.no_grad():
+        torch.testing.assert_close(norm(before), behind, rtol=0, atol=1e-5)
+    assert not torch.allclose(before, behind, atol=1e-2)
+
+
 def test_states_that_wait_are_written_in_order() -> None:
     """Runs write their states late: catches a guess that failed and is written over the token that took its place,
     states of runs beyond what may wait, and a fork that writes what its parent runs."""

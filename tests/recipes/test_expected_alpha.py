@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import library
+from outrider.bench.cells import Cell
 from outrider.bench.intervals import total_ratio
-from outrider.bench.measure import Cell
 from outrider.drafters.head import HeadDrafter
 from outrider.llm import LLM
 from outrider.models.hub import loading

@@ -94,6 +94,8 @@ BAD = {
     "zeros": (b'{"a": "\x00"}', r"f: not a result file but binary"),
     "no json": ("hello\n", r"f, line 1, column 1: not JSON"),
     "a list": ("[1, 2]", r"f: a result is a JSON object, this is a list"),
+    "null": ("null", r"f: a result is a JSON object, this is null; name"),
+    "a number": ("5", r"f: a result is a JSON object, this is a number; name"),
     "cut in the middle": (strict_json(result_files.measured(), indent=1)[:5000], r"f, line \d+, column \d+: cut off"),
     "cut at the end": (strict_json(result_files.text())[:-1], r"f, line 1, column \d+: cut off here"),
     "cut in a word": ('{"a": tr', r"f, line 1, column 7: cut off here"),
@@ -105,6 +107,9 @@ BAD = {
     "no keys": ("{}", r"f: its keys \(none\)"),
     "other version": (edited(lambda r: r.update(version=2)), r"f, key version: version 2 of a measure result"),
     "other trace version": (TRACE[0].replace('"trace": 1', '"trace": 7'), r"f, key trace: version 7 of a trace"),
+    "other paper version": (
+        strict_json(result_files.papers()[0] | {"version": 999}), r"f, key \w+: version 999 of an outrider paper result"
+    ),
     "missing key": (edited(lambda r: r["rows"][3].pop("draft")), r"f, key rows\[3\]\.draft: missing"),
     "deep key": (edited(lambda r: r["rows"][4]["stats"].pop("runs")), r"f, key rows\[4\]\.stats\.runs: missing"),
     "a text for a number": (edited(lambda r: r["rows"][4].update(speedup="2")), r"rows\[4\]\.speedup: not a number"),
@@ -185,8 +190,11 @@ def test_places_that_are_no_files(written: dict[str, Path], tmp_path: Path) -> N
         ((written["serve"], link), r"is named twice \(as .*serve.json, too\)"),
         ((written["serve"], "--out", tmp_path), "this is a directory; name a file in it"),
         ((written["serve"], "--out", written["serve"]), "one of the result files"),
-        ((written["serve"], "--figures", written["load"]), "is a file; name a directory"),
+        ((written["serve"], "--figures", written["load"]), "--figures .* is a file; name a directory"),
+        ((written["serve"], "--figures", tmp_path / "r.html"), "--out and --figures are both"),
+        ((written["serve"], "--figures", written["load"] / "in" / "it"), "is a file; name a directory"),
     ):
         result = run(*words, *(() if "--out" in words else ("--out", tmp_path / "r.html")))
         assert isinstance(result.exception, BadOption) and re.search(match, str(result.exception)), result.exception
+        assert not (tmp_path / "r.html").exists(), "the page was written first, and then --figures was refused"
     assert run().exit_code == 2

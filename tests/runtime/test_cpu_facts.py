@@ -231,6 +231,7 @@ def test_bytes_are_multiplied_by_amx_where_all_of_it_is_there(left_out: str) -> 
 FAST_AT_BFLOAT16 = {"amx", "v2", "without numba"}
 IN_HALF = {"n1", "half only", "v2"}
 BYTES = {"vnni", "amx", "n1", "bytes only", "v2"}
+COMPILED_HEADS = BYTES | {"avx512", "avx2"}
 NO_FMA = {"generic", "without numba"}
 
 
@@ -283,7 +284,7 @@ def test_bfloat16_asked_for(facts: CpuFacts) -> None:
 
 def test_products_by_themselves(facts: CpuFacts) -> None:
     assert backends.numba_computes_in_half(torch.float32, settled=False) is (facts.name in IN_HALF)
-    assert head_choice.choose_for_one_row().backend == ("numba" if facts.name in BYTES else "numpy")
+    assert head_choice.choose_for_one_row().backend == ("numba" if facts.name in COMPILED_HEADS else "numpy")
     assert packed_linear.worth_packing(9) and packed_linear.worth_packing(1) is (not facts.arm)
 
 

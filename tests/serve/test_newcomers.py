@@ -54,7 +54,12 @@ def test_options_are_checked_before_anything_is_loaded(tmp_path: Path) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         for given, says in (
-            (["--port", port], f"cannot listen on 127.0.0.1 port {port}"),
+            (
+                ["--port", port],
+                f"cannot listen on 127.0.0.1 port {port} (Address already in use); choose another --port",
+            ),
+            (["--port", "0", "--host", "192.0.2.1"], "choose another --host"),
+            (["--port", "0", "--host", "no-such-host.invalid"], "choose another --host"),
             (["--port", "0", "--timeout", "inf"], "timeout must be a number of seconds"),
             (["--port", "0", "--cors-origin", "x"], "cors_origin must be like https://example.org"),
             (["--port", "99999"], "--port"),

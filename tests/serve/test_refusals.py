@@ -97,6 +97,11 @@ PROMPT = "prompt must be a text, a list of 1 to 64 texts, a list of token ids (w
     ({"prompt": "a", "temperature": 9}, "temperature: Input should be less than or equal to 2, got 9", "temperature"),
     ({"prompt": "a", "n": 0}, "n: Input should be greater than or equal to 1, got 0", "n"),
     ({"prompt": "a", "stream_options": {"x": 1}}, "unknown field 'stream_options.x'", "stream_options.x"),
+    ({"prompt": "a", "draft": "copy"}, "unknown field 'draft'; put it under 'speculation': {'speculation': {'draft': ",
+     "draft"),
+    ({"prompt": "a", "gamma": 3}, "put it under 'speculation'", "gamma"),
+    ({"prompt": "a", "coupling": "block"}, "put it under 'speculation'", "coupling"),
+    ({"prompt": "a", "temprature": 1}, "it could change the answer, leave it out", "temprature"),
     ({"prompt": "a", "prediction": {"content": 3}}, "prediction.content must be a text, or", "prediction"),
 ])  # fmt: skip
 def test_a_refusal_names_the_field_the_rule_and_the_value(served: Served, body: Any, says: str, param: str) -> None:

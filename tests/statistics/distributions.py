@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.core.protocols import Drafter, Verifier
+from outrider.core.protocols import Drafter, LanguageModel, Verifier
 from outrider.core.sampling import Sampling
 from outrider.drafters import Cascade, Copying, Fallback, ModelDrafter, Ngram, NgramTable, Nothing, Uniform
 from outrider.models.toy import ToyModel
@@ -66,6 +66,7 @@ def check_distribution(
     verifier: Verifier,
     sampling: Sampling = SAMPLINGS["temperature 1"],
     *,
+    target: LanguageModel = TARGET,
     prompts: Sequence[Sequence[int]] = (PROMPT,),
     rows: int = 100_000,
     length: int = 2,
@@ -73,12 +74,12 @@ def check_distribution(
     detects: float = 0.02,
 ) -> SameDistribution:
     """Fail (one time in 1e9 if all is well) unless the first ``length`` tokens follow the target's distribution."""
-    tokens = sample(TARGET, drafter, verifier, sampling, prompts=prompts, rows=rows, length=length, gamma=gamma)
+    tokens = sample(target, drafter, verifier, sampling, prompts=prompts, rows=rows, length=length, gamma=gamma)
     count = len(prompts)
-    counts = torch.stack([counts_of(tokens[i::count], VOCAB) for i in range(count)])
+    counts = torch.stack([counts_of(tokens[i::count], target.vocab_size) for i in range(count)])
     # Every prompt has its share of the rows, so one table serves all: prompt by outcome.
     share = torch.tensor([len(tokens[i::count]) / rows for i in range(count)])
     distribution = torch.stack(
-        [exact_distribution(TARGET, sampling, p, length) * s for p, s in zip(prompts, share, strict=True)]
+        [exact_distribution(target, sampling, p, length) * s for p, s in zip(prompts, share, strict=True)]
     )
     return assert_same_distribution(counts, distribution, detects=detects)

@@ -54,7 +54,7 @@ def plain_config(**options: Any) -> dict[str, Any]:
 
 
 def tensors(layer: str = "layers.0", **sizes: int) -> dict[str, Tensor]:
-    """Random weights by their names. ``sizes``: what it has beside a Llama's layer, as 1; seed."""
+    """Random weights by their names. ``sizes``: what it has beside a Llama's layer, as 1; layers; seed."""
     drawn = torch.Generator().manual_seed(sizes.get("seed", 0))
 
     def some(*shape: int, scale: float = 0.12) -> Tensor:
@@ -76,6 +76,15 @@ def tensors(layer: str = "layers.0", **sizes: int) -> dict[str, Tensor]:
     if sizes.get("bias"):
         widths = {"q": wide, "k": narrow, "v": narrow, "o": SIZE}
         found |= {f"{layer}.self_attn.{name}_proj.bias": some(width) for name, width in widths.items()}
+    for place in range(1, sizes.get("layers", 1)):  # those above the first are a Llama's
+        at = f"layers.{place}."
+        found |= {
+            f"{at}self_attn.q_proj.weight": some(wide, SIZE), f"{at}self_attn.o_proj.weight": some(SIZE, wide),
+            f"{at}self_attn.k_proj.weight": some(narrow, SIZE), f"{at}self_attn.v_proj.weight": some(narrow, SIZE),
+            f"{at}mlp.gate_proj.weight": some(INNER, SIZE), f"{at}mlp.up_proj.weight": some(INNER, SIZE),
+            f"{at}mlp.down_proj.weight": some(SIZE, INNER), f"{at}input_layernorm.weight": 1 + some(SIZE),
+            f"{at}post_attention_layernorm.weight": 1 + some(SIZE),
+        }  # fmt: skip
     if sizes.get("embedding"):
         found["embed_tokens.weight"] = some(tiny.VOCAB, SIZE, scale=1.0)
     if sizes.get("input_norm"):

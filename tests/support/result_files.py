@@ -29,6 +29,8 @@ from outrider.paper.lab import Amount, Lab
 from outrider.paper.results import PaperResults
 from outrider.paper.run import run
 from outrider.paper.table import Experiment, Found, PaperRow, Unit
+from outrider.paper.traces import LETTERS
+from outrider.report.charts import ColouredTrace, TimeLine, TimeLines, TimePart, TracePart
 from outrider.theory import Costs, interpolated, speedup
 from outrider.trace import Ending, Record, Trace, strict_json, summarise
 
@@ -184,7 +186,12 @@ def papers() -> list[dict[str, Any]]:
     """What ``outrider paper --out`` writes: its formulas, and a row that was measured."""
     lab, results = Lab(Amount.of(quick=True), device="cpu"), PaperResults(None)
     row = PaperRow({"our target": "t5-ende", "gamma": 7}, {"speed-up": 3.4}, {"speed-up": 1.9})
-    unit = Unit("t5-ende", lambda lab: Found([row], ["1 kept [own]"]))
+    trace = ColouredTrace("t5-ende", ((TracePart("accepted", "kept"), TracePart("corrected", " own")),))
+    reads, run_of_target = TimePart("target reads", 3.0), TimePart("target run", 2.5)
+    speculative = TimeLine("gamma 3", (reads, TimePart("guesses", 1.0), run_of_target))
+    ways = (TimeLine("plain", (reads, run_of_target, run_of_target)), speculative)
+    lines = TimeLines("times", "t5-ende, times", "ms", LETTERS, "target run", ways)
+    unit = Unit("t5-ende", lambda lab: Found([row], [trace, lines], ["Counted on 7 tokens."]))
     measured = Experiment("table2", "Leviathan et al. 2023", "Table 2: wall-clock", [unit], "Smaller models.")
     return run([*formulas.EXPERIMENTS, measured], lab, results, lambda what, done, total: None)
 

@@ -16,9 +16,10 @@ from outrider.training.answers import SelfText, self_written
 from outrider.training.data import Corpus, frequent_tokens, from_answers
 from outrider.training.distill import make_student
 from outrider.training.distill_plan import DistillPlan
+from outrider.training.head_students import HeadStudent
 from outrider.training.progress import Gathering
 from outrider.training.rounds import Rounds
-from outrider.training.students import HeadStudent, ModelStudent
+from outrider.training.students import ModelStudent
 from outrider.training.teacher import Teacher
 
 PLAN = SelfText(tokens=1500, new_tokens=16, batch=8, block=32)

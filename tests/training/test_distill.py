@@ -28,9 +28,11 @@ from outrider.models.hub import loading
 from outrider.testing import check_drafter
 from outrider.training.data import Corpus
 from outrider.training.distill import NoProgress, distill, make_student
+from outrider.training.head_students import HeadStudent
 from outrider.training.loop import mixed
 from outrider.training.objectives import OBJECTIVES
-from outrider.training.students import Guesses, HeadStudent, TokenPositions, Vocabulary
+from outrider.training.optimisers import OPTIMISERS, Optimiser
+from outrider.training.students import Guesses, TokenPositions, Vocabulary
 from outrider.training.teacher import Teacher
 from outrider.training.writing import write
 
@@ -52,13 +54,17 @@ def test_total_variation_is_one_minus_acceptance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "on_policy"), [("feature", 0.0), ("block", 0.0), ("blockwise", 0.0), ("model", 0.0), ("model", 0.3)]
-)
+    ("kind", "on_policy", "optimizer"),
+    [
+        ("feature", 0.0, "adamw"), ("feature", 0.0, "muon"), ("block", 0.0, "adamw"), ("blockwise", 0.0, "adamw"),
+        ("eagle3", 0.3, "adamw"), ("model", 0.0, "adamw"), ("model", 0.3, "muon"),
+    ],
+)  # fmt: skip
 def test_a_killed_run_ends_with_the_same_weights(
-    kind: str, on_policy: float, target: loading.Loaded, tmp_path: Path
+    kind: str, on_policy: float, optimizer: str, target: loading.Loaded, tmp_path: Path
 ) -> None:
-    """Catches a checkpoint without the optimiser, or text or guesses drawn in another order after a restart."""
-    budget = replace(PLAN.budget, on_policy=on_policy)
+    """Catches a checkpoint without an optimiser, or text or guesses drawn in another order after a restart."""
+    budget = replace(PLAN.budget, on_policy=on_policy, optimizer=optimizer)
     plan = replace(PLAN, kind=kind, size="16x32x1x2" if kind == "model" else None, budget=budget)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     distill(target, whole, plan)
@@ -84,6 +90,22 @@ def test_a_killed_run_ends_with_the_same_weights(
         module.train = train
     one, two = (load_file(str(folder / "model.safetensors")) for folder in (whole, broken))
     assert one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_muon_has_the_matrices_and_adamw_the_rest() -> None:
+    """Catches weights that nobody learns, a matrix that both do, and a rate that is not passed on."""
+    layer, rate = torch.nn.Linear(3, 2), 0.5
+    for name in OPTIMISERS:
+        weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+        optimiser = Optimiser(name, layer, rate=0.0)
+        layer(torch.ones(1, 3)).sum().backward()
+        optimiser.step(rate)
+        steps = (weight - layer.weight).abs(), (bias - layer.bias).abs()
+        assert all((step > 0).all() for step in steps)
+        # AdamW's first step is the rate itself, with the decay on top; Muon's has a root mean square of about 0.2.
+        assert torch.allclose(steps[1], torch.full((2,), rate), atol=0.01)
+        assert (steps[0].square().mean().sqrt() < 0.5 * rate) == (name == "muon")
+        optimiser.zero_grad()
 
 
 @pytest.mark.parametrize("kind", ["feature", "block", "blockwise"])

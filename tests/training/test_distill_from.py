@@ -19,7 +19,7 @@ from outrider.drafters.head import HeadDrafter
 from outrider.errors import BadOption, ModelNotFound
 from outrider.models.hub import loading
 from outrider.training.distill import distill, make_student
-from outrider.training.students import HeadStudent
+from outrider.training.head_students import HeadStudent
 
 
 def test_a_draft_goes_on_from_another(target: loading.Loaded, tmp_path: Path) -> None:

@@ -106,6 +106,21 @@ def test_numbers_that_cannot_be(given: list[str], says: str, words: list[str], t
     assert isinstance(error, BadOption) and says in str(error) and not (tmp_path / "draft").exists()
 
 
+def test_what_means_nothing_to_a_model(words: list[str], tmp_path: Path) -> None:
+    """--depth was ignored."""
+    error = CliRunner().invoke(app, [*words, "--kind", "model", "--blocks", "2"]).exception
+    assert isinstance(error, BadOption) and not (tmp_path / "draft").exists()
+    assert str(error) == "--depth, --blocks means nothing to --kind model, which is no head; leave it out"
+
+
+def test_layers_are_looked_at_before_text_is_written(target: loading.Loaded, tmp_path: Path) -> None:
+    """A layer that the target does not have was found out behind the text, which can take hours."""
+    plan = replace(SHORT, kind="model", layers="0,99")
+    with pytest.raises(BadOption, match="there is no layer"):
+        distill(target, tmp_path / "draft", plan)
+    assert kept_so_far(tmp_path / "draft") is None
+
+
 @pytest.mark.parametrize(
     ("name", "data", "says"),
     [

@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.beam.request_rules import close_fitting, rules_of
 from outrider.beam.rules import Hypothesis, Scored, Search, Tokens, replay
 from outrider.beam.tree import Growth, Path, Root, grow, lay_out
-from outrider.beam.tree_levels import Levels, TreeShape
+from outrider.beam.tree_levels import Levels, SearchShape
 from outrider.core.model_facts import facts_of
 from outrider.core.sampling import log_standardise
 from outrider.decoding.fault import fault
@@ -121,7 +121,7 @@ class _Search:
         self.rules = rules_of(
             self.stopping, request, plan.decoder.sampling.lowers, plan.beams, plan.length_penalty, plan.early_stopping
         )
-        tree = TreeShape(plan.beams, plan.rows, plan.gamma)
+        tree = SearchShape(plan.beams, plan.rows, plan.gamma)
         self.levels = Levels(plan.policy, tree, decoder.target, decoder.drafter)
         self.asked: int | None = self.levels.choose(self._left(0))  # None: this search has no drafter any more
         drafter = decoder.drafter

@@ -25,7 +25,7 @@ DISMISSED_AFTER = 4
 
 
 @dataclass(frozen=True)
-class TreeShape:
+class SearchShape:
     """What a search asks of the target and of the drafter."""
 
     beams: int  # w: hypotheses that run together
@@ -47,7 +47,7 @@ class TreeShape:
 class Levels:
     """How many levels of guesses the next run of one search has. Without a policy always as many as there may be."""
 
-    def __init__(self, policy: Policy | None, shape: TreeShape, target: LanguageModel, drafter: Drafter) -> None:
+    def __init__(self, policy: Policy | None, shape: SearchShape, target: LanguageModel, drafter: Drafter) -> None:
         self.most = shape.levels
         self.planner: Planner | None = None
         self.idle = self.runs = 0  # runs without guesses since the last with some; all runs

@@ -12,7 +12,7 @@ BEGIN, END = "<!-- measured: begin (written by outrider measure) -->", "<!-- mea
 
 EXPLAINED = (
     "alpha is the mean overlap of p and q over the guesses whose fate was decided (n of them), c the time of a guess "
-    "over the time of a target run. Speed-ups are against plain decoding in the same run: with the same shapes, and "
+    "over the time of a plain step. Speed-ups are against plain decoding in the same run: with the same shapes, and "
     "unpadded. Intervals are 95 %, by a bootstrap over prompts."
 )
 

@@ -15,8 +15,8 @@ from outrider.bench.cpu_rows import EngineCell, EngineResults, rows
 from outrider.bench.machine import Neighbours, available_bytes, cpu_name, read_bandwidth
 from outrider.bench.peers import MODULES, SEPARATE, Contender, Peer, PeerFailed, engine_and_dtype, process_seconds
 from outrider.drafters import built_in
-from outrider.drafters.eagle3 import is_checkpoint
 from outrider.drafters.head import CONFIG
+from outrider.drafters.published import is_checkpoint
 from outrider.errors import require
 from outrider.models.hub import names, pairs
 from outrider.models.hub.checkpoint import Checkpoint

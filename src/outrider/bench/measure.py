@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain
-from statistics import median, quantiles
+from statistics import quantiles
 from typing import Any
 
 from outrider.bench.best_single import AutoRow, auto_rows
+from outrider.bench.cells import NARROW, PLAIN, Cell
 from outrider.bench.intervals import Interval, bootstrap, total_ratio
 from outrider.core.traits import traits_of
 from outrider.decoding.loop import bucket
@@ -24,9 +25,7 @@ from outrider.llm import LLM
 from outrider.options import Options
 from outrider.output import Output
 from outrider.theory import oracle_tokens
-from outrider.trace import PHASES, Stats, finite, merge, ratio, summarise
-
-PLAIN, NARROW = "plain", "plain, unpadded"
+from outrider.trace import PHASES, Stats, Trace, finite, merge, ratio, summarise
 
 
 @dataclass(frozen=True)
@@ -44,33 +43,6 @@ class MeasureSettings:
             require(len(set(values)) == len(values), f"{name}: values must differ from each other, got {given}")
         require(self.repeats >= 1, f"repeats must be at least 1, got {self.repeats}")
         require(len(self.temperatures) > 0, "temperatures is empty; name at least one")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One prompt decoded in one way, as often as it was repeated: the same text each time, other seconds."""
-
-    outputs: tuple[Output, ...]
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.outputs[0].tokens
-
-    @property
-    def seconds(self) -> float:
-        """Of decoding, without prefill: the median of the repeats."""
-        return median(sum(o.trace.seconds[phase] for phase in PHASES) for o in self.outputs)
-
-    @property
-    def work(self) -> Interval:
-        """Tokens and seconds: what a speed is made of."""
-        return len(self.tokens), self.seconds
-
-    @property
-    def shared(self) -> Interval:
-        """Sum of the overlaps of examined guesses and their number: what alpha is made of."""
-        records = self.outputs[0].trace.records
-        return math.fsum(x for r in records for x in r.overlaps), sum(r.examined for r in records)
 
 
 @dataclass(frozen=True)
@@ -94,7 +66,7 @@ class MeasuredRow:
     speedup_quartiles: Interval  # half of the prompts lie between
     speedup_narrow: float  # against unpadded plain decoding
     speedup_narrow_interval: Interval
-    cost: float  # c: seconds per guess over seconds per target run
+    cost: float  # c: seconds per guess over seconds per plain step of the same prompts
     oracle_tokens: float  # 1 / (1 - alpha): tokens per run if gamma were right every time, an upper bound
     identical: int  # prompts whose text equals plain decoding's
 
@@ -120,6 +92,7 @@ def measure(
     total, done = sum(map(len, tasks.values())) * len(settings.temperatures), 0
     rows: list[MeasuredRow] = []
     choices: list[AutoRow] = []
+    texts: dict[float, list[Mapping[str, Cell]]] = {}
     for temperature in settings.temperatures:
         options = {**settings.options, "temperature": temperature}
         results: dict[str, list[dict[str, Cell]]] = {}
@@ -130,14 +103,15 @@ def measure(
                 for prompt in prompts:
                     cells = timed_text(ways, prompt, options, settings.repeats, done)
                     results.setdefault(task, []).append(cells)
+                    texts.setdefault(temperature, []).append(cells)
                     done += 1
                     progress(f"{task}, temperature {temperature:g}", done / total)
         except KeyboardInterrupt:
             found = _rows(ways, options, results), _choices(ways, temperature, results)
-            return Figures([*rows, *found[0]], done, total, [*choices, *found[1]], interrupted=True)
+            return Figures([*rows, *found[0]], done, total, texts, [*choices, *found[1]], interrupted=True)
         rows += _rows(ways, options, results)
         choices += _choices(ways, temperature, results)
-    return Figures(rows, done, total, choices)
+    return Figures(rows, done, total, texts, choices)
 
 
 def _capture(ways: Mapping[str, Way], tasks: Mapping[str, Sequence[Any]], options: Mapping[str, Any]) -> None:
@@ -156,6 +130,7 @@ class Figures:
     rows: list[MeasuredRow]
     done: int  # prompts, counted once for each temperature
     wanted: int
+    texts: Mapping[float, Sequence[Mapping[str, Cell]]]  # by temperature: each prompt in every way, see ``way_name``
     choices: list[AutoRow] = field(default_factory=list)  # "auto" beside the best single draft, where both were run
     interrupted: bool = False
 
@@ -181,7 +156,9 @@ def _rows(
             continue
         known = _phases_are_known(way.engine)
         cost = None if known else _timed_cost(way.engine, _options_for(way, options), groups["all"][0][name])
-        rows += [_row(way, name, float(options["temperature"]), task, cells, cost) for task, cells in groups.items()]
+        rows += [
+            measured_row(way, name, float(options["temperature"]), task, cells, cost) for task, cells in groups.items()
+        ]
     return rows
 
 
@@ -232,8 +209,13 @@ def _ways(drafts: Mapping[str, LLM], gammas: Sequence[Any]) -> dict[str, Way]:
         LLM(first.target, Nothing(), width=first.width, slots=1, exact=e, graphs=first.graphs)
         for e in (first.exact, False)
     )
-    guessing = {f"{name}, gamma {g}": Way(engine, name, g) for name, engine in drafts.items() for g in gammas}
+    guessing = {way_name(name, g): Way(engine, name, g) for name, engine in drafts.items() for g in gammas}
     return {PLAIN: Way(wide), NARROW: Way(narrow), **guessing}
+
+
+def way_name(draft: str, gamma: int | str) -> str:
+    """What a draft with a gamma is called among the ways of decoding."""
+    return f"{draft}, gamma {gamma}"
 
 
 def timed_text(
@@ -256,7 +238,7 @@ def _options_for(way: Way, options: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in options.items() if k != "lenience" and not k.startswith("draft_")}
 
 
-def _row(
+def measured_row(
     way: Way, name: str, temperature: float, task: str, cells: Sequence[Mapping[str, Cell]], cost: float | None
 ) -> MeasuredRow:
     """``cost``: c, where it was timed apart."""
@@ -283,14 +265,19 @@ def _row(
         speedup_quartiles=(low, high),
         speedup_narrow=ratio(_speed(ours), _speed(narrow)),
         speedup_narrow_interval=bootstrap([c.work for c in ours], [c.work for c in narrow]),
-        cost=_traced_cost(timed) if cost is None else cost,
+        cost=_traced_cost(timed, merge(o.trace for c in plain for o in c.outputs)) if cost is None else cost,
         oracle_tokens=oracle_tokens(min(stats.alpha, 1.0)) if stats.examined else math.nan,  # rounding may exceed 1
         identical=sum(a.tokens == b.tokens for a, b in zip(plain, ours, strict=True)),
     )
 
 
-def _traced_cost(stats: Stats) -> float:
-    return ratio(ratio(stats.seconds["draft"], stats.drafted), ratio(stats.seconds["target"], stats.runs))
+def _traced_cost(ours: Stats, plain: Trace) -> float:
+    """Definition 3.7, with a plain step as a run of M_p: not a run that checks guesses, which is wider.
+
+    What a call of the drafter takes however few guesses it makes is shared by them: c falls as gamma grows.
+    """
+    step = ratio(sum(plain.seconds[phase] for phase in PHASES), plain.runs)
+    return ratio(ratio(ours.seconds["draft"], ours.drafted), step)
 
 
 def _speed(cells: Sequence[Cell]) -> float:

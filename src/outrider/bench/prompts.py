@@ -85,14 +85,25 @@ def _from_file(path: Path) -> dict[str, tuple[str, ...]]:
     for number, line in enumerate(decode_utf8(f"prompts file {path}", path.read_bytes()).splitlines(), 1):
         if not line.strip():
             continue
-        try:
-            record: Any = json.loads(line)
-            prompt = record["prompt"] if "prompt" in record else record["turns"][0]
-            tasks.setdefault(str(record.get("task") or record.get("category") or "prompts"), []).append(str(prompt))
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise BadOption(f"{path}, line {number}: needs a JSON object with a prompt or turns ({error})") from None
+        task, prompt = _task_and_prompt(f"{path}, line {number}", line)
+        tasks.setdefault(task, []).append(prompt)
     require(bool(tasks), f'prompts file {path} is empty; give it lines such as {{"prompt": "..."}}')
     return {name: tuple(prompts) for name, prompts in tasks.items()}
+
+
+def _task_and_prompt(place: str, line: str) -> tuple[str, str]:
+    try:
+        record: Any = json.loads(line)
+        prompt = record["prompt"] if "prompt" in record else record["turns"][0]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise BadOption(f"{place}: needs a JSON object with a prompt or turns ({error})") from None
+    named = [record[name] for name in ("task", "category") if record.get(name) not in (None, "")]
+    task = named[0] if named else "prompts"
+    for name, value in (("prompt", prompt), ("task", task)):
+        require(
+            isinstance(value, str), f"{place}: {name} must be a text, got {json.dumps(value)[:80]}; write it as one"
+        )
+    return task, prompt
 
 
 def _spread(prompts: Sequence[str], count: int) -> tuple[str, ...]:

@@ -67,6 +67,7 @@ def batch(
     engine: common.Engine = "auto",
     weights: common.Weights = "full",
     kv_cache_dtype: common.KvCacheDtype = "auto",
+    max_length: common.MaxLength = None,
     graphs: common.Graphs = None,
     trust_remote_code: common.Trust = False,
     tensor_parallel: common.TensorParallel = 1,

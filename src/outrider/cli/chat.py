@@ -46,6 +46,7 @@ def chat(
     engine: common.Engine = "auto",
     weights: common.Weights = "full",
     kv_cache_dtype: common.KvCacheDtype = "auto",
+    max_length: common.MaxLength = None,
     graphs: common.Graphs = None,
     history: Annotated[
         bool, typer.Option("--history/--no-history", help="Keep lines typed on a terminal for the next session.")

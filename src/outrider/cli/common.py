@@ -61,7 +61,7 @@ Gamma = Annotated[
 ]
 Tree = Annotated[
     int | None,
-    typer.Option(help="Guesses of a target run as a tree, at most so many, with --gamma levels at most (numba, CPU)."),
+    typer.Option(help="Guesses of a run as a tree, at most so many, with --gamma levels at most; on a CPU by numba."),
 ]
 Beams = Annotated[int, typer.Option(help="Beam search with this many hypotheses; 1: no beam search.")]
 DraftBeams = Annotated[
@@ -84,6 +84,10 @@ Weights = Annotated[
 KvCacheDtype = Annotated[
     str,
     typer.Option(help="Dtype of the KV cache, on CPU engines other than torch: auto, float32, bfloat16 or float16."),
+]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(help="Tokens of a prompt and its text at most; longrope models need it for more than 4,096."),
 ]
 TensorParallel = Annotated[
     int,

@@ -22,7 +22,7 @@ from outrider.trace import finite
 def distill(
     target: common.TargetArgument,
     out: Annotated[Path, typer.Option(help="Where the draft goes: a new directory, or one to resume.")],
-    kind: Annotated[str, typer.Option(help="model, feature, block or blockwise.")] = "feature",
+    kind: Annotated[str, typer.Option(help="model, feature, block, blockwise or eagle3.")] = "feature",
     start: Annotated[
         Path | None,
         typer.Option("--from", help="Heads: go on from the draft in this directory; its shape and tokens are kept."),
@@ -69,13 +69,15 @@ def distill(
     temperatures: Annotated[
         str, typer.Option(help="At which the target writes with --self, round by round in turn.")
     ] = "0,1",
-    depth: Annotated[int, typer.Option(help="Heads: guesses trained in a row.")] = 5,
+    depth: Annotated[int | None, typer.Option(help="Heads: guesses trained in a row (default 5).")] = None,
     blocks: Annotated[
-        int | None, typer.Option(help="Feature and block head: layers (default 1, or as --from).")
+        int | None, typer.Option(help="Feature, block and EAGLE-3 head: layers (default 1, or as --from).")
     ] = None,
     reads: Annotated[
         str | None,
-        typer.Option(help="Feature and block head: layers of the target it reads beside the last, as 10,20."),
+        typer.Option(
+            help="Layers of the target that a head reads: feature and block beside the last, as 10,20; eagle3 all."
+        ),
     ] = None,
     attention: Annotated[bool, typer.Option(help="Feature and block head: look back over the text.")] = True,
     rank: Annotated[
@@ -85,6 +87,7 @@ def distill(
         float, typer.Option(help="Share of the text's tokens to replace by the draft's own guesses in training.")
     ] = 0.0,
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
+    optimizer: Annotated[str, typer.Option(help="adamw, or muon for matrices and AdamW for the rest.")] = "adamw",
     seed: Annotated[int, typer.Option(help="Same seed, same draft (on a CPU).")] = 0,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
@@ -97,7 +100,10 @@ def distill(
     ] = None,
     export: Annotated[
         str | None,
-        typer.Option(help="speculators: train nothing, but write the EAGLE-3 head of --from in that format, for vLLM."),
+        typer.Option(
+            help="speculators: write the published head of --from in that format and train nothing; without --from "
+            "train one, which takes --kind eagle3."
+        ),
     ] = None,
     as_json: common.Json = False,
 ) -> None:
@@ -106,10 +112,17 @@ def distill(
     On a CPU the text alone can take hours: the line says how many are left, and --seconds limits them.
     """
     if export is not None:
-        _export(export, target, start, out, (device, dtype, trust_remote_code), as_json)
-        return
+        from outrider.training.export import check_export
+
+        check_export(export, kind, start)
+        if start is not None:
+            _export(export, target, start, out, (device, dtype, trust_remote_code), as_json)
+            return
     require(not (data and self_written), "--data and --self exclude each other; choose one")
     require(not (data and prompts), "--prompts are answered by the target itself: leave out --data")
+    for_heads = {"--depth": depth, "--blocks": blocks, "--reads": reads}
+    wrong = [option for option, value in for_heads.items() if value is not None and kind == "model"]
+    require(not wrong, f"{', '.join(wrong)} means nothing to --kind model, which is no head; leave it out")
     from outrider.training.card import describe
     from outrider.training.distill import prepare
     from outrider.training.distill_plan import DistillPlan
@@ -119,10 +132,11 @@ def distill(
         kind=kind, size=size, layers=layers, data=tuple(map(str, data or ())),
         prompts=tuple(map(str, prompts or ())), text=None if text is None else str(text),
         vocab=vocab, start=None if start is None else str(start), text_tokens=text_tokens, block=block,
-        temperatures=_temperatures(temperatures), depth=depth, blocks=blocks,
+        temperatures=_temperatures(temperatures), depth=5 if depth is None else depth, blocks=blocks,
         reads=None if reads is None else _numbers(reads), attention=attention, rank=rank,
         generate_batch=generate_batch, seconds=seconds,
-        budget=Budget(tokens=tokens, batch=batch, rate=rate, objective=objective, seed=seed, on_policy=on_policy),
+        budget=Budget(tokens=tokens, batch=batch, rate=rate, objective=objective, seed=seed, on_policy=on_policy,
+                      optimizer=optimizer),
     )  # fmt: skip
     require(text is None or not (data or prompts), "--text is text already gathered: leave out --data and --prompts")
     require(start is None or start.is_dir(), f"--from {start} is not the directory of a draft")
@@ -173,16 +187,14 @@ def _check_files(option: str, paths: Sequence[Path], texts: bool = True) -> None
             require(found, f"{option} {path} is empty; name a file with some text, or leave it out")
 
 
-def _export(kind: str, target: str, start: Path | None, out: Path, how: tuple[str, str, bool], as_json: bool) -> None:
+def _export(form: str, target: str, start: Path, out: Path, how: tuple[str, str, bool], as_json: bool) -> None:
     from outrider.models.hub import loading
-    from outrider.training.export import check_export, export_head
+    from outrider.training.export import export_head
 
-    check_export(kind, start)
-    assert start is not None
     require(not out.exists() or not any(out.iterdir()), f"--out {out} is not empty; name a new directory")
     config = export_head(loading.load(target, *how), start, out).config
-    result = {"out": str(out), "format": kind, "layers": config.layers, "draft_vocab_size": config.draft_vocab_size}
-    told = f"{out}: an EAGLE-3 head in the {kind} format for {target}, {config.draft_vocab_size:,} tokens"
+    result = {"out": str(out), "format": form, "layers": config.layers, "draft_vocab_size": config.draft_vocab_size}
+    told = f"{out}: a head of kind {config.name} in the {form} format for {target}, {config.draft_vocab_size:,} tokens"
     answers.out(json.dumps(result) if as_json else told, highlight=False)
 
 

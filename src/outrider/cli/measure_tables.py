@@ -15,7 +15,7 @@ from outrider.cli.tables import plain_table, show_table
 EXPLAINED = """\
 n: guesses whose fate was decided; oracle: 1/(1 - alpha) tokens per run, were
 gamma right every time; same text: prompts whose text is plain decoding's; c:
-time of a guess over time of a target run; plain, spec.: tokens per second of
+time of a guess over time of a plain step; plain, spec.: tokens per second of
 plain and of speculative decoding; speed-up: against plain decoding with the
 same shapes; unpadded: against unpadded plain decoding. Intervals: 95 %, over
 prompts."""

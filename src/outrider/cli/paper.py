@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from outrider.checks import check_64_bits
 from outrider.cli import common
 from outrider.cli.common import answers, notes
+from outrider.cli.render import coloured_lines
 from outrider.cli.tables import plain_table, show_table
 from outrider.errors import require
+from outrider.runtime.gc_pause import gc_paused
 from outrider.trace import strict_json
 
 if TYPE_CHECKING:
@@ -29,9 +33,23 @@ def paper(
     ] = None,
     out: Annotated[
         Path,
-        typer.Option(help="PaperResults, a line of JSON for each finished part; the same command goes on from there."),
+        typer.Option(help="Results: a line of JSON for each finished part. The same command goes on from there."),
     ] = Path("outrider-paper.jsonl"),
     page: Annotated[Path | None, typer.Option(help="Also write the tables here, as Markdown.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write the figures into this directory, as SVG; --page shows them.")
+    ] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Texts of your own: programs as HumanEval has them or summaries (.jsonl), translations (.tsv), packed "
+            "or not (.gz), or a directory of such files. Can be given several times."
+        ),
+    ] = None,
+    prompts: Annotated[int | None, typer.Option(min=2, help="Texts of each task at most.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Samples of each prompt where the quality of samples is measured.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same texts.")] = 0,
     device: common.Device = "auto",
     dtype: common.Dtype = "auto",
@@ -53,14 +71,25 @@ def paper(
     common.check_writable(out, "--out")
     common.check_writable(page, "--page")
     common.check_apart(out=out, page=page)
+    require(figures is None or not figures.is_file(), f"--figures {figures} is a file; name a directory")
+    check_64_bits("seed", seed)
+    with gc_paused():  # torch is imported here
+        from outrider.models.hub.loading import check_dtype, choose_device
+    check_dtype(dtype)
+    choose_device(device)
+    from outrider.paper.data import read
     from outrider.paper.lab import Amount, Lab
     from outrider.paper.page import page as written
     from outrider.paper.results import PaperResults
 
+    texts = read(data or [])
     results = PaperResults.at(out)
-    records = _run(experiments, Lab(Amount.of(quick, seed), device, dtype), results)
+    lab = Lab(Amount.of(quick, seed, prompts, samples), device, dtype, texts)
+    records = _run(experiments, lab, results)
+    drawn = {} if figures is None else _drawn(records, figures, figures if page is None else page.parent)
     if page is not None:
-        page.write_text(written(experiments, records, _command(quick, only, seed)), encoding="utf-8")
+        command = _command(quick=quick, only=only, seed=seed, data=len(data or []), prompts=prompts, samples=samples)
+        page.write_text(written(experiments, records, command, drawn), encoding="utf-8")
     if as_json:
         answers.out(strict_json({"records": records}), highlight=False)
     else:
@@ -88,21 +117,46 @@ def _run(experiments: Sequence[Experiment], lab: Lab, results: PaperResults) -> 
             raise typer.Exit(130) from None
 
 
-def _show(experiment: Experiment, records: list[dict[str, Any]]) -> None:
-    from outrider.report.side_by_side import side_by_side
+def _drawn(records: list[dict[str, Any]], directory: Path, home: Path) -> dict[str, list[tuple[str, str]]]:
+    """An SVG file for every figure; titles and addresses from ``home`` on, by experiment."""
+    from outrider.report import svg
+    from outrider.report.kinds.papers import chart_of
+    from outrider.report.result_entry import ResultEntry
 
-    header, body = side_by_side([row for record in records for row in record["rows"]])
-    shown = plain_table(header, f"{experiment.paper}, {experiment.title}")
-    for cells in body:
-        shown.add_row(*cells)
-    show_table(answers, shown)
+    directory.mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name in dict.fromkeys(record["experiment"] for record in records):
+        for chart in chart_of([ResultEntry(r, "results") for r in records if r["experiment"] == name]):
+            path = directory / f"{chart.name}.svg"
+            path.write_text(svg.standalone(chart), encoding="utf-8")
+            found.setdefault(name, []).append((chart.title, os.path.relpath(path, home).replace(os.sep, "/")))
+    return found
+
+
+def _show(experiment: Experiment, records: list[dict[str, Any]]) -> None:
+    from outrider.paper.page import busy_parts, pictures
+    from outrider.report.side_by_side import tables
+
+    found = tables([row for record in records for row in record["rows"]])
+    for number, (header, body) in enumerate(found):
+        shown = plain_table(header, "" if number else f"{experiment.paper}, {experiment.title}")
+        for cells in body:
+            shown.add_row(*cells)
+        show_table(answers, shown)
+    for note in dict.fromkeys(note for record in records for note in record["notes"]):
+        answers.print(note, markup=False, highlight=False)
     for record in records:
-        for line in record["lines"]:
-            answers.print(line, markup=False, highlight=False)
+        for picture in pictures(record):
+            answers.print(f"\n{picture.title}:", markup=False, highlight=False)
+            for line in coloured_lines(picture, colours=answers.color_system is not None):
+                answers.print(line, soft_wrap=True)
+    if busy := busy_parts(records):
+        answers.print(busy, style="yellow", markup=False, highlight=False)
     answers.print(f"Why ours differ: {experiment.differs}\n", markup=False, highlight=False)
 
 
-def _command(quick: bool, only: str | None, seed: int) -> str:
-    words = ["outrider paper", *(["--quick"] if quick else []), *([f"--only {only}"] if only else []),
-             *([f"--seed {seed}"] if seed else [])]  # fmt: skip
-    return " ".join(words)
+def _command(quick: bool, only: str | None, **numbers: int | None) -> str:
+    """As it may be printed: files of the user's are not named."""
+    words = ["outrider paper", *(["--quick"] if quick else []), *([f"--only {only}"] if only else [])]
+    words += ["--data FILE"] * (numbers.pop("data") or 0)
+    return " ".join([*words, *(f"--{name} {number}" for name, number in numbers.items() if number)])

@@ -124,7 +124,8 @@ def _earlier(context: typer.Context, path: Path) -> dict[str, Any]:
     kept = ("context", "shown", "export", "export_to", "as_json", "batch")
     unused = [name for name in context.params if name not in kept and given(context, name)]
     flags = ", ".join("TARGET" if name == "target" else f"--{name.replace('_', '-')}" for name in unused)
-    require(not unused, f"{flags} has no meaning with --from, which measures nothing; leave it out")
+    has, it = ("has", "it") if len(unused) == 1 else ("have", "them")
+    require(not unused, f"{flags} {has} no meaning with --from, which measures nothing; leave {it} out")
     return dict(PlanFile.read(path).content)
 
 

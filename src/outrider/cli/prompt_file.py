@@ -31,7 +31,9 @@ def read_lines(
     prompts_format: "text", "jsonl", or "auto": see ``is_jsonl``. target: the model, which a line may name.
     called: what errors call the file.
     """
-    rows = read_bytes(path, called).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    whole = read_bytes(path, called)
+    require(b"\0" not in whole, f"{called} {path} is binary (it has NUL bytes); name a file of text")
+    rows = whole.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     rows = rows[:-1] if rows[-1] == b"" else rows
     first = next((row.strip() for row in rows if row.strip()), b"")
     require(first != b"", f"{called} {path} is empty; give it a prompt in each line")

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from outrider.report.charts import ColouredTrace, TimeLines
+from outrider.report.time_lines import as_text
 from outrider.trace import Stats, Trace
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 Decode = Callable[[Sequence[int]], str]
 
 ACCEPTED, REJECTED, CORRECTED, BONUS = "green", "red strike", "blue", "cyan"
+ORIGINS = {"accepted": ACCEPTED, "rejected": REJECTED, "corrected": CORRECTED, "bonus": BONUS, "plain": BONUS}
 
 
 def trace_lines(trace: Trace, decode: Decode, marks: bool = False) -> list[Text]:
@@ -36,6 +39,20 @@ def trace_lines(trace: Trace, decode: Decode, marks: bool = False) -> list[Text]
             line.append(no.format(_shown(decode(rejected[:1]))) if rejected else "", REJECTED)
             shown = _shown(decode([record.token]))
             line.append(own.format(shown) if rejected else more.format(shown), CORRECTED if rejected else BONUS)
+        lines.append(line)
+    return lines
+
+
+def coloured_lines(picture: ColouredTrace | TimeLines, colours: bool) -> list[Text]:
+    """A trace of a result file in the colours of Figure 1, or with signs where there are none; a time line as it is."""
+    if isinstance(picture, TimeLines) or not colours:
+        return [Text(line) for line in as_text(picture)]
+    lines = []
+    for number, run in enumerate(picture.runs, 1):
+        line = Text(f"{number:2d} ", "dim")
+        for part in run:
+            if part.origin != "unread":
+                line.append(part.text, ORIGINS[part.origin])
         lines.append(line)
     return lines
 

@@ -40,12 +40,14 @@ def report(
     The kind of each file is found out from what it holds. Light and dark, a phone's width and paper are provided for.
     """
     from outrider.report.result_file import read_results
-    from outrider.report.write import reports, write_page, write_pictures
+    from outrider.report.write import check_directory, reports, write_page, write_pictures
 
     common.check_writable(out, "--out")
     inputs = {path.resolve() for path in results}
     require(out.resolve() not in inputs, f"--out {out}: this is one of the result files; name another file")
+    common.check_apart(out=out, figures=figures)
     if figures is not None:
+        check_directory(figures)
         plots.check_available()
     files = read_results(results)
     found = reports(files)

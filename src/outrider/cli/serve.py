@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import socket
 from pathlib import Path
@@ -16,6 +17,7 @@ from outrider.cli.common import (
     Engine,
     Graphs,
     KvCacheDtype,
+    MaxLength,
     TargetArgument,
     Trust,
     Weights,
@@ -37,7 +39,10 @@ def serve(
     draft: Annotated[
         list[str] | None,
         typer.Option(
-            "--draft", "-d", help="Drafter, as of generate; repeatable, and requests may name one. Default: auto."
+            "--draft",
+            "-d",
+            help="Drafter, as of generate; repeatable, and requests may name one of them: "
+            '{"speculation": {"draft": ...}}. Default: auto.',
         ),
     ] = None,
     gamma: Annotated[
@@ -77,6 +82,7 @@ def serve(
     engine: Engine = "auto",
     weights: Weights = "full",
     kv_cache_dtype: KvCacheDtype = "auto",
+    max_length: MaxLength = None,
     width: Width = 9,
     graphs: Graphs = None,
     remember: Annotated[
@@ -147,7 +153,9 @@ def serve(
     llm.warm_up(coupling="gumbel")
     rows = f"{served.limits.slots} slots of {served.limits.context} tokens"
     if served.limits.context < context:
-        notes.print(f"context {context} is more than the model has positions for: {served.limits.context} it is")
+        more_by = ", more with --max-length" if (llm.target.model.facts.longest or 0) > served.limits.context else ""
+        given = f"context {context} is more than the model has positions for"
+        notes.print(f"{given}: {served.limits.context} it is{more_by}")
     notes.print(f"{settings.model}, draft {llm.drafter.name}: {rows}, {'API key needed' if keys else 'no API key'}")
     run.run(served, settings, place, notes.print)
 
@@ -174,7 +182,9 @@ def _check(port: int, host: str, timeout: float, drain: float, origins: list[str
             trial.bind((host, port))
         except OSError as error:
             reason = error.strerror or str(error)
-            raise BadOption(f"cannot listen on {host} port {port} ({reason}); choose another --port") from None
+            no_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+            remedy = f"choose another {'--host' if no_host else '--port'}"
+            raise BadOption(f"cannot listen on {host} port {port} ({reason}); {remedy}") from None
 
 
 def _absolute(target: str) -> str:

@@ -39,7 +39,9 @@ class Loading:
     def decides(self) -> dict[str, Any]:
         """What a text follows from."""
         names = ("dtype", "weights", "kv_cache_dtype", "tensor_parallel")
-        return {"target": self.target, **{name: self.options[name] for name in names}}
+        found = {"target": self.target, **{name: self.options[name] for name in names}}
+        limit = self.options["max_length"]
+        return found if limit is None else found | {"max_length": limit}
 
     def load(self, slots: int | None) -> Any:
         import outrider

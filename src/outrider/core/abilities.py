@@ -15,6 +15,7 @@ from torch import Tensor
 from outrider.core.context import Context
 from outrider.core.prices import Prices
 from outrider.core.protocols import DraftSession, Session
+from outrider.core.token_tree import NodeTree, TreeShape
 from outrider.errors import NotForkable, require
 from outrider.trace import Level
 
@@ -141,6 +142,18 @@ def forkable(session: DraftSession, option: str = "beams") -> Forkable:
 
 
 @runtime_checkable
+class TreeGrowing(Protocol):
+    """Grows whole trees of guesses behind its only row, without a host-device sync: what a captured step asks for."""
+
+    @property
+    def grows_trees(self) -> bool:
+        """Whether it does here."""
+
+    def grow(self, shape: TreeShape) -> NodeTree:
+        """The likeliest nodes, by its own probabilities at temperature 1."""
+
+
+@runtime_checkable
 class Composite(Protocol):
     """A drafting session made of others."""
 
@@ -209,6 +222,11 @@ class Abilities:
     def capturable(self) -> bool:
         own = self._says_capturable
         return own is not None and own.capturable and all(child.capturable for child in self.children)
+
+    @property
+    def growing(self) -> TreeGrowing | None:
+        """Who grows trees on the device: the session itself, or what it is made of, as it puts their trees together."""
+        return self.session if isinstance(self.session, TreeGrowing) and self.session.grows_trees else None
 
     @property
     def learned(self) -> Iterator[Tensor]:

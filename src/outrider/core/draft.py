@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core import host_sync
-from outrider.core.numpy_ops import whole
+from outrider.core.numpy_ops import loaded_kernel, whole
 
 FEW_ROWS = 32
 """Rows that are worked on one at a time; more are quicker together."""
@@ -27,6 +27,9 @@ class Choices:
 
     tokens: Tensor  # [B, K] int64
     weight: Tensor  # [B, K]: one, or NaN where the logits left no choice
+
+    def on(self, device: torch.device) -> Choices:
+        return Choices(self.tokens.to(device), self.weight.to(device))
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,11 @@ class Draft:
         """No guesses at all: gamma = 0."""
         none = torch.zeros((rows, 0), dtype=torch.int64, device=device)
         return Draft(none, None, none.bool())
+
+    def on(self, device: torch.device) -> Draft:
+        probs, support = (None if each is None else each.to(device) for each in (self.probs, self.support))
+        moved = replace(self, tokens=self.tokens.to(device), proposed=self.proposed.to(device))
+        return replace(moved, probs=probs, support=support)
 
     def cut(self, most: Tensor | None) -> Draft:
         """Each row's first most [B] guesses only. Drawing them all and keeping a prefix is drawing a prefix."""
@@ -73,7 +81,7 @@ class Draft:
     def _usable_on_host(self, vocab_size: int) -> Draft:
         """The same where looking at a few numbers costs less than comparing them all; mostly all is well."""
         tokens, proposed = self.tokens.tolist(), self.proposed.tolist()
-        q_of = self._one_by_one()
+        q_of = self.one_by_one()
         most = []
         for row, guesses in enumerate(tokens):
             good = 0
@@ -90,18 +98,18 @@ class Draft:
             self, tokens=self.tokens.clamp(0, vocab_size - 1), proposed=place < whole(np.array(most))[:, None]
         )
 
-    def _one_by_one(self) -> Callable[[int, int, int], float] | None:
-        """q of one token (row, guess, token), on a CPU; None for point masses."""
+    def one_by_one(self) -> Callable[[int, int, int], Any] | None:
+        """q of one token (row, guess, token), on a CPU, as numpy has it; None for point masses."""
         if self.probs is None:
             return None
         q = (self.probs.float() if self.probs.dtype == torch.bfloat16 else self.probs).numpy()  # which numpy lacks
         if self.support is None:
-            return q.item
+            return lambda row, guess, token: q[row, guess, token]
         known = self.support.numpy()
 
-        def of(row: int, guess: int, token: int) -> float:
+        def of(row: int, guess: int, token: int) -> Any:
             place = int(known.searchsorted(token))
-            return q.item(row, guess, place) if place < len(known) and known[place] == token else 0.0
+            return q[row, guess, place] if place < len(known) and known[place] == token else q.dtype.type(0)
 
         return of
 
@@ -140,7 +148,7 @@ class Draft:
         rows, guesses = self.tokens.shape
         if guesses == 0:
             return p
-        if self._on_host(p):
+        if self.on_host(p):
             return self._taken_on_host(p, n.tolist())
         index = n.clamp(max=guesses - 1)[:, None]  # [B, 1]
         real = (n < guesses) & self.proposed.gather(1, index)[:, 0]  # [B]
@@ -152,7 +160,7 @@ class Draft:
             return (p - q).clamp_(min=0)
         return p.index_copy(1, self.support, (p.index_select(1, self.support) - q).clamp_(min=0))
 
-    def _on_host(self, p: Tensor) -> bool:
+    def on_host(self, p: Tensor) -> bool:
         """Whether numpy can do it, a row at a time: over a vocabulary torch's threads wait longer than they work."""
         known = (torch.float32, torch.float64)
         if len(p) > FEW_ROWS or not host_sync.free(p.device):
@@ -171,12 +179,12 @@ class Draft:
                 left[token] = np.maximum(left[token] - left.dtype.type(1), 0)
                 continue
             q = self.probs[row, k].numpy().astype(left.dtype, copy=False)
-            q = np.where(q > 0, q, 0)
-            if self.support is None:
-                np.maximum(np.subtract(left, q, out=left), 0, out=left)
-            else:
-                known = self.support.numpy()
-                left[known] = np.maximum(left.take(known) - q, 0)
+            known = None if self.support is None else self.support.numpy()
+            subtract = loaded_kernel("verdicts", "subtract") if left.dtype == np.float32 else None
+            if known is None:
+                np.maximum(np.subtract(left, np.where(q > 0, q, 0), out=left), 0, out=left)
+            elif subtract is None or not subtract(left, known, q):
+                left[known] = np.maximum(left.take(known) - np.where(q > 0, q, 0), 0)
         return rest
 
     def padded(self, like: Tensor) -> Tensor:
@@ -198,7 +206,7 @@ class Draft:
             tokens = p.tokens[:, :guesses]
             shared = self.tokens == tokens if self.probs is None else self._of(tokens)
             return (shared * p.weight[:, :guesses]).masked_fill_(~self.proposed, 0)
-        if guesses and self.probs is not None and self._on_host(p):
+        if guesses and self.probs is not None and self.on_host(p):
             return self._overlap_on_host(p, self.probs)
         p = p[:, :guesses]
         if self.probs is None:
@@ -213,8 +221,12 @@ class Draft:
         found = torch.zeros(self.tokens.shape, dtype=p.dtype)
         known = None if self.support is None else self.support.numpy()
         target, q, shared = p.numpy(), probs.numpy(), found.numpy()
+        quick = loaded_kernel("verdicts", "shared") if target.dtype == q.dtype == np.float32 else None
         for row, flags in enumerate(self.proposed.tolist()):
             for k in range(sum(flags)):
-                own = target[row, k] if known is None else target[row, k].take(known)
-                shared[row, k] = np.minimum(own, q[row, k].astype(own.dtype, copy=False)).sum()
+                total = -1.0 if known is None or quick is None else quick(target[row, k], known, q[row, k])
+                if total < 0:
+                    own = target[row, k] if known is None else target[row, k].take(known)
+                    total = np.minimum(own, q[row, k].astype(own.dtype, copy=False)).sum()
+                shared[row, k] = total
         return found

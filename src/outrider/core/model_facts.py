@@ -41,6 +41,7 @@ class ModelFacts:
     """
     slots: int = 8  # rows that run together where nobody says how many
     weights_read: int | None = None  # numbers in the matrices of a run, where reading them is what it costs
+    longest: int | None = None  # what ``max_length`` may be where the model is loaded for longer texts
 
     @property
     def computes_in(self) -> str:

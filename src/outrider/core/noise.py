@@ -11,27 +11,29 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import repeat
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.core.numpy_ops import largest, loaded_kernel, whole
+from outrider.core.numpy_ops import largest, loaded_kernel, numbers, whole
 from outrider.kernels.triton import available
 
 _MASK32, _MASK64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
+
+_MASK23 = (1 << 23) - 1
 
 _FEW = 16
 """Positions up to which it pays to work keys out one by one."""
 
 _MANY = 1024
-"""Tokens from which on it pays, on a CPU, to find the winner of a race without running all of it."""
+"""Tokens of a vocabulary from which on it pays, on a CPU, to find the winner of a race without running all of it."""
 
 _TINY = 1e-37
 """Below this float32 has fewer bits with every halving, and none below 1e-45."""
@@ -97,7 +99,7 @@ def row_seeds(seed: int | Sequence[int], prompts: Sequence[Sequence[int]]) -> li
 
 
 @cache  # for good: captured steps read it where it is
-def _vocabulary_counter(size: int, device: torch.device) -> Tensor:
+def vocabulary_counter(size: int, device: torch.device) -> Tensor:
     return counter_of(torch.arange(size, dtype=torch.int64, device=device))
 
 
@@ -164,6 +166,9 @@ class Noise:
     seeds: Tensor  # [B] int64
     path: str = ""
 
+    keyed: ClassVar[bool] = True
+    """Whether uniforms and races follow from ``keys`` alone."""
+
     def child(self, name: str) -> Noise:
         """Streams of their own under a name: what a drafter draws from when it must be independent."""
         return Noise(self.seeds, f"{self.path}/{name}")
@@ -182,12 +187,14 @@ class Noise:
 
         23 bits and a half are what float32 holds exactly. With one bit more the largest is rounded to 1.
         """
-        bits = (self.keys(stream, at) >> 41) & ((1 << 23) - 1)
-        return (bits.to(torch.float32) + 0.5) * 2.0**-23
+        keys = self.keys(stream, at)
+        if at.device.type == "cpu" and at.numel() <= _FEW:
+            return numbers(((keys.numpy() >> 41 & _MASK23) + 0.5) * 2.0**-23)
+        return ((keys >> 41 & _MASK23).to(torch.float32) + 0.5) * 2.0**-23
 
     def race(self, stream: str, at: Tensor, size: int) -> Tensor:
         """Exponential arrival times for positions ``at`` [B, K] and every token -> [B, K, size]."""
-        return self._race(stream, at, _vocabulary_counter(size, at.device))
+        return self._race(stream, at, vocabulary_counter(size, at.device))
 
     def _race(self, stream: str, at: Tensor, counter: Tensor) -> Tensor:
         key = self.keys(stream, at)  # [B, K]
@@ -204,7 +211,7 @@ class Noise:
         With ``counter_of(tokens)`` the weights [B, K, N] are of those tokens, which race as they do among all.
         """
         size = weights.shape[-1]
-        counter = _vocabulary_counter(size, at.device) if counter is None else counter
+        counter = vocabulary_counter(size, at.device) if counter is None else counter
         if available.run_on(at.device) and weights.dtype == torch.float32:
             from outrider.kernels.triton.race import race
 
@@ -216,6 +223,13 @@ class Noise:
         first = loaded_kernel("race", "first") or first_to_arrive
         return whole(np.array([first(*each) for each in zip(rows, repeat(known), keys)])).view(at.shape)
 
+    def winner_on_host(self, stream: str, at: Tensor) -> Callable[[int, int, Array, Array], int]:
+        """``winner`` at one of the positions [B, K] at a time, where a host has few tokens to choose among: takes row,
+        number, float32 weights [N] and what the tokens are known by -> an index."""
+        keys = self.keys(stream, at).tolist()
+        first = loaded_kernel("race", "first") or first_to_arrive
+        return lambda row, number, weights, counter: int(first(weights, counter, keys[row][number]))
+
     def keys(self, stream: str, at: Tensor) -> Tensor:
         """What noise follows from, at positions [B, K] -> int64 [B, K]."""
         name, step = _name_key(f"{self.path}:{stream}"), _signed(0x9E3779B97F4A7C15, 64)
@@ -224,7 +238,7 @@ class Noise:
 
             return keys(self.seeds, at, name)
         if at.device.type == "cpu" and at.numel() <= _FEW and len(at) == len(self.seeds):
-            rows = zip(self.seeds.numpy().tolist(), at.numpy().tolist(), strict=True)
+            rows = zip(self.seeds.tolist(), at.tolist(), strict=True)
             found = [[_mixed(_mixed(seed ^ name) + place * step) for place in places] for seed, places in rows]
             return whole(np.array(found, np.int64)).view(at.shape)
         if at.device.type == "cpu":
@@ -241,6 +255,8 @@ class Silence(Noise):
     A point mass needs no randomness; making none saves a hash per vocabulary entry.
     """
 
+    keyed: ClassVar[bool] = False
+
     def child(self, name: str) -> Noise:
         return self
 
@@ -255,3 +271,6 @@ class Silence(Noise):
 
     def winner(self, stream: str, at: Tensor, weights: Tensor, counter: Tensor | None = None) -> Tensor:
         return largest(weights)
+
+    def winner_on_host(self, stream: str, at: Tensor) -> Callable[[int, int, Array, Array], int]:
+        return lambda row, number, weights, counter: int(weights.argmax())

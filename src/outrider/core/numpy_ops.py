@@ -12,11 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def whole(array: NDArray[Any]) -> Tensor:
+def whole(array: NDArray[Any], dtype: torch.dtype = torch.int64) -> Tensor:
     """An array of whole numbers as a tensor. Not by ``from_numpy``, which a step under watch takes for a constant."""
-    given = torch.empty(array.shape, dtype=torch.int64)
+    given = torch.empty(array.shape, dtype=dtype)
     np.copyto(given.numpy(), array)
     return given
+
+
+def numbers(array: NDArray[Any]) -> Tensor:
+    """The same of an array that becomes float32."""
+    return whole(array, torch.float32)
 
 
 def largest(x: Tensor) -> Tensor:

@@ -50,7 +50,16 @@ class Ladder:
         ``chances``: that guess k is kept if it is made and those before it were kept; ``shares``: that it is made
         at all, since a drafter may have none or stop.
         """
-        return self.joint_rates([(chances, shares)])
+        tokens = kept = made = 1.0
+        time = self.runs[0] + self.drafts[0]
+        found = [1 / self.runs[0]]
+        for number, (chance, share) in enumerate(zip(chances, shares, strict=True), 1):
+            made *= share
+            kept *= share * chance
+            tokens += kept
+            time += made * self.more(number)
+            found.append(tokens / time)
+        return found
 
     def joint_rates(self, rows: Outlooks, left: Sequence[int] | None = None) -> list[float]:
         """The same for rows of one batch, whose run is as wide as the widest of them: the mean over the rows.
@@ -58,6 +67,8 @@ class Ladder:
         ``left``: tokens that each row still has to give. Then what counts is the time until the last row is done, and
         the rate is how many times as fast as without guesses that is.
         """
+        if len(rows) == 1:  # whose tokens to give do not matter: asked before every run, it must not take long
+            return self.rates(*rows[0])
         tokens, kept, made = ([1.0] * len(rows) for _ in range(3))
         time = self.runs[0] + self.drafts[0]
         found = [1 / self.runs[0]]

@@ -58,7 +58,7 @@ class Session(Protocol):
     def device(self) -> torch.device: ...
 
     def keep_states(self, layers: Sequence[int]) -> None:
-        """From now on keep what these layers gave: 0 the embeddings, k layer k, -1 the last, behind its norm."""
+        """From now on keep what these layers gave: 0 the embeddings, k layer k, -1 the last one behind its norm."""
 
     def admit(self, row: int, prompt: Sequence[int], source: Source | None = None) -> None:
         """Start a sequence in a slot: everything but its last token is run through the model, alone."""

@@ -18,7 +18,7 @@ class DrafterTraits:
     Whether its steps can be captured as CUDA graphs depends on device and rows, so its session says that.
     """
 
-    cost: float = 0.05  # c: time of a guess over time of a target run, for one row
+    cost: float = 0.05  # c: time of a guess over time of a plain step, for one row
     batched_cost: float | None = None  # the same where several rows are drafted for; None: as for one
     sampled_cost: float | None = None  # the same above temperature 0; None: as at temperature 0
     gamma: int | None = None  # guesses worth asking for where nobody chooses; None: as many as there is room for

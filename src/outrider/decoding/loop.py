@@ -52,6 +52,7 @@ class Decoder(BatchRules):
         if self.tree is None:
             return
         require(self.tree >= 1, f"tree must be at least 1 guess, got {self.tree}")
+        require(self.gamma != 0, f"gamma=0 makes no guesses, and tree={self.tree} is made of them; leave one out")
         require(
             self.tree < self.width,
             f"tree={self.tree} needs a width of {self.tree + 1}, this model was loaded with {self.width}; "
@@ -64,8 +65,8 @@ class Decoder(BatchRules):
         )
         require(
             facts.runs_trees,
-            f"tree: {kind} does not run trees of guesses; use a decoder-only model of Llama's kind on a CPU with "
-            "engine='numba', or leave tree out",
+            f"tree: {kind} does not run trees of guesses; use a decoder-only model of Llama's kind, on a GPU or on a "
+            "CPU with engine='numba', or leave tree out",
         )
 
     def stream(self, requests: Sequence[Request], trace: Trace, names: Sequence[int] | None = None) -> Generator[Event]:
@@ -161,7 +162,7 @@ class Decoder(BatchRules):
         require(len(request.prompt) > 0, "the prompt is empty; give at least one token", PromptError)
         limit, length = self.target.max_length, len(request.prompt)
         if limit is not None and length >= limit:
-            raise PromptError(f"the prompt has {length} tokens, the model's limit is {limit}; shorten it")
+            raise PromptError(f"the prompt has {length} tokens, the model's limit is {limit}; {self._shorter(limit)}")
         outside = [t for t in request.prompt if not 0 <= t < self.target.vocab_size]
         require(
             not outside,
@@ -171,6 +172,13 @@ class Decoder(BatchRules):
         self._check_source(request.source)
         source = bucket(len(request.source), least=64) if request.source is not None else 0
         return self.common or self.shape_for(length + self.stopping(request).max_new_tokens, source)
+
+    def _shorter(self, limit: int) -> str:
+        """What to do about a prompt beyond the limit."""
+        longest = facts_of(self.target).longest
+        if longest is None or longest <= limit:
+            return "shorten it"
+        return f"shorten it, or load the model with a max_length of up to {longest}"
 
     def _capacity(self, tokens: int) -> int:
         """Room for a text of so many tokens and for guesses behind it; never twice the limit to hold the limit."""

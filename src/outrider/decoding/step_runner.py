@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -127,17 +127,23 @@ class StepRunner:
         self.drafter.price(None)
 
     def _replay(self, rule: Rule, noise: Noise, gamma: int) -> Tensor | None:
-        """The step's table, or None where it must run eagerly: for once while catching up, for good if it cannot."""
+        name = (self.seeds.shape[0], gamma, rule.key, self.drafter.resting)
+        return self.replayed(name, lambda: self.step_table(rule, noise, gamma), gamma > 0)
+
+    def replayed(self, name: Hashable, step: Callable[[], Tensor], drafting: bool = True) -> Tensor | None:
+        """A step's table, or None where it must run eagerly: for once while catching up, for good if it cannot.
+
+        ``drafting`` False: only the target's session runs.
+        """
         if self.drafter.session is not None and not self.drafter.abilities.capturable:
             self._give_up(f"drafter {self.name!r} does not say that it can be captured")
             return None
         if self._captured is None:
             self._captured = StepGraphs(self.target, self.drafter, note=self.note)
-        if not self._captured.steady(gamma > 0):
+        if not self._captured.steady(drafting):
             return None
-        name = (self.seeds.shape[0], gamma, rule.key, self.drafter.resting)
         try:
-            return self._captured.run(name, lambda: self.step_table(rule, noise, gamma), gamma > 0)
+            return self._captured.run(name, step, drafting)
         except OutriderError:
             raise
         except NotCapturable as reason:

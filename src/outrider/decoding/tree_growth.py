@@ -3,14 +3,15 @@
 A place in the tree, candidate j behind a node, has a value before anybody knows its token: the chance of the node times
 what the j-th largest probability of q behind it lets expect (``Outlook``). Values fall along a path and from one
 candidate to the next, so that the best places form a tree. Whether a place is taken depends on the places before it
-alone, never on the token that is drawn for it or on what follows that token: with maximal coupling anything else would
-bias the text. For the same reason the candidates behind each node are drawn from noise of their own.
+alone, never on the token that is drawn for it or on what follows that token (``promising``): with maximal coupling
+anything else would bias the text. For the same reason candidates behind each node are drawn from noise of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain, repeat
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.abilities import forkable
+from outrider.core.model_facts import CPU
 from outrider.core.noise import Noise, counter_of, row_seeds
 from outrider.core.protocols import Draft, DraftSession
 from outrider.core.sampling import Sampling
@@ -26,7 +28,7 @@ from outrider.core.verification.tree import Probabilities, TreeDraft
 from outrider.planning.tree_costs import Outlook
 
 FIRST_CANDIDATE = 0.5
-"""A chance that first candidates often have. A node whose children would find no place with it is not asked about."""
+"""A chance that first candidates often have: what is not worth its time with it is not asked for."""
 
 
 @dataclass(frozen=True)
@@ -111,23 +113,24 @@ class Oracle(Protocol):
 
 
 class ForkedOracle:
-    """Asks a drafting session and a fork of it, all nodes of a level at once."""
+    """Asks a drafting session and a fork of it, all nodes of a level at once. Everything else is on the host."""
 
-    def __init__(self, session: DraftSession, rules: GrowthRules) -> None:
-        self.session, self.ahead, self.rules = session, session, rules
+    def __init__(self, session: DraftSession, rules: GrowthRules, device: torch.device = CPU) -> None:
+        """``device``: of the session."""
+        self.session, self.ahead, self.rules, self.device = session, session, rules, device
         # At temperature 0 q is what ranks candidates.
         self.sampling = replace(rules.sampling, temperature=1.0) if rules.sampling.greedy else rules.sampling
 
     def behind(self, parents: Sequence[int], tokens: Sequence[int], draws: Noise, at: Tensor) -> list[Behind | None]:
         if tokens:
-            rows, new = torch.tensor(parents), torch.tensor(tokens)[:, None]
+            rows, new = (torch.tensor(each).to(self.device) for each in (parents, tokens))
             if self.ahead is self.session:
                 self.ahead = forkable(self.session, "tree").fork(rows)
             else:
                 self.ahead.select(rows)
-            self.ahead.commit(new, torch.ones_like(new[:, 0]))
-        at = torch.cat([at, at + 1], 1)
-        draft = self.ahead.propose(1, self.sampling, draws, at).usable(self.rules.vocab_size)
+            self.ahead.commit(new[:, None], torch.ones_like(new))
+        at, draws = torch.cat([at, at + 1], 1).to(self.device), replace(draws, seeds=draws.seeds.to(self.device))
+        draft = self.ahead.propose(1, self.sampling, draws, at).usable(self.rules.vocab_size).on(CPU)
         return [Behind.of(draft, row) for row in range(len(at))]
 
 
@@ -168,8 +171,8 @@ def grow(oracle: Oracle, rules: GrowthRules, start: int) -> TreeDraft:
                 drawn.append(len(nodes.tokens))
                 nodes.tokens.append(token)
                 nodes.places.append(place)
-        least = promising(places, rules)
-        frontier = [node for node in drawn if nodes.tokens[node] not in rules.ends and nodes.places[node].value > least]
+        asked = promising(places, rules)
+        frontier = [node for node in drawn if nodes.tokens[node] not in rules.ends and nodes.places[node] in asked]
         if not frontier:
             break
     return _finished(nodes, found, set(places), rules.vocab_size)
@@ -184,11 +187,20 @@ def best(places: Sequence[TreePlace], rules: GrowthRules) -> list[TreePlace]:
     return kept
 
 
-def promising(places: Sequence[TreePlace], rules: GrowthRules) -> float:
-    """The value above which a node has a child among the best places, if its drafter is as sure as often."""
+def promising(places: Sequence[TreePlace], rules: GrowthRules) -> set[TreePlace]:
+    """Those of the best places that may have a child among them, whose drafter is asked for it.
+
+    What stands behind a place may hang on its token. So where candidates are judged by q, it decides nothing: of a full
+    tree only those are left out that can have no child in it. Where tokens are matched any tree is exact.
+    """
     worst = places[-1].value if len(places) == rules.nodes else 0.0
-    floor = rules.floors[min(len(places), len(rules.floors) - 1)] if rules.floors else 0.0
-    return max(worst, floor) / FIRST_CANDIDATE
+    entering = 1.0 if rules.own_noise else FIRST_CANDIDATE
+    behind = list(accumulate(reversed(rules.floors[1:]), min))[::-1]  # the least floor behind each place
+    return {
+        place
+        for place, floor in zip(places, chain(behind, repeat(0.0)), strict=False)
+        if place.value * entering > worst and place.value * FIRST_CANDIDATE > floor
+    }
 
 
 def _noise(rules: GrowthRules, text: tuple[int, ...]) -> Noise:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Choices
-from outrider.core.model_facts import facts_of
+from outrider.core.model_facts import CPU, facts_of
 from outrider.core.noise import Noise, Silence
 from outrider.core.prices import Ladder
-from outrider.core.protocols import Admission
+from outrider.core.protocols import Admission, DraftSession
 from outrider.core.sampling import choices, standardise
-from outrider.core.token_tree import ROOT, TokenTree, TreeScoring
+from outrider.core.token_tree import ROOT, TokenTree, TreeScoring, TreeShape
 from outrider.core.traits import declared_cost
 from outrider.core.verification.tree import TreeDraft, TreeVerdict, tree_rule, walk
 from outrider.decoding.batch import BatchRules
@@ -23,6 +23,7 @@ from outrider.decoding.inbox import Numbered
 from outrider.decoding.request import Event, Request
 from outrider.decoding.step_runner import StepRunner
 from outrider.decoding.stopping import Row
+from outrider.decoding.tree_device import DeviceTrees, TreeOutcome
 from outrider.decoding.tree_growth import ForkedOracle, GrowthRules, grow
 from outrider.errors import require
 from outrider.planning.policies import ASKING, declared_widths
@@ -33,6 +34,9 @@ from outrider.trace import Ending, Record, Stopwatch, Trace
 
 NO_TREE = TreeDraft(TokenTree((), ()))
 
+LEVELS = 8
+"""Of a tree that is grown on a device, where nobody says how many."""
+
 
 @dataclass(frozen=True)
 class TreePlan:
@@ -40,6 +44,11 @@ class TreePlan:
 
     nodes: int  # at most
     depth: int | None = None  # levels; None: as many as pay, by what the target and the drafter declare to cost
+
+    @property
+    def shape(self) -> TreeShape:
+        """Of a tree that is always the same."""
+        return TreeShape.of(self.nodes, min(self.nodes, LEVELS if self.depth is None else self.depth))
 
     def costs(self, rules: BatchRules) -> TreeCosts | None:
         """None: every tree is as large as it may be."""
@@ -72,16 +81,37 @@ class TreeDecoding:
         self.drafter.admit_all([new])
         self.runner.seeds[0] = request.seed
         self.watch.lap("prefill")
-        while row.finish_reason is None:
-            yield self._step(index, row)
+        device = DeviceTrees.of(self.runner, self.rules, self.plan.shape)
+        yield from self._on_host(index, row) if device is None else self._on_device(index, row, device)
         self.trace.drafter_error = self.trace.drafter_error or self.drafter.error
         self.trace.endings.append(Ending(index, str(row.finish_reason), row.stop_reason))
         self.runner.target.release(0)
         self.drafter.release(0)
 
+    def _on_host(self, index: int, row: Row) -> Generator[Event]:
+        while row.finish_reason is None:
+            yield self._step(index, row)
+
+    def _on_device(self, index: int, row: Row, device: DeviceTrees) -> Generator[Event]:
+        """A step is launched before the last one was read, unless that one must be the last; without a drafter, one by
+        one on the host."""
+        began, under_way = timer.now(), device.launch()
+        while under_way is not None:
+            following = device.launch() if row.left > 1 else None
+            under_way.wait()
+            self.watch.lap("target")
+            self.trace.runs += 1
+            self.trace.graphs |= self.runner.captures > 0
+            event = self._event(index, row, TreeOutcome.read(under_way))
+            self.watch.lap("host")
+            yield replace(event, seconds=timer.now() - began)
+            began, under_way = timer.now(), None if row.finish_reason is not None else following
+        yield from self._on_host(index, row)
+
     def _step(self, index: int, row: Row) -> Event:
         began = timer.now()
-        noise = Silence(self.runner.seeds) if self.rules.sampling.greedy else Noise(self.runner.seeds)
+        seeds = self.runner.seeds.to(CPU)
+        noise = Silence(seeds) if self.rules.sampling.greedy else Noise(seeds)
         start = int(self.context.lengths[0])
         draft = self._draft(row, noise, start)
         self.watch.lap("draft")
@@ -91,9 +121,11 @@ class TreeDecoding:
         verdict = walk(draft, lambda node: self._target(draft.tree, logits, node), self.node_rule, noise, start)
         emitted = [*(draft.tree.tokens[node] for node in verdict.path), verdict.token]
         self.target.commit_path(verdict.path, verdict.token)
-        self.drafter.commit(torch.tensor([emitted]), torch.tensor([len(emitted)]))
+        self.drafter.commit(*(torch.tensor(each).to(self.context.device) for each in ([emitted], [len(emitted)])))
         self.watch.lap("accept")
-        event = self._event(index, row, draft.tree, verdict, emitted)
+        beside = draft.tree.children(verdict.path[-1] if verdict.path else ROOT)[:1]
+        guess = tuple(draft.tree.tokens[node] for node in beside)
+        event = self._event(index, row, TreeOutcome(tuple(emitted), verdict.healthy, guess, len(draft.tree)))
         if self.costs is not None:
             self.costs.learn(len(draft.tree), len(emitted))
         if not self.rules.sampling.greedy:
@@ -113,7 +145,12 @@ class TreeDecoding:
             outlook=Outlook() if rules.sampling.greedy else self.sampled.outlook,
             floors=() if self.costs is None else self.costs.floors, ends=row.rules.eos,
         )  # fmt: skip
-        return self.drafter.attempt(lambda session: grow(ForkedOracle(session, growth), growth, start)) or NO_TREE
+        device = self.context.device
+
+        def grown(session: DraftSession) -> TreeDraft:
+            return grow(ForkedOracle(session, growth, device), growth, start)
+
+        return self.drafter.attempt(grown) or NO_TREE
 
     def _learn(self, draft: TreeDraft, verdict: TreeVerdict) -> None:
         for node, kept in zip((ROOT, *verdict.path), (*verdict.path, None), strict=True):
@@ -124,29 +161,30 @@ class TreeDecoding:
     def _target(self, tree: TokenTree, logits: Tensor, node: int) -> Tensor | Choices:
         """p behind a node, as plain decoding would have it behind that text."""
         sampling, verifier = self.rules.sampling, self.rules.verifier
-        own, none = logits[:, node + 1 : node + 2], torch.zeros((1, 0), dtype=torch.int64)
+        own, none = logits[:, node + 1 : node + 2], logits.new_zeros((1, 0), dtype=torch.int64)
         context = self.context
         if sampling.adjusts and node != ROOT:
-            context = context.ahead(torch.tensor([tree.text(node)]))
-        return (choices if sampling.greedy and verifier.compares else standardise)(own, sampling, context, none)
+            context = context.ahead(torch.tensor([tree.text(node)]).to(context.device))
+        if sampling.greedy and verifier.compares:
+            return choices(own, sampling, context, none).on(CPU)
+        return standardise(own, sampling, context, none).to(CPU)
 
-    def _event(self, index: int, row: Row, tree: TokenTree, verdict: TreeVerdict, emitted: list[int]) -> Event:
+    def _event(self, index: int, row: Row, step: TreeOutcome) -> Event:
         """What a step gave goes into row and trace."""
-        position, accepted = len(row.prompt) + len(row.tokens), len(verdict.path)
-        taken = row.push(emitted)
-        if len(taken) > verdict.healthy:
-            reason = fault(self.runner.target, 0, position + verdict.healthy, self.rules.sampling)
-            row.fail(len(taken) - verdict.healthy, reason)
-            taken = taken[: verdict.healthy]
+        position, accepted = len(row.prompt) + len(row.tokens), len(step.emitted) - 1
+        taken = row.push(list(step.emitted))
+        if len(taken) > step.healthy:
+            reason = fault(self.runner.target, 0, position + step.healthy, self.rules.sampling)
+            row.fail(len(taken) - step.healthy, reason)
+            taken = taken[: step.healthy]
         record = None
         if taken:
-            beside = tree.children(verdict.path[-1] if verdict.path else ROOT)[:1]
-            drafted = tuple(tree.tokens[node] for node in (*verdict.path, *beside))
+            drafted = (*step.emitted[:-1], *step.beside)
             record = Record(
-                index, position, drafted, accepted, verdict.token, (None,) * len(drafted), len(taken), len(tree)
+                index, position, drafted, accepted, step.emitted[-1], (None,) * len(drafted), len(taken), step.nodes
             )
             self.trace.records.append(record)
-        return Event(index, tuple(taken), min(accepted, len(taken)), row, record, len(tree))
+        return Event(index, tuple(taken), min(accepted, len(taken)), row, record, step.nodes)
 
 
 def _check(request: Request) -> None:

@@ -74,12 +74,15 @@ class Reach:
             rows = [prices.floors(row, most) for row in range(len(active))]
             self.floors = [*rows[0]] if len(rows) == 1 else [torch.tensor(guess) for guess in zip(*rows, strict=True)]
 
-    def took(self, q: Tensor | None, logits: Tensor, sampling: Sampling) -> None:
-        """Another guess was drawn, from q [B, V], which was made of logits [B, N]."""
+    def took(self, q: Tensor | None, logits: Tensor, sampling: Sampling, chance: Tensor | None = None) -> None:
+        """Another guess was drawn, from q [B, V], which was made of logits [B, N].
+
+        ``chance`` [B]: that it is kept, as the drafter predicted before it was drawn.
+        """
         self.made += 1
         if self.floor > 0 and (self.floors is None or self.made < len(self.floors)):
             floor = self.floor if self.floors is None else self.floors[self.made]
-            self.chance = self.chance * _confidence(q, logits, sampling)
+            self.chance = self.chance * (_confidence(q, logits, sampling) if chance is None else chance)
             self.going = self.going & (self.chance >= floor)
 
     @property

@@ -22,14 +22,17 @@ from outrider.drafters import (
     SuffixIndex,
     suffix_index,
 )
-from outrider.drafters.eagle3 import Eagle3Drafter, is_checkpoint
 from outrider.drafters.head import CONFIG, HeadDrafter
 from outrider.drafters.imported import imported, names_a_class
+from outrider.drafters.made_for import check_fingerprint, check_target
 from outrider.drafters.model_cost import kept_sampled_cost
 from outrider.drafters.other_tokenizer import OtherTokenizerDrafter
+from outrider.drafters.public_drafts import tell_of_public_draft
+from outrider.drafters.published import PublishedDrafter, is_checkpoint
 from outrider.errors import BadOption, ModelNotFound, TokenizerMismatch, require
 from outrider.models.engine.choice import Kernels
 from outrider.models.hub import loading, names, pairs
+from outrider.models.hub.plain_settings import has_encoder
 from outrider.models.hub.shared_tokens import shared_tokens
 from outrider.models.transformers import trimmed
 from outrider.models.transformers.fingerprint import fingerprint
@@ -99,6 +102,8 @@ def drafter_named(draft: str | Drafter | None, beside: Beside) -> Drafter:
         draft = beside.target.name
     if draft == "auto" and (head := shipped_draft(beside.target)) is not None:
         return Mixture(Copying(), head)
+    if draft == "auto":
+        tell_of_public_draft(beside.target.name)
     if draft == HEAD:
         return _shipped_head(beside.target)
     if draft is not None and searches_suffixes(draft):
@@ -111,8 +116,9 @@ def drafter_named(draft: str | Drafter | None, beside: Beside) -> Drafter:
         return _trained(Path(draft), beside.target)
     published = _published_head(draft, beside.trust)
     if published is not None:
-        name = Path(draft).name
-        return Eagle3Drafter.load(published, name).beside(beside.target.model.facts)
+        drafter = PublishedDrafter.load(published, Path(draft).name).beside(beside.target.model.facts)
+        check_target(draft, drafter.config, beside.target)
+        return drafter
     return _model(draft, beside)[0]
 
 
@@ -171,7 +177,7 @@ def _chain(draft: str, beside: Beside) -> Drafter:
     # A model trained for the target has no head of its own, and what is drafted for it speaks the target's tokens.
     lower = BUILT_IN["auto"]() if name == "auto" else drafter_named(name, beside)
     require(
-        not isinstance(lower, (HeadDrafter, Eagle3Drafter)),
+        not isinstance(lower, (HeadDrafter, PublishedDrafter)),
         f"draft {draft!r}: {name!r} is a head of the target and cannot draft for {middle!r}",
     )
     return Cascade(lower, trained, once=once)
@@ -186,8 +192,12 @@ def _model(name: str, beside: Beside) -> tuple[ModelDrafter | OtherTokenizerDraf
     engine = "torch" if beside.target.kernels.engine == "torch" else "auto"
     kernels = Kernels(engine, rows=2 if beside.target.model.encoder_decoder else 1, release=True)
     with _listing_drafters(name):
+        if (
+            encodes := has_encoder(names.directory(found, code=beside.trust))
+        ) is not None:  # before it is compiled and measured
+            loading.check_same_kind(beside.target, shown, encodes)
         loaded = loading.load(found, str(beside.target.model.device), beside.dtype, beside.trust, kernels)
-    loading.check_same_kind(beside.target, loaded)
+    loading.check_same_kind(beside.target, shown, loaded.model.encoder_decoder)
     if loading.same_tokens(beside.target, loaded):
         return ModelDrafter(loaded.model, name=shown, sampled_cost=kept_sampled_cost(loaded, beside.target)), loaded
     target = beside.target
@@ -232,11 +242,7 @@ def drafts_for(target: loading.Loaded) -> list[str]:
 def _trained(folder: Path, target: loading.Loaded) -> Drafter:
     """A draft made by ``outrider distill``, beside the target it was made for."""
     config = json.loads((folder / CONFIG).read_text("utf-8"))
-    ours = fingerprint(target.model)
-    require(
-        config.get("fingerprint", ours) == ours,
-        f"draft {folder} was trained for another target than {target.name!r}; train one with `outrider distill`",
-    )
+    check_fingerprint(str(folder), config.get("fingerprint", ""), target)
     if config["kind"] == "model":
         return ModelDrafter(trimmed.load(folder, target.model), name=folder.name, gamma=config.get("gamma"))
     return HeadDrafter.load(folder).beside(target.model.facts)

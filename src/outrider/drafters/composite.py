@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outrider.core.abilities import Abilities, forkable
 from outrider.core.protocols import Admission, DraftSession, Source, admit_all
+from outrider.core.token_tree import NodeTree, TreeShape
 
 
 class CompositeSession:
@@ -57,6 +58,21 @@ class CompositeSession:
         for session in self.sessions:
             session.select(rows)
         self._select(rows)
+
+    @property
+    def grows_trees(self) -> bool:
+        return self.same_target and len(self.sessions) <= 2 and all(each.growing for each in self.abilities)
+
+    def grow(self, shape: TreeShape) -> NodeTree:
+        """The last session's tree, and beside it the longest path of another before it."""
+        *others, last = (each.growing for each in self.abilities)
+        assert last is not None
+        chain = min(shape.levels, shape.nodes // 2)
+        if not others or not chain:
+            return last.grow(shape)
+        assert others[0] is not None
+        rest = TreeShape.of(shape.nodes - chain, min(shape.levels, shape.nodes - chain))
+        return last.grow(rest).with_tree(others[0].grow(TreeShape(chain, chain, 1)))
 
     def fork(self, rows: Tensor) -> Self:
         other = copy(self)

@@ -18,6 +18,7 @@ from outrider.core.noise import Noise
 from outrider.core.numpy_ops import whole
 from outrider.core.protocols import Draft, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
+from outrider.core.token_tree import NodeTree, TreeShape
 from outrider.core.traits import DrafterTraits
 from outrider.drafters.matching import SearchingSession, Tokens, longest_matches, searchable
 from outrider.errors import require
@@ -27,7 +28,8 @@ from outrider.errors import require
 class Copying:
     """Proposes what followed the latest among the longest earlier matches of the last tokens.
 
-    A match must be at least ``shortest`` tokens long; beyond ``longest`` tokens, longer is no better.
+    A match must be at least ``shortest`` tokens long; beyond ``longest`` tokens, longer is no better. A copy that
+    reaches the end of the text goes on with its own first token: a text that goes round in a circle goes round again.
     """
 
     shortest: int = 2
@@ -44,7 +46,7 @@ class Copying:
 
 
 class _CopyingSession(SearchingSession):
-    capturable = True
+    capturable = grows_trees = True
 
     def __init__(self, drafter: Copying, rows: int, shape: Shape, target: Session) -> None:
         super().__init__(rows, shape, target)
@@ -55,6 +57,10 @@ class _CopyingSession(SearchingSession):
             return self._propose_on_host(gamma)
         return self.propose_on_device(gamma)
 
+    def grow(self, shape: TreeShape) -> NodeTree:
+        """One copy. Where there is none its tokens are any: they are judged like all others."""
+        return NodeTree.chain(self.propose_on_device(min(shape.levels, shape.nodes)).tokens)
+
     def propose_on_device(self, gamma: int) -> Draft:
         text = self._searchable()  # [B, T]
         score = self._match_lengths(text) * (text.shape[1] + 1)
@@ -62,9 +68,11 @@ class _CopyingSession(SearchingSession):
         best = score.amax(1)  # [B]
         found = (best >= self.drafter.shortest * (text.shape[1] + 1)) & self.context.active
         self.matched = torch.where(found, best // (text.shape[1] + 1), 0)
-        place = score.argmax(1)[:, None] + 1 + torch.arange(gamma, device=text.device)  # [B, G]
+        start = score.argmax(1)[:, None] + 1  # [B, 1]
+        end = self.context.lengths[:, None] + (text.shape[1] - self.context.capacity)
+        place = start + torch.arange(gamma, device=text.device) % (end - start).clamp(min=1)  # [B, G]
         tokens = text.gather(1, place.clamp(max=text.shape[1] - 1))
-        real = (tokens >= 0) & (place < text.shape[1]) & found[:, None]
+        real = (tokens >= 0) & found[:, None]
         proposed = real.to(torch.int64).cumprod(1).bool()
         return Draft(tokens.clamp(min=0, max=self.vocab_size - 1), None, proposed)
 
@@ -87,7 +95,8 @@ class _CopyingSession(SearchingSession):
         matched, places = longest_matches(searched, text[: -self.drafter.longest - 1 : -1]) if len(text) else (0, text)
         if matched < self.drafter.shortest:
             return 0, searched[:0]
-        after = searched[places[-1] + 1 : places[-1] + 1 + gamma]
+        start = places[-1] + 1
+        after = searched[start + np.arange(gamma) % (len(searched) - start)]
         return matched, after[: int((after >= 0).cumprod().sum())].clip(max=self.vocab_size - 1)
 
     def _searchable(self) -> Tensor:

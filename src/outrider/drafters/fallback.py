@@ -43,7 +43,7 @@ class _FallbackSession(CompositeSession):
         # A guess that costs a run is worth asking for only as often as its drafter says.
         self.limits = [traits_of(one).gamma or shape.width for one in drafters]
         self.vocab_size = target.vocab_size
-        self.asks = target.device.type == "cpu"  # whether anybody needs the second drafter; a host-device sync on a GPU
+        self.asks = host_sync.free(target.device)  # whether anybody needs the second drafter
         self.used_first = torch.zeros(rows, dtype=torch.bool, device=target.device)  # [B]: in the last draft
 
     @property

@@ -44,6 +44,7 @@ class Match:
 
     length: int  # tokens that agree
     found: tuple[tuple[Tokens, Tokens], ...]  # texts, and the places in each; something follows every place
+    own: bool = False  # whether it is the row's own text, which its guesses go on
 
     def next(self) -> tuple[Tokens, Tokens]:
         """Tokens that followed, ascending, and how often. The latest place counts a little more."""
@@ -58,11 +59,12 @@ class Match:
         going = []
         for text, places in self.found:
             ends = places[text[places + 1] == token] + 1
+            text = np.append(text, token) if self.own else text
             ends = ends[ends + 1 < len(text)]
             ends = ends[text[ends + 1] >= 0]
             if len(ends):
                 going.append((text, ends))
-        return Match(self.length + 1, tuple(going)) if going else None
+        return Match(self.length + 1, tuple(going), self.own) if going else None
 
 
 class SearchingSession(ContextSession):

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from outrider.core import host_sync
 from outrider.core.noise import Noise
 from outrider.core.prices import Ladder, Prices
 from outrider.core.protocols import Admission, Draft, Drafter, DraftSession, Session, Shape
@@ -73,7 +74,7 @@ class _MixtureSession(CompositeSession):
         super().__init__(*(one.start(rows, shape, target) for one in (drafter.first, drafter.second)))
         self.vocab_size = target.vocab_size
         # On a GPU asking who wants the second drafter costs a wait, so it runs anyway and its guesses are free.
-        self.on_cpu = target.device.type == "cpu"
+        self.on_cpu = host_sync.free(target.device)
         self.cost = drafter.cost if self.on_cpu else 0.0
         self.stops = traits_of(drafter.second).stops_itself
         self.kept = torch.zeros((rows, KINDS), device=target.device)  # guesses the text followed, by kind
@@ -118,7 +119,7 @@ class _MixtureSession(CompositeSession):
         self.last, self.copied, self.asked = self.nothing, self.nothing, None
         if gamma == 0:
             return self.last
-        most = torch.full_like(self.kind, gamma) if self.caps is None else self.caps.clamp(max=gamma)  # [B]
+        most = torch.full_like(at[:, 0], gamma) if self.caps is None else self.caps.clamp(max=gamma)  # [B]
         self.asked = most > 0
         self.abilities[0].cap(self.caps)
         copied = self.first.propose(gamma, sampling, noise, at).usable(self.vocab_size).cut(self.caps)
@@ -220,7 +221,7 @@ class _MixtureSession(CompositeSession):
         prior = self.cold + min(sampling.temperature, 1.0) * (self.warm - self.cold)
         rate = (self.kept + PRIOR_WEIGHT * prior) / (self.tried + PRIOR_WEIGHT)  # [B, kinds]
         known = self.abilities[0].matched
-        matched = torch.zeros_like(self.kind) if known is None else known
+        matched = torch.zeros_like(length) if known is None else known
         kind = torch.bucketize(matched, self.bounds, right=True)  # [B]
         place = torch.arange(gamma + 1, device=rate.device)  # guesses 0..G
         right = rate.gather(1, kind[:, None])[:, 0]  # [B]: of the copy

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.core.protocols import DraftSession, Session, Shape
-from outrider.drafters.base import TableSession
+from outrider.drafters.lookup import Followers, LookupSession
+from outrider.drafters.matching import Tokens, longest_matches
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
 
 _FOLLOWERS = 32
 """Most frequent followers kept per context. The rest has q = 0, which costs acceptance, never exactness."""
 
 _BASE = 0x9E3779B97F4A7C15 - (1 << 64)
+_MASK = (1 << 64) - 1
 
 
 def _fold(tokens: Iterable[Tensor], like: Tensor) -> Tensor:
@@ -49,6 +52,11 @@ class NgramTable:
     @property
     def order(self) -> int:
         return len(self.keys) + 1
+
+    @cached_property
+    def on_host(self) -> _HostTable:
+        """The same for a host that looks contexts up one by one."""
+        return _HostTable(self)
 
     @staticmethod
     def fit(texts: Iterable[Sequence[int]], vocab_size: int, order: int = 3) -> NgramTable:
@@ -90,6 +98,8 @@ class NgramTable:
         return NgramTable(unigram.shape[0], unigram, *rows)
 
     def to(self, device: torch.device) -> NgramTable:
+        if device == self.unigram.device:
+            return self
         move = [tuple(t.to(device) for t in group) for group in (self.keys, self.followers, self.counts)]
         return NgramTable(self.vocab_size, self.unigram.to(device), *move)
 
@@ -135,7 +145,36 @@ class Ngram:
         return _TableSession(self.table.to(target.device), rows, shape, target)
 
 
-class _TableSession(TableSession):
+class _HostTable:
+    """The followers of each context, ascending, found by its key in a dictionary."""
+
+    def __init__(self, table: NgramTable) -> None:
+        self.orders = []
+        for keys, followers, counts in zip(table.keys, table.followers, table.counts, strict=True):
+            order = followers.sort(1)
+            tokens, found = order.values.numpy(), counts.gather(1, order.indices).numpy()
+            likeliest = tokens[np.arange(len(tokens)), found.argmax(1)]  # the first of equals
+            places = {key: place for place, key in enumerate(keys.tolist())}
+            self.orders.append((places, tokens, found, likeliest.tolist()))
+        self.unigram = Followers(None, table.unigram.numpy())
+        self.knows_any = bool(table.unigram.max() > 0)
+        self.likeliest = self.unigram.likeliest
+
+    def find(self, text: Tokens, guesses: Sequence[int]) -> tuple[int, int] | None:
+        """The longest context that was seen: its order and its place there; None: there is only the unigram."""
+        most = len(self.orders)
+        tail = [*text[max(0, len(text) + len(guesses) - most) :].tolist(), *guesses[-most:]] if most else []
+        for size in range(len(tail), 0, -1):
+            key = 0
+            for token in tail[-size:]:
+                key = ((key ^ (token + 1)) * _BASE) & _MASK
+            place = self.orders[size - 1][0].get(key - (1 << 64) if key >> 63 else key)
+            if place is not None:
+                return size - 1, place
+        return None
+
+
+class _TableSession(LookupSession):
     capturable = True
 
     def __init__(self, table: NgramTable, rows: int, shape: Shape, target: Session) -> None:
@@ -159,8 +198,22 @@ class _TableSession(TableSession):
             weights = torch.where(seen[:, None], known, weights)
         return weights
 
+    def followers(self, text: Tokens, guesses: Sequence[int]) -> Followers | None:
+        table = self.table.on_host
+        if (found := table.find(text, guesses)) is None:
+            return table.unigram if table.knows_any else None
+        _, followers, counts, _ = table.orders[found[0]]
+        known = counts[found[1]] > 0
+        return Followers(followers[found[1]][known], counts[found[1]][known])
 
-class _OnlineSession(TableSession):
+    def likeliest(self, text: Tokens, guesses: Sequence[int]) -> int | None:
+        table = self.table.on_host
+        if (found := table.find(text, guesses)) is not None:
+            return int(table.orders[found[0]][3][found[1]])
+        return table.likeliest if table.knows_any else None
+
+
+class _OnlineSession(LookupSession):
     """k-gram counts of the row's own text, found by matching rather than kept in a table.
 
     Back-off ends at one token of context: what is frequent in a short text says little about what comes next.
@@ -186,3 +239,13 @@ class _OnlineSession(TableSession):
             votes = torch.where(longer, running.to(torch.float32), votes)
         weights = torch.zeros((context.rows, self.vocab_size), device=context.device)
         return weights.scatter_add_(1, context.tokens[:, 1:], votes)
+
+    def followers(self, text: Tokens, guesses: Sequence[int]) -> Followers | None:
+        if self.order == 1:
+            after = text[1:]
+        else:
+            suffix = np.array([*text[-self.order :].tolist(), *guesses][: -self.order : -1])
+            length, places = longest_matches(text, suffix)
+            after = text[places + 1] if length else text[:0]
+        tokens, counts = np.unique(after, return_counts=True)
+        return Followers(tokens, counts.astype(np.float32)) if len(tokens) else None

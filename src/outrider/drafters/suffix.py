@@ -140,7 +140,7 @@ class _SuffixSession(SearchingSession):
         suffix = text[: -LONGEST - 1 : -1]
         searched = searchable(text, source)
         length, places = longest_matches(searched, suffix)
-        best = Match(length, ((searched, places),))
+        best = Match(length, ((searched, places),), own=True)
         tokens = suffix.tolist()
         if self.drafter.memory is not None and owner is not None:
             earlier = self.drafter.memory.matches(owner, tokens)

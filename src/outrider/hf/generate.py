@@ -24,7 +24,7 @@ from outrider.hf.keywords import hand_on
 from outrider.hf.lent import LentModel, lent
 from outrider.hf.processors import sampling_of
 from outrider.hf.refusals import check_config, check_inputs
-from outrider.hf.rows import Batch, joined, requests
+from outrider.hf.rows import Batch, asked_length, joined, requests
 from outrider.options import COUPLINGS
 from outrider.trace import Trace
 
@@ -68,9 +68,10 @@ def transformers_generate(
         check_inputs(model, input_ids, model_kwargs)
         require(streamer is None or len(input_ids) == 1, f"a streamer takes one prompt at a time, got {len(input_ids)}")
         advise_loading(model)
-        target = stack.enter_context(lent(model))
+        length = asked_length(input_ids, stopping_criteria or ())
+        target = stack.enter_context(lent(model, length))
         check_width(width, target.max_length)
-        drafter = _drafter(_draft(draft, assistant_model), target, stack)
+        drafter = _drafter(_draft(draft, assistant_model), target, length, stack)
         batch = _batch(input_ids, model_kwargs, inputs_tensor)
         sampled = bool(config.do_sample)
         rows = [batch.given(row) for row in range(len(input_ids))]
@@ -133,7 +134,7 @@ def _draft(draft: Any, assistant: PreTrainedModel | None) -> Any:
     return draft if assistant is None else assistant
 
 
-def _drafter(draft: Any, target: LentModel, stack: ExitStack) -> Drafter:
+def _drafter(draft: Any, target: LentModel, length: int, stack: ExitStack) -> Drafter:
     known = target.drafters
     if draft is None or (isinstance(draft, str) and draft in known):
         return known[draft or "none"]
@@ -143,7 +144,7 @@ def _drafter(draft: Any, target: LentModel, stack: ExitStack) -> Drafter:
             "draft: a model cannot draft for an encoder-decoder here, where only the target's encoder has run; "
             "use outrider.load(target, draft=...)",
         )
-        return stack.enter_context(lent(draft)).drafter
+        return stack.enter_context(lent(draft, length)).drafter
     if isinstance(draft, Drafter):
         return draft
     raise BadOption(f"draft must be one of {', '.join(known)}, a transformers model or a Drafter; got {draft!r}")

@@ -20,23 +20,24 @@ from outrider.decoding.session_pool import SessionPool
 from outrider.drafters import ModelDrafter, built_in
 from outrider.errors import ModelError
 from outrider.models.cached_session import CachedSession
+from outrider.models.positions import Positions
 from outrider.models.transformers import families
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.models.transformers.narrow_session import NarrowSession
-from outrider.models.transformers.watch import watch_output_layer
+from outrider.models.transformers.watch import end_watch_of_layers, watch_output_layer
 from outrider.models.width_costs import NOMINAL
 from outrider.planning.policies import Auto
 
 _lock = threading.RLock()
 _in_use: WeakKeyDictionary[PreTrainedModel, _Use] = WeakKeyDictionary()
-_wrapped: WeakKeyDictionary[PreTrainedModel, LentModel] = WeakKeyDictionary()
+_wrapped: WeakKeyDictionary[PreTrainedModel, dict[bool, LentModel]] = WeakKeyDictionary()  # by ``Positions.long``
 
 
 class LentModel(HuggingFaceModel):
     """A transformers model that somebody else owns. Usable inside ``lent(model)``."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(model)
+    def __init__(self, model: PreTrainedModel, max_length: int | None) -> None:
+        super().__init__(model, max_length)
         self.identity = _identity(model)
         self.facts = replace(self.facts, width_costs=NOMINAL if self.device.type == "cpu" else None)
         self.auto = Auto()  # knows what steps cost
@@ -63,23 +64,32 @@ class LentModel(HuggingFaceModel):
 
 
 @contextmanager
-def lent(model: PreTrainedModel) -> Iterator[LentModel]:
+def lent(model: PreTrainedModel, length: int = 1) -> Iterator[LentModel]:
     """The model, in eval mode and able to run rows at positions of their own; exactly as it was afterwards.
 
-    What was found out about it is kept for as long as the model lives and is the same.
+    ``length``: of texts, prompts included, as the call asks for it, which decides by which factors longrope scales
+    positions. What was found out about the model is kept for as long as it lives and is the same.
     """
     with _lock:
         use = _in_use.setdefault(model, _Use())
         use.begin(model)
     try:
         with _lock:
-            known = _wrapped.get(model)
+            kept, asked = _wrapped.setdefault(model, {}), _asked(model, length)
+            known = kept.get(asked.long)
             if known is None or known.identity != _identity(model):
-                known = _wrapped[model] = LentModel(model)
+                known = kept[asked.long] = LentModel(model, asked.count)
         yield known
     finally:
         with _lock:
             use.end()
+
+
+def _asked(model: PreTrainedModel, length: int) -> Positions:
+    """The positions of a call: no more than the model has."""
+    config = model.config.get_text_config(decoder=True)
+    most = Positions.of(config).most
+    return Positions.of(config, length if most is None else min(length, most))
 
 
 def _identity(model: PreTrainedModel) -> tuple[Any, ...]:
@@ -123,7 +133,7 @@ class _Use:
             self.training = [module for module in model.modules() if module.training]
             if self.training:
                 model.eval()
-            self.undo = [families.adapt(model), watch_output_layer(model)]
+            self.undo = [families.adapt(model), watch_output_layer(model), lambda: end_watch_of_layers(model)]
 
     def end(self) -> None:
         self.count -= 1

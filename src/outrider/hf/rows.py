@@ -57,12 +57,18 @@ class Batch:
         return tokens[self.mask[row].bool()] if known_mask and self.mask is not None else tokens
 
 
+def asked_length(ids: Tensor, criteria: Sequence[Any]) -> int:
+    """Tokens of the longest prompt, padding included, and its text together: at most, and one of text at least."""
+    width = ids.shape[1]
+    limits = [c.max_length for c in criteria if type(c) is MaxLengthCriteria]
+    return max(width + 1, min(limits, default=0))
+
+
 def requests(batch: Batch, criteria: Sequence[Any], seed: int) -> list[Request]:
     """One request per row, with seeds of their own."""
     size, width = batch.ids.shape
-    limits = [c.max_length for c in criteria if type(c) is MaxLengthCriteria]
-    # transformers counts padding into the length, so every row may add the same number of tokens; one at least.
-    most = max(1, min(limits) - width) if limits else 1
+    # transformers counts padding into the length, so every row may add the same number of tokens.
+    most = asked_length(batch.ids, criteria) - width
     ends = frozenset(int(t) for c in criteria if type(c) is EosTokenCriteria for t in c.eos_token_id)
     others = [c for c in criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
     for criterion in others:

@@ -78,8 +78,8 @@ class CachedSession(BufferedSession):
         require(not wrong, f"layers {wrong} do not exist: the model has {known}")
         if self.states is not None and self._kept != tuple(layers):
             raise BadOption(f"states of layers {self._kept} are kept for another draft, not those of {tuple(layers)}")
-        if facts.hidden_size is None:
-            raise BadOption("this model shows no states of its layers; use a draft that reads none")
+        if facts.hidden_size is None or (facts.encoder_decoder and known in layers):
+            raise BadOption("this model does not show these states of its layers; use a draft that reads none")
         self._kept = tuple(layers)
         shape = (self.context.rows, self.shape.capacity, len(self._kept), facts.hidden_size)
         self.states = zeros(shape, facts.dtype, facts.device)

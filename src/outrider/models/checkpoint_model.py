@@ -13,6 +13,7 @@ from outrider.core.model_facts import ModelFacts
 from outrider.core.protocols import Shape
 from outrider.models.cached_session import CachedSession
 from outrider.models.engine_protocol import Engine
+from outrider.models.tree_session import TreeSession
 
 
 class CheckpointModel(ABC):
@@ -42,7 +43,7 @@ class CheckpointModel(ABC):
         return self.embedding[:count]
 
     def start(self, rows: int, shape: Shape) -> CachedSession:
-        return CachedSession(self, rows, shape)
+        return (TreeSession if rows == 1 and self.facts.runs_trees else CachedSession)(self, rows, shape)
 
     @property
     def vocab_size(self) -> int:

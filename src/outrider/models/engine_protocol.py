@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.core.model_facts import ModelFacts
 from outrider.core.protocols import Choose, Shape, Source
-from outrider.core.token_tree import TokenTree
+from outrider.core.token_tree import TreePlaces
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Wanted:
     logits: bool = True  # False: hidden states only, as in prefill
     states: tuple[int, ...] = ()  # layers whose outputs are wanted: 0 the embeddings, k layer k, -1 the last, normed
     rows: Tensor | None = None  # whose results are read, ascending; None: all. Those of others may be zeros
-    tree: TokenTree | None = None
+    tree: TreePlaces | None = None
     """The tokens of the only row are a root and the nodes of this tree, at the positions they have on their paths. Keys
     and values are written one behind the other all the same. For engines alone whose facts say ``runs_trees``."""
     filled_only: bool = False  # attention may read only the filled part of the KV cache: bits need not be constant

@@ -106,5 +106,10 @@ class Buffers:
         for buffer in (b for pair in self.buffers() for b in pair):
             buffer[rows, :, positions] = 0
 
+    def move_positions(self, row: int, to: Tensor, source: Tensor) -> None:
+        """Overwrite positions [n] of a row with others of it, as they were before."""
+        for buffer in (b for pair in self.buffers() for b in pair):
+            buffer[row, :, to] = buffer[row, :, source]
+
     def buffers(self) -> list[tuple[Tensor, Tensor]]:
         return self._pairs

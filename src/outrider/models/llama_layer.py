@@ -62,12 +62,19 @@ class LayerDesign:
 
     norms: LayerNorms = LayerNorms()
     norm_offset: float = 0.0  # what is added to the weights of all norms
+    late_rounding: bool = False  # of norms in narrow types: behind their weights only, not before them, too
     head_norms: Literal["head", "width"] | None = None  # of queries and keys: over each head, or over all together
     joined: Mapping[str, str] = field(default_factory=dict)  # products whose matrices are one tensor, and its name
     activation: str = "silu"
     activation_option: str = "hidden_act"  # the option of the config that names it
     root_scaled_embedding: bool = False  # whether embeddings are multiplied with the root of their size
     options: frozenset[str] = frozenset()
+
+    @property
+    def is_nearly_llamas(self) -> bool:
+        """Whether the layers are a Llama's but for windows, norms of each head, and layers without rotary positions."""
+        more = None if self.head_norms == "head" else self.head_norms
+        return replace(self, head_norms=more, options=self.options - WINDOWS - {"no_rope_layers"}) == LLAMA
 
     @property
     def is_llamas(self) -> bool:

@@ -26,14 +26,20 @@ class ScoredToken:
     p: Tensor  # [V]
     q: Mapping[str, Tensor | None]  # [V]; None: no guess
 
-    def under(self, change: Callable[[Tensor], Tensor]) -> ScoredToken:
-        """The same with both distributions changed, by temperature or by leaving tokens out."""
+    def under(self, sampling: Sampling) -> ScoredToken:
+        """The same with both distributions changed by these options."""
+        change = changed(sampling)
         return ScoredToken(change(self.p), {name: None if q is None else change(q) for name, q in self.q.items()})
 
     def overlap(self, name: str, lenience: float = 1.0) -> float:
         """The chance that a guess is kept: A.5's sum of min(p / l, q)."""
         q = self.q[name]
         return 0.0 if q is None else float(torch.minimum(self.p / lenience, q).sum())
+
+    def rejection(self, name: str) -> float:
+        """The chance that one round of rejection sampling keeps a guess (A.2): the least of q(x) / p(x)."""
+        q, possible = self.q[name], self.p > 0
+        return 0.0 if q is None else float((q[possible] / self.p[possible]).min().clamp(max=1))
 
 
 def changed(sampling: Sampling) -> Callable[[Tensor], Tensor]:
@@ -72,7 +78,7 @@ def _text(
         drafts = {name: session.propose(1, ONE, noise.child("draft"), at) for name, session in sessions.items()}
         logits = target.score(at[:, :0])
         p = standardise(logits, ONE, target.context, at[:, :0])
-        yield ScoredToken(p[0, 0].float(), {name: _q(draft, target.vocab_size) for name, draft in drafts.items()})
+        yield ScoredToken(p[0, 0].float().cpu(), {name: _q(draft, target.vocab_size) for name, draft in drafts.items()})
         chosen = standardise(logits, sampling, target.context, at[:, :0])
         token = noise.winner("token", at[:, :1], chosen)
         if int(token) in call.stopping.eos:
@@ -89,7 +95,7 @@ def _q(draft: Draft, vocab_size: int) -> Tensor | None:
         return torch.zeros(vocab_size).index_fill_(0, draft.tokens[0, :1].cpu(), 1.0)
     probs = draft.dense(vocab_size).probs
     assert probs is not None
-    return probs[0, 0].float()
+    return probs[0, 0].float().cpu()
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,16 @@ import difflib
 from collections.abc import Sequence
 
 from outrider.errors import BadOption
-from outrider.paper import acceptance, chen, formulas, speed, traces, tulsian
+from outrider.paper import acceptance, beams, chen, formulas, lenience, speed, traces, tulsian
 from outrider.paper.table import Experiment
 
 _FOUND = (
-    *formulas.EXPERIMENTS, *traces.EXPERIMENTS, *speed.EXPERIMENTS, *acceptance.EXPERIMENTS, *chen.EXPERIMENTS,
-    *tulsian.EXPERIMENTS,
+    *formulas.EXPERIMENTS, *traces.EXPERIMENTS, *speed.EXPERIMENTS, *acceptance.EXPERIMENTS, *lenience.EXPERIMENTS,
+    *beams.EXPERIMENTS, *chen.EXPERIMENTS, *tulsian.EXPERIMENTS,
 )  # fmt: skip
 _ORDER = (
-    "table1", "figure1", "figure2", "figure3", "figure4", "figure5", "table2", "table3", "table5", "sampling",
+    "table1", "figure1", "figure2", "figure3", "figure4", "figure5", "table2", "table3", "sampling", "rejection",
+    "beams", "table5", "lenience",
     "chen-table1", "chen-figure1", "tulsian-table1", "tulsian-table2", "tulsian-table3", "tulsian-table4",
     "tulsian-table5",
 )  # fmt: skip

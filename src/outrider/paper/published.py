@@ -39,6 +39,9 @@ SPEEDS = (
     Speed("CNNDM", "T5-large", 1, 3, 0.56, 0.11, 1.6, 1.7),
 )
 
+BIGRAM = Speed("EnDe", "bigram", 0, 3, 0.2, 0.0, 1.25, 1.25)
+"""Sections 3.6 and 4.2: what the theorem gives for the bigram table. Its speed-up is worked out there, not timed."""
+
 TABLE_1 = (  # alpha, gamma, operations, speed
     (0.6, 2, 1.53, 1.96),
     (0.7, 3, 1.58, 2.53),
@@ -79,6 +82,13 @@ LENIENT_ALPHAS = {  # Table 5: T5-XXL, English to German, temperature 1; draft -
 LENIENT_GREEDY = (0.75, 0.75, 0.80, 0.87)
 """A.5's greedy form: T5-small at temperature 0, by LENIENCES."""
 
+LENIENT_COST = 0.015
+"""c of A.5's improvement factors."""
+LENIENT_GAINS = {1: (2.5, 3.1, 3.6, 5.0), 0: (3.3, 3.3, 3.9, 4.9)}
+"""A.5's improvement factors by temperature and LENIENCES. At temperature 1 the paper does not name gamma."""
+LENIENT_GAMMA = 8
+"""Of those at temperature 0."""
+
 FIGURE_1 = (38, 9)
 """Tokens of the sentence in Figure 1, and runs of the target that it took."""
 
@@ -89,6 +99,8 @@ CHEN_TABLE = {  # Table 1: task, sampling -> quality plain and speculative, ms p
 }
 CHEN_GAMMA = 4
 """Guesses of their Table 1 (they call it K)."""
+CHEN_FASTEST = 3
+"""K of Figure 1's caption: where XSum with nucleus sampling is fastest."""
 
 TULSIAN_BASE = {  # Table 1: task, model -> seconds, BLEU
     ("EnDe", "T5-large"): (6.39, 0.717),
@@ -105,6 +117,6 @@ TULSIAN_FIXED = {  # Table 2: task, gamma -> BLEU, alpha, speed-up
 TULSIAN_BEAMS = {3: (0.73, 0.79, 0.79), 5: (0.72, 0.75, 0.45)}
 """Table 3: beams -> BLEU, alpha, speed-up; English to German."""
 TULSIAN_VARYING = {"EnDe": (0.71, 0.68, 2.61), "CNNDM": (0.35, 0.47, 2.33)}
-"""Table 4: task -> BLEU, alpha, speed-up."""
+"""Table 4: task -> BLEU, alpha, speed-up; all with their gradient rule."""
 TULSIAN_HIERARCHY = {"large + small": (0.723, 2.68), "large + base": (0.730, 1.13), "hierarchy": (0.728, 1.46)}
 """Table 5: BLEU and speed-up; English to German."""

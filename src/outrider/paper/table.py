@@ -9,6 +9,7 @@ from typing import Any
 
 from outrider.errors import require
 from outrider.paper.lab import Lab
+from outrider.report.charts import ColouredTrace, TimeLines
 
 Value = float | int | str | None
 
@@ -31,7 +32,9 @@ class PaperRow:
     why: str = ""
 
     def __post_init__(self) -> None:
-        empty = not self.ours or not self.theirs or None in (*self.ours.values(), *self.theirs.values())
+        """An empty cell is one that is None, and one that theirs has and ours has not."""
+        unknown = None in (*self.ours.values(), *self.theirs.values()) or not set(self.theirs) <= set(self.ours)
+        empty = not self.ours or not self.theirs or unknown
         require(bool(self.why) or not empty, f"a row about {dict(self.about)} has an empty cell and no reason for it")
 
     def to_json(self) -> dict[str, Any]:
@@ -40,10 +43,11 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class Found:
-    """What a unit gave: rows, and lines to print as they are (a trace, a time line)."""
+    """What a unit gave: rows, pictures that a terminal can show too, and what must be said of them."""
 
     rows: Sequence[PaperRow] = ()
-    lines: Sequence[str] = ()
+    pictures: Sequence[ColouredTrace | TimeLines] = ()
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -62,4 +66,4 @@ class Experiment:
     paper: str
     title: str
     units: Sequence[Unit]
-    differs: str  # why ours cannot equal theirs, in one or two sentences
+    differs: str  # why ours cannot equal theirs, and what is counted in another way, in short sentences

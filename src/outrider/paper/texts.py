@@ -43,6 +43,12 @@ BEGINNINGS = (
     "He studied law at the university and",
     "The church was built in the twelfth century",
     "In mathematics, a number is",
+    "The island has a population of",
+    "After the fire the house was rebuilt and",
+    "The song was first performed in",
+    "A bridge over the valley was planned",
+    "The team won the cup in",
+    "Most of the forest was cut down when",
 )
 """For a model that continues text."""
 
@@ -75,6 +81,34 @@ SUMMARIES = (
         "storm will be shown again from the first of June.",
         "A painting stolen from the museum forty years ago was found in an attic and will be shown again in June.",
     ),
+    (
+        "From next year the ferry to the islands will run on batteries. The new ship was built in a yard on the west "
+        "coast and carries sixty cars. It is charged for ten minutes at each landing, with power from a wind farm. "
+        "The crossing takes as long as before, but the crew say that passengers will notice the quiet. The old ferry, "
+        "which burned two tonnes of oil a day, is to be sold.",
+        "A battery ferry that charges at each landing will replace the oil-burning one to the islands next year.",
+    ),
+    (
+        "A school in the hills has begun to teach two hours of each day outside. Teachers take classes to the wood "
+        "behind the playground, whatever the weather. They report that children concentrate better afterwards and are "
+        "ill less often. Parents were asked to buy rain clothes, and the council paid for those who could not. Three "
+        "other schools want to follow in the autumn.",
+        "A school teaches two hours a day outdoors, and teachers say that children concentrate better.",
+    ),
+    (
+        "The harvest of apples will be small this year. Frost in the last week of April killed blossoms in most "
+        "orchards along the river, and a dry June did the rest. Growers expect a third of what they picked last year. "
+        "Juice will be dearer from October, one of them said, and some varieties will not reach the shops at all. "
+        "Pears, which flower earlier, were hardly touched.",
+        "Frost in April and a dry June have cut the apple harvest to about a third of last year's.",
+    ),
+    (
+        "Two students have written a program that reads handwriting from old church books. They trained it on nine "
+        "hundred pages that volunteers had copied by hand. It makes a mistake in one word of twenty, which is about "
+        "what a practised reader does. The archive plans to have forty thousand pages read by the end of the year and "
+        "to let everyone search them for names.",
+        "A program by two students reads old church books about as well as a practised reader.",
+    ),
 )
 
 
@@ -83,7 +117,7 @@ class Program:
     """A function to be completed, and what must hold of it."""
 
     prompt: str
-    test: str
+    test: str  # what is run behind the function
 
 
 PROGRAMS = (
@@ -110,5 +144,21 @@ PROGRAMS = (
     Program(
         'def factorial(n):\n    """Return n factorial, for n of at least 0."""\n',
         "assert factorial(0) == 1 and factorial(5) == 120",
+    ),
+    Program(
+        'def last_word(text):\n    """Return the last word of the text."""\n',
+        "assert last_word('one two three') == 'three' and last_word('alone') == 'alone'",
+    ),
+    Program(
+        'def squares(numbers):\n    """Return a list of the squares of the numbers."""\n',
+        "assert squares([1, 2, 3]) == [1, 4, 9] and squares([]) == []",
+    ),
+    Program(
+        'def is_palindrome(text):\n    """Return True if the text reads the same backwards."""\n',
+        "assert is_palindrome('level') is True and is_palindrome('ab') is False",
+    ),
+    Program(
+        'def mean(numbers):\n    """Return the arithmetic mean of a list of numbers."""\n',
+        "assert mean([1, 2, 3]) == 2 and mean([5]) == 5",
     ),
 )

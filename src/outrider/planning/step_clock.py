@@ -61,9 +61,11 @@ class Clock:
         self.drafts = CostCurve([self.declared.drafts(guesses) for guesses in numbers])
         self.woken: deque[Timing] = deque(maxlen=_MEMORY)
         self.readings: deque[Timing] = deque(maxlen=_MEMORY)
+        self._found: tuple[list[float], list[float]] | None = None  # runs and drafts by number, until a step is added
 
     def add(self, step: Timing) -> None:
         with self._lock:
+            self._found = None
             self._add(step)
 
     def _add(self, step: Timing) -> None:
@@ -95,11 +97,17 @@ class Clock:
         has guessed for a while: what plain runs take changes little, and looking takes time of each."""
         return self.steps < 32 or self.steps % (32 if resting else 8) == 0
 
+    def _tables(self) -> tuple[list[float], list[float]]:
+        """Seconds of runs by guesses, and of drafts."""
+        if self._found is None:
+            runs = self.runs.table(range(1, self.limit + 2), 1.0)
+            self._found = runs, self.drafts.table(range(self.limit + 1), runs[0], doubting=True)
+        return self._found
+
     def ladder(self) -> Ladder:
         """In units of a plain run."""
         with self._lock:
-            runs = self.runs.table(range(1, self.limit + 2), 1.0)
-            drafts = self.drafts.table(range(self.limit + 1), runs[0], doubting=True)
+            runs, drafts = self._tables()
         return Ladder(tuple(t / runs[0] for t in runs), tuple(t / runs[0] for t in drafts))
 
     def waking(self) -> float:
@@ -107,7 +115,7 @@ class Clock:
         with self._lock:
             if not self.woken or not self.runs.seen:
                 return WAKING
-            runs = self.runs.table(range(1, self.limit + 2), 1.0)
+            runs, _ = self._tables()
             beyond = _quick([step.seconds - runs[step.width - 1] for step in self.woken])
         return min(max(beyond / runs[0], 0.0), 3 * WAKING)
 
@@ -119,8 +127,7 @@ class Clock:
         with self._lock:
             if not self.readings or not self.runs.seen:
                 return declared
-            run = self.runs.table(range(1, 2), 1.0)[0]
-            drafts = self.drafts.table(range(self.limit + 1), run, doubting=True)
+            (run, *_), drafts = self._tables()
             beyond = [(step.drafting or 0.0) - drafts[min(step.guesses, self.limit)] for step in self.readings]
             each = _quick([max(0.0, t) / len(step.read) for t, step in zip(beyond, self.readings, strict=True)]) / run
             return min(each, 3 * declared) if len(self.readings) < _OFTEN else each
@@ -187,7 +194,8 @@ class CostCurve:
         if not any(often):
             return _pooled(self.seen)
         knots = _pooled(often)
-        return _pooled({n: s for n, s in self.seen.items() if n in often or min(s) <= _FAR * self._at(n, knots, 0.0)})
+        near = {n: s for n, s in self.seen.items() if n in often or min(s) <= _FAR * self._at(n, knots, 0.0)}
+        return knots if len(near) == len(often) else _pooled(near)
 
 
 def _quick(seconds: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from outrider.report.charts import BarChart, Chart, LineChart, Series
+from outrider.report.charts import BarChart, Chart, LineChart, Series, TimeLines
 from outrider.report.values import figure
 
 _INK, _MUTED, _GRID = "#1c1e21", "#565c65", "#d5d9dd"
@@ -21,6 +21,9 @@ def save_png(chart: Chart, path: Path) -> None:
     if isinstance(chart, LineChart):
         sheet = Sheet(figsize=(_WIDTH, 4.2), layout="constrained")
         _lines(chart, sheet.subplots())
+    elif isinstance(chart, TimeLines):
+        sheet = Sheet(figsize=(_WIDTH, 1.6 + 0.5 * len(chart.lines)), layout="constrained")
+        _time_lines(chart, sheet.subplots())
     else:
         bars = sum(1 if chart.stacked else len(row.bars) for row in chart.rows)
         height = 1.4 + 0.24 * bars + 0.14 * len(chart.rows)
@@ -44,7 +47,8 @@ def _lines(chart: LineChart, axes: Any) -> None:
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.xaxis.set_minor_locator(NullLocator())
     else:
-        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+        whole = all(m.x == int(m.x) for s in chart.series for m in s.marks)
+        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=whole))
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.grid(color=_GRID, linewidth=0.6)
     _tidy(axes, len(chart.series) > 1)
@@ -93,6 +97,25 @@ def _bars(chart: BarChart, axes: Any) -> None:
     axes.set_xlabel(chart.value_label)
     axes.grid(color=_GRID, linewidth=0.6, axis="x")
     _tidy(axes, len(chart.series) > 1)
+
+
+def _time_lines(chart: TimeLines, axes: Any) -> None:
+    shades = {kind: _COLOURS[place % len(_COLOURS)] for place, kind in enumerate(chart.letters)}
+    named = set[str]()
+    for y, one in enumerate(chart.lines):
+        left = 0.0
+        for part in one.parts:
+            label = None if part.kind in named else part.kind
+            axes.barh(
+                y, part.length, 0.6, left=left, color=shades[part.kind], edgecolor="white", linewidth=0.4, label=label
+            )
+            named.add(part.kind)
+            left += part.length
+    axes.set_yticks(range(len(chart.lines)), [one.label for one in chart.lines], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(chart.unit)
+    axes.grid(color=_GRID, linewidth=0.6, axis="x")
+    _tidy(axes, True)
 
 
 def _tidy(axes: Any, named: bool) -> None:

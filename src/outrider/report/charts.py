@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -124,8 +124,54 @@ class ColouredTrace:
     left_out: int = 0  # runs behind those
 
 
-Chart = LineChart | BarChart
-ReportBlock = LineChart | BarChart | DataTable | ColouredTrace
+@dataclass(frozen=True)
+class TimePart:
+    """A stretch of time spent on one thing."""
+
+    kind: str
+    length: float
+
+
+@dataclass(frozen=True)
+class TimeLine:
+    """What was done one after another."""
+
+    label: str
+    parts: tuple[TimePart, ...]
+
+    @property
+    def length(self) -> float:
+        return sum(part.length for part in self.parts)
+
+
+@dataclass(frozen=True)
+class TimeLines:
+    """Figure 5 of Leviathan et al.: ways of doing the same thing, below each other on one scale."""
+
+    name: str
+    title: str
+    unit: str
+    letters: Mapping[str, str]  # kind of part -> what stands for it in a terminal; in the order of a legend
+    ends: str  # the kind that ends a run
+    lines: tuple[TimeLine, ...]
+    note: str = ""
+
+    @property
+    def table(self) -> DataTable:
+        """Time and number of each kind."""
+        rows = tuple(
+            (line.label, f"{line.length:.4g}", *(self._sum(line, kind) for kind in self.letters)) for line in self.lines
+        )
+        return DataTable(self.title, ("", f"{self.unit} in all", *self.letters), rows)
+
+    @staticmethod
+    def _sum(line: TimeLine, kind: str) -> str:
+        parts = [part.length for part in line.parts if part.kind == kind]
+        return f"{sum(parts):.4g} ({len(parts)})" if parts else ""
+
+
+Chart = LineChart | BarChart | TimeLines
+ReportBlock = LineChart | BarChart | TimeLines | DataTable | ColouredTrace
 
 
 @dataclass(frozen=True)
@@ -158,7 +204,7 @@ class Chapter:
     @property
     def charts(self) -> list[Chart]:
         blocks = [block for section in self.sections for block in section.blocks]
-        return [block for block in blocks if isinstance(block, (LineChart, BarChart))]
+        return [block for block in blocks if isinstance(block, (LineChart, BarChart, TimeLines))]
 
 
 def sections(*found: ReportSection | None) -> tuple[ReportSection, ...]:

@@ -17,6 +17,7 @@ from outrider.report.charts import (
     LineChart,
     ReportBlock,
     ReportSection,
+    TimeLines,
     TracePart,
 )
 from outrider.report.style import CHART, COLOURS, PAGE
@@ -105,7 +106,7 @@ def _section(section: ReportSection, name: str) -> str:
 
 
 def _block(block: ReportBlock, name: str) -> str:
-    if isinstance(block, (LineChart, BarChart)):
+    if isinstance(block, (LineChart, BarChart, TimeLines)):
         return _figure(block, name)
     if isinstance(block, ColouredTrace):
         return _trace(block)

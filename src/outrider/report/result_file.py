@@ -94,12 +94,14 @@ def _parsed(path: Path, text: str, first_line: int, place: str) -> ResultEntry:
     except (RecursionError, ValueError) as error:  # nested too deep, or a number of thousands of digits
         where = str(path) if "\n" in text.strip() else f"{path}, line {first_line}"
         raise BadOption(f"{where}: cannot be read as JSON ({error}); {OTHER}") from None
-    require(
-        isinstance(value, dict),
-        f"{place}: a result is a JSON object, this is a {type(value).__name__}; name a file that --out wrote",
-    )
+    if not isinstance(value, dict):
+        what = f"a result is a JSON object, this is {_JSON[type(value)]}"
+        raise BadOption(f"{place}: {what}; name a file that --out wrote")
     return ResultEntry(value, place)
 
+
+_JSON = {list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false", type(None): "null"}
+"""What values of JSON but objects are called."""
 
 _WORDS = ("true", "false", "null", "-")
 
@@ -112,14 +114,15 @@ def _result(path: Path, records: tuple[ResultEntry, ...]) -> ResultFile:
         what = f"kind {named!r} is" if isinstance(named, str) else f"its keys ({_keys(first)}) are those of"
         names = ", ".join(known.name for known in KINDS)
         raise BadOption(f"{first.place}: {what} no result that this version knows; known: {names}")
+    named_so = f"{'an' if kind.name[0] in 'aeiou' else 'a'} {kind.name}"
     version = first.value.get(kind.version_key, kind.version)
     if version != kind.version:
         raise BadOption(
-            f"{first.place}, key {kind.version_key}: version {version!r} of a {kind.name} result, and this Outrider "
-            f"reads version {kind.version}; use the Outrider that wrote it, or measure again"
+            f"{first.place}, key {kind.version_key}: version {version!r} of {named_so} result, and this "
+            f"Outrider reads version {kind.version}; use the Outrider that wrote it, or measure again"
         )
     if not kind.lines and len(records) > 1:
-        rule = f"a {kind.name} result is one JSON object in a file of its own, and here a second begins"
+        rule = f"{named_so} result is one JSON object in a file of its own, and here a second begins"
         raise BadOption(f"{records[1].place}: {rule}; {OTHER}")
     return ResultFile(path, kind, records)
 

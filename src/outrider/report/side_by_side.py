@@ -6,6 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
+def tables(rows: Sequence[Mapping[str, Any]]) -> list[tuple[list[str], list[list[str]]]]:
+    """Rows that are about the same things stand in one table, in the order of the first of them."""
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row["about"]), []).append(row)
+    return [side_by_side(group) for group in groups.values()]
+
+
 def side_by_side(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Header and cells: what a row is about, then each figure, theirs beside ours, and the reason of empty cells."""
     about = _keys(row["about"] for row in rows)

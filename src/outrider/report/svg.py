@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from html import escape
 
-from outrider.report import svg_bars, svg_lines
-from outrider.report.charts import Chart, LineChart
+from outrider.report import svg_bars, svg_lines, svg_time
+from outrider.report.charts import Chart, LineChart, TimeLines
 from outrider.report.style import CHART, COLOURS
 from outrider.report.svg_parts import WIDTH, ChartDrawing, text
 
@@ -31,6 +31,8 @@ def standalone(chart: Chart) -> str:
 
 def described(chart: Chart) -> str:
     """What a screen reader hears before it comes to the table."""
+    if isinstance(chart, TimeLines):
+        return f"time in {chart.unit}: {'; '.join(line.label for line in chart.lines)}. {chart.note}".strip()
     names = [series.label for series in chart.series] if isinstance(chart, LineChart) else list(chart.series)
     axes = f"{chart.y_label} over {chart.x_label}" if isinstance(chart, LineChart) else chart.value_label
     return f"{axes}: {'; '.join(names)}. {chart.note}".strip()
@@ -40,6 +42,8 @@ def _drawn(chart: Chart, drawing: ChartDrawing | None = None) -> ChartDrawing:
     found = ChartDrawing() if drawing is None else drawing
     if isinstance(chart, LineChart):
         svg_lines.draw(chart, found)
+    elif isinstance(chart, TimeLines):
+        svg_time.draw(chart, found)
     else:
         svg_bars.draw(chart, found)
     return found

@@ -68,6 +68,8 @@ def _x_ticks(chart: LineChart) -> list[float]:
     xs = sorted({mark.x for series in chart.series for mark in series.marks})
     if chart.log_x and xs[0] > 0:
         return xs if len(xs) > 1 else [xs[0] / 2, *xs, xs[0] * 2]
+    if any(x != int(x) for x in xs) and xs[-1] - xs[0] < 4:  # shares
+        return ticks(xs[0], xs[-1], 7)
     first = math.floor(xs[0])
     if xs[-1] - first <= 12:  # guesses: every whole number
         return [float(n) for n in range(first, max(math.ceil(xs[-1]), first + 1) + 1)]

@@ -58,9 +58,14 @@ def write_page(found: Sequence[FileReport], out: Path, title: str | None, versio
     part.replace(out)
 
 
+def check_directory(directory: Path) -> None:
+    """Refuse what no directory can be made of, before anything is written."""
+    place = next(path for path in (directory.resolve(), *directory.resolve().parents) if path.exists())
+    require(place.is_dir(), f"--figures {directory}: {place} is a file; name a directory for the pictures")
+
+
 def write_pictures(found: Sequence[FileReport], directory: Path) -> list[Path]:
     """An SVG and a PNG file for every chart."""
-    require(not directory.exists() or directory.is_dir(), f"{directory} is a file; name a directory for the pictures")
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for name, chart in (picture for each in found for picture in each.pictures):

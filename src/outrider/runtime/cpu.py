@@ -60,6 +60,11 @@ class CpuFacts:
         return ("asimddp" if self.arm else "avx512_vnni") in self.compiler
 
     @property
+    def multiplies_bytes_by_vectors(self) -> bool:
+        """Whether compiled code has products of bytes on vectors: dot products, or those of AVX2."""
+        return self.multiplies_bytes or (not self.arm and "avx2" in self.compiler)
+
+    @property
     def fuses_multiplication(self) -> bool:
         """Whether compiled code multiplies and adds in one instruction."""
         return self.arm or "fma" in self.compiler

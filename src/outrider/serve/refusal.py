@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from outrider.errors import BadOption, OutriderError
 from outrider.serve.job import QueueFull, ServerStopping
-from outrider.serve.schema import UNIONS
+from outrider.serve.schema import UNIONS, SpeculationOptions
 
 RETRY_AFTER = "1"
 """Seconds after which a client that was turned away should try again."""
@@ -108,8 +108,10 @@ def _invalid(errors: Sequence[Mapping[str, Any]], sent: Any) -> JSONResponse:
         return answer(f"{name} must be Unicode, got {_shown(first.get('input'))}; it has half of a surrogate pair", 400,
                       param if place else None)  # fmt: skip
     if kind == "extra_forbidden":
-        return answer(f"unknown field {name!r}; it is refused because it could change the answer, leave it out", 400,
-                      name, "unknown_parameter")  # fmt: skip
+        remedy = "it is refused because it could change the answer, leave it out"
+        if name in SpeculationOptions.model_fields:
+            remedy = f"put it under 'speculation': {{'speculation': {{{name!r}: ...}}}}"
+        return answer(f"unknown field {name!r}; {remedy}", 400, name, "unknown_parameter")
     if kind == "missing":
         return answer(f"{name} is missing; it is required", 400, param, "missing_required_parameter")
     if (rule := UNIONS.get(".".join(str(part) for part in field if not isinstance(part, int)))) is not None:

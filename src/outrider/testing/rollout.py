@@ -59,7 +59,8 @@ def exact_distribution(model: LanguageModel, sampling: Sampling, prompt: Sequenc
     size = model.vocab_size
     prefixes = torch.tensor(list(product(range(size), repeat=length - 1)), dtype=torch.int64, device=model.device)
     prefixes = prefixes.reshape(size ** (length - 1), length - 1)
-    session = model.start(1, Shape(capacity=len(prompt) + 2 * length, width=length))
+    capacity = 64 * (1 + (len(prompt) + 2 * length) // 64)  # whole chunks of prefill fit
+    session = model.start(1, Shape(capacity=capacity, width=length))
     session.admit(0, prompt)
     session.select(torch.zeros(len(prefixes), dtype=torch.int64, device=model.device))
     p = standardise(session.score(prefixes), sampling, session.context, prefixes)  # [V^(length-1), length, V]

@@ -29,6 +29,7 @@ from outrider.theory.overlaps import (
     gumbel_overlap,
     lenient_overlap,
     overlap,
+    rejection_overlap,
 )
 
 __all__ = [
@@ -54,5 +55,6 @@ __all__ = [
     "oracle_speedup",
     "oracle_tokens",
     "overlap",
+    "rejection_overlap",
     "speedup",
 ]

@@ -18,6 +18,12 @@ def overlap(p: Distribution, q: Distribution) -> float:
     return math.fsum(min(a, b) for a, b in _paired(p, q))
 
 
+def rejection_overlap(p: Distribution, q: Distribution) -> float:
+    """A.2: the chance that one round of rejection sampling keeps a guess from q, the least of q(x) / p(x): never more
+    than ``overlap``."""
+    return min(1.0, *(b / a for a, b in _paired(p, q) if a > 0))
+
+
 def divergence(p: Distribution, q: Distribution) -> float:
     """D_LK of Definition 3.2, sum over x of |p(x) - q(x)| / 2: the total variation, 1 - overlap (Lemma 3.3)."""
     return math.fsum(abs(a - b) for a, b in _paired(p, q)) / 2

@@ -13,6 +13,7 @@ KINDS = {
     "feature": "A feature head on the states of the target's layers",
     "block": "A block head on the states of the target's layers, which makes all guesses in one run",
     "blockwise": "Blockwise heads on the target's last hidden state",
+    "eagle3": "An EAGLE-3 head in the speculators format, on the states of the target's layers,",
 }
 
 

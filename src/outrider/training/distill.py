@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,22 +16,24 @@ import torch
 
 from outrider.drafters.head import Head, HeadDrafter
 from outrider.drafters.model import ModelDrafter
+from outrider.drafters.published import PublishedDrafter
 from outrider.errors import BadOption, require
 from outrider.models.hub.loading import Loaded
 from outrider.models.transformers import trimmed
 from outrider.models.transformers.fingerprint import fingerprint
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.runtime import timer
-from outrider.training import student_models
+from outrider.training import eagle3_shape, student_models
 from outrider.training.answers import SelfText, self_written
 from outrider.training.data import Corpus, documents, frequent_tokens, from_texts, text_size
 from outrider.training.distill_plan import DistillPlan
 from outrider.training.head_shape import head_shape, started
+from outrider.training.head_students import Eagle3Student, HeadStudent
 from outrider.training.loop import TrainingReport, train
 from outrider.training.progress import Gathering, Now, Written
 from outrider.training.rounds import Rounds
 from outrider.training.sources import examples, from_examples
-from outrider.training.students import HeadStudent, ModelStudent, Student, Vocabulary
+from outrider.training.students import ModelStudent, Student, Vocabulary
 from outrider.training.teacher import Teacher
 
 WRITING_SHARE = 0.5
@@ -67,6 +70,8 @@ def distill(
     progress = progress or NoProgress()
     work = prepare(out, plan)
     _same_target(work, fingerprint(target.model))
+    if plan.layers:  # refused before text is written, which may take hours
+        student_models.layer_lists(plan.layers, target.transformers_model)
     if (kept := kept_so_far(out)) is not None:
         progress.resuming(kept)
     with _memory_explained(plan, work):
@@ -183,6 +188,8 @@ def make_student(target: Loaded, plan: DistillPlan, tokens: torch.Tensor) -> tup
         target.model.hidden_size is not None,
         f"{target.name} shows no hidden states for a head to read; use --kind model",
     )
+    if plan.kind == "eagle3":
+        return _eagle3_student(target, plan, tokens, teacher, vocabulary)
     head = Head(head_shape(target, plan)) if plan.start is None else started(target, plan).head
     head = head.to(target.model.device).requires_grad_().train()
 
@@ -192,8 +199,26 @@ def make_student(target: Loaded, plan: DistillPlan, tokens: torch.Tensor) -> tup
     return HeadStudent(teacher, head, vocabulary, plan.depth), save
 
 
+def _eagle3_student(
+    target: Loaded, plan: DistillPlan, tokens: torch.Tensor, teacher: Teacher, vocabulary: Vocabulary
+) -> tuple[Student, Callable[[Path], None]]:
+    head = eagle3_shape.eagle3_head(target, plan, tokens).to(target.model.device).requires_grad_().train()
+    head.lm_head.requires_grad_(False)
+
+    def save(out: Path) -> None:
+        eagle3_shape.named(head, target)
+        PublishedDrafter(deepcopy(head).to(torch.bfloat16), tokens, plan.kind).save(out)
+
+    return Eagle3Student(teacher, head, vocabulary, plan.depth), save
+
+
 def _tokens(target: Loaded, plan: DistillPlan, corpus: Corpus) -> torch.Tensor:
-    """The tokens [N] a draft can write. A head's states do not depend on them, so they can be chosen anew."""
+    """The tokens [N] a draft can write. A head's states do not depend on them, so they can be chosen anew.
+
+    An EAGLE-3 head has an output layer of its own, which is for its tokens.
+    """
+    if plan.start is not None and plan.kind == "eagle3":
+        return eagle3_shape.started_drafter(target, plan).tokens
     if plan.start is not None and plan.vocab is None:
         return started(target, plan).tokens
     most = 8192 if plan.vocab is None else plan.vocab or None

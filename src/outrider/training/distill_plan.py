@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from outrider.errors import require
 from outrider.training.loop import Budget
 
-KINDS = ("model", "feature", "block", "blockwise")
+KINDS = ("model", "feature", "block", "blockwise", "eagle3")
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,10 @@ class DistillPlan:
     text_tokens: int = 2_000_000  # of text to gather
     block: int = 512
     depth: int = 5  # heads: guesses trained in a row
-    blocks: int | None = None  # feature and block head: layers; None: 1
-    reads: tuple[int, ...] | None = None  # as blocks: layers of the target it reads; None: two of them and the last
-    attention: bool = True  # as blocks: look back over the text
+    blocks: int | None = None  # feature, block and EAGLE-3 head: layers; None: 1
+    reads: tuple[int, ...] | None = None  # as blocks: layers of the target it reads beside the last; None: two of them
+    # (EAGLE-3: all that it reads; None: three of them)
+    attention: bool = True  # feature and block head: look back over the text
     rank: int | None = None  # block head: numbers in the corrector's state; None: 128
     generate_batch: int = 64
     temperatures: tuple[float, ...] = (0.0, 1.0)  # at which the target writes, in turn
@@ -52,3 +53,4 @@ class DistillPlan:
         require(self.seconds is None or self.seconds > 0, f"seconds must be above 0, got {self.seconds}")
         require(not self.layers or self.kind == "model", "layers are for --kind model: heads read the target itself")
         require(self.start is None or self.kind != "model", "only heads go on from another draft: leave out --from")
+        require(self.attention or self.kind != "eagle3", "EAGLE-3 heads attend to the text: leave out --no-attention")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.drafters.head import Head, HeadConfig, HeadDrafter
+from outrider.drafters.published import is_checkpoint
 from outrider.errors import BadOption, require
 from outrider.models.hub.loading import Loaded
 from outrider.models.transformers.fingerprint import fingerprint
@@ -32,7 +33,13 @@ def started(target: Loaded, plan: DistillPlan) -> HeadDrafter:
 
     A block head may go on from a feature head, whose layers it takes over.
     """
-    drafter = HeadDrafter.load(Path(str(plan.start)))
+    folder = Path(str(plan.start))
+    require(
+        not is_checkpoint(folder),
+        f"the head in {plan.start} is of another architecture than --kind {plan.kind}: EAGLE-3 heads are trained on "
+        "with --kind eagle3; give another --from",
+    )
+    drafter = HeadDrafter.load(folder)
     if plan.kind == "block" and drafter.saved.config.kind == "feature":
         head = Head(replace(drafter.saved.config, kind="block", **_parallel(plan)))
         head.load_state_dict(drafter.head.state_dict(), strict=False)
@@ -67,8 +74,8 @@ def _looks(target: Loaded, plan: DistillPlan) -> dict[str, Any]:
     config = target.model.config
     layers = int(config.num_hidden_layers)
     reads = (layers // 3, 2 * layers // 3, -1) if plan.reads is None else (*plan.reads, -1)
-    wrong = [layer for layer in reads if not -1 <= layer <= layers]
-    require(not wrong, f"reads names layers {wrong}: the target has {layers}")
+    wrong = [layer for layer in reads if not -1 <= layer < layers]
+    require(not wrong, f"reads names layers {wrong}: the target has {layers}, and the last is always read")
     heads = int(config.num_attention_heads)
     shared = int(getattr(config, "num_key_value_heads", None) or heads)
     return {"layers": reads, "heads": (heads, shared) if plan.attention else (0, 0), "window": plan.block}

@@ -1,4 +1,4 @@
-"""The training loop: AdamW, a cosine schedule, checkpoints that resume to the same weights."""
+"""The training loop: a cosine schedule, checkpoints that resume to the same weights."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from outrider.errors import BadOption, require
 from outrider.runtime import timer
 from outrider.training.data import Corpus
 from outrider.training.objectives import OBJECTIVES, fused, known, objective_at
+from outrider.training.optimisers import ADAMW, OPTIMISERS, Optimiser
 from outrider.training.order import STRIDE, Order
 from outrider.training.progress import Now, uninterrupted
 from outrider.training.students import Measured, Student
@@ -33,12 +34,17 @@ class Budget:
     seed: int = 0
     clip: float = 1.0
     on_policy: float = 0.0  # share of the text's tokens that are replaced by the draft's own guesses
+    optimizer: str = ADAMW
 
     def __post_init__(self) -> None:
         require(self.tokens > 0, f"tokens must be positive, got {self.tokens}")
         require(0 < self.rate < math.inf, f"rate must be above 0, got {self.rate}")
         require(self.batch > 0, f"batch must be positive, got {self.batch}")
         require(0 <= self.on_policy <= 1, f"on_policy must be a share from 0 to 1, got {self.on_policy}")
+        require(
+            self.optimizer in OPTIMISERS,
+            f"optimizer must be one of {', '.join(OPTIMISERS)}, got {self.optimizer!r}",
+        )
         require(
             known(self.objective),
             f"objective must be one of {', '.join(OBJECTIVES)}, or several as in kl+kl+tv, got {self.objective!r}",
@@ -90,7 +96,7 @@ def train(
     writes one at once. With a limit in seconds it ends in time instead, having done at least one step.
     """
     order = Order(corpus, budget.batch, budget.seed)
-    optimiser = torch.optim.AdamW(student.module.parameters(), lr=budget.rate, betas=(0.9, 0.95), weight_decay=0.01)
+    optimiser = Optimiser(budget.optimizer, student.module, budget.rate)
     first, spent = _resume(student, optimiser, budget, checkpoint)
     pace = _Pace(budget, order, first, spent, now)
     steps = pace.steps(first)
@@ -100,11 +106,9 @@ def train(
     step, loss, said, saved = first, torch.tensor(0.0), now(), now()
     try:
         while step < steps:
-            for group in optimiser.param_groups:
-                group["lr"] = budget.rate_at(step, steps)
             loss = _learn(student, optimiser, corpus.take(order.rows(step), STRIDE), budget, (step, steps))
             with uninterrupted():
-                optimiser.step()
+                optimiser.step(budget.rate_at(step, steps))
                 step += 1
             steps = pace.steps(step)
             whole = step % every == 0 or step >= steps
@@ -126,7 +130,7 @@ def train(
 
 
 def _learn(
-    student: Student, optimiser: torch.optim.Optimizer, batch: Corpus, budget: Budget, place: tuple[int, int]
+    student: Student, optimiser: Optimiser, batch: Corpus, budget: Budget, place: tuple[int, int]
 ) -> torch.Tensor:
     """The gradient of one step, and its loss. Weights are not changed yet. ``place``: the step, and steps in all."""
     step, steps = place
@@ -134,7 +138,7 @@ def _learn(
     with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
         objective = objective_at(budget.objective, step / steps)
         loss = student.loss(mixed(student, batch, budget, step), fused(objective) if cuda else objective)
-    optimiser.zero_grad(set_to_none=True)
+    optimiser.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(student.module.parameters(), budget.clip)
     return loss.detach()
@@ -206,7 +210,7 @@ def measure(student: Student, held_out: Corpus, batch: int) -> Measured:
 
 
 def save_checkpoint(
-    student: Student, optimiser: torch.optim.Optimizer, budget: Budget, path: Path | None, place: dict[str, float]
+    student: Student, optimiser: Optimiser, budget: Budget, path: Path | None, place: dict[str, float]
 ) -> None:
     if path is None:
         return
@@ -216,7 +220,7 @@ def save_checkpoint(
     os.replace(temporary, path)  # a kill leaves the old checkpoint or the new one, never half of one
 
 
-def _resume(student: Student, optimiser: torch.optim.Optimizer, budget: Budget, path: Path | None) -> tuple[int, float]:
+def _resume(student: Student, optimiser: Optimiser, budget: Budget, path: Path | None) -> tuple[int, float]:
     """Steps that are done, and the seconds they took."""
     if path is None or not path.is_file():
         return 0, 0.0

@@ -1,4 +1,4 @@
-"""Drafts in training, heads and small models: each turns a batch of text into a loss."""
+"""Drafts in training: each turns a batch of text into a loss. Heads are in ``head_students.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from outrider.drafters.head.layers import Head, Memory
 from outrider.training.data import PADDING, Corpus
 from outrider.training.objectives import Objective
 from outrider.training.teacher import Teacher
@@ -102,117 +101,6 @@ class Guesses:
 
     def _mean(self, values: Tensor) -> Tensor:
         return (values * self.counts).sum() / self.counts.sum().clamp(min=1)
-
-
-@dataclass
-class HeadStudent:
-    """A feature or blockwise head, run ``depth`` guesses deep on its own features over the text's own tokens.
-
-    ``decay`` weighs deeper guesses less: they only count when the ones before were accepted.
-    """
-
-    teacher: Teacher
-    head: Head
-    vocabulary: Vocabulary
-    depth: int = 5
-    decay: float = 0.7
-
-    @property
-    def module(self) -> nn.Module:
-        return self.head
-
-    def loss(self, batch: Corpus, objective: Objective) -> Tensor:
-        total = torch.zeros((), device=self.teacher.device)
-        for k, guesses in enumerate(self.guesses(batch)):
-            total = total + self.decay**k * guesses.loss(objective)
-        return total
-
-    @torch.no_grad()
-    def measure(self, batch: Corpus) -> Measured:
-        guesses = self.guesses(batch)
-        return Measured([g.overlap() for g in guesses], [g.agreement() for g in guesses])
-
-    @torch.no_grad()
-    def draw(self, batch: Corpus, random: torch.Generator) -> Tensor:
-        return self.guesses(batch)[0].draw(self.vocabulary.tokens, batch.tokens, random)
-
-    def guesses(self, batch: Corpus) -> list[Guesses]:
-        """For each depth k, of all tokens that count: most work is over the vocabulary, and prompts need none of it."""
-        positions = TokenPositions.of(batch, self.teacher.device)
-        batch = batch.to(self.teacher.device)
-        tokens = batch.tokens  # [B, T]
-        told = self.teacher.read(tokens, batch.sources, self.head.config.layers)
-        assert told.hidden is not None and told.states is not None
-        p = told.probabilities(self.vocabulary.tokens, positions.before)  # [n, N]
-        labels = self.vocabulary.labels(positions.before(tokens, 0).clamp(min=0))
-        choice = self.vocabulary.labels(told.likeliest(positions.before))
-        embedded = nn.functional.embedding(tokens.clamp(min=0), self.teacher.model.embedding).to(self._dtype)
-        embedded = nn.functional.pad(embedded, (0, 0, 0, self.depth))  # behind the end, where nothing counts
-        output = self.teacher.model.unembedding[self.vocabulary.tokens].t().to(self._dtype)  # [size, N]
-        if self.head.config.blockwise:
-            states = self._fan(told.hidden.to(self._dtype), embedded)
-        elif self.head.config.parallel:
-            states = self._parallel(told.states.to(self._dtype), embedded)
-        else:
-            states = self._chain(told.states.to(self._dtype), embedded)
-        guesses = []
-        for k, state in enumerate(states, 1):  # of a draft that began k + 1 tokens before the one in question
-            counts = (positions.columns > k).float()
-            logits = positions.before(state, k + 1) @ output
-            guesses.append(Guesses(logits, p, labels, choice, counts, positions))
-        return guesses
-
-    def _fan(self, hidden: Tensor, embedded: Tensor) -> list[Tensor]:
-        """Blockwise: the states behind all guesses at once."""
-        states = self.head.fan(hidden, embedded[:, 1 : hidden.shape[1] + 1])
-        return list(states.unbind(2))[: self.depth]
-
-    def _parallel(self, seen: Tensor, embedded: Tensor) -> list[Tensor]:
-        """Block: every guess from the same state of the target, then corrected by the text's own tokens before it."""
-        length = seen.shape[1]
-        place = torch.arange(length, device=seen.device)[None]  # [1, T]
-        seen = self.head.seen(seen)
-        inputs = self.head.spread(seen, embedded[:, 1 : length + 1])  # [B, T, G, size]
-        memory = self._memory(inputs[:, :, 0], place)
-        corrector, states = self.head.corrector, []
-        assert corrector is not None
-        z = corrector.begin(seen)
-        for k in range(1, min(self.depth, inputs.shape[2]) + 1):
-            x = self.head.think(inputs[:, :, k - 1], place + k - 1, memory)
-            z = corrector(x, embedded[:, k : k + length], z)
-            states.append(x + corrector.out(z))
-        return states
-
-    def _chain(self, seen: Tensor, embedded: Tensor) -> list[Tensor]:
-        """Feature: as in drafting, every guess reads the state behind the one before and looks back over the text.
-
-        All positions are drafted from at the same time: place i sees the text's keys up to i and its own guesses'.
-        """
-        length = seen.shape[1]
-        place = torch.arange(length, device=seen.device)[None]  # [1, T]
-        x = self.head.read(self.head.seen(seen), embedded[:, 1 : length + 1])
-        attention, memory = self.head.attention, self._memory(x, place)
-        states = []
-        for k in range(1, self.depth + 1):
-            if k > 1:
-                x = self.head.read(x, embedded[:, k : k + length])
-                if attention is not None and memory is not None:
-                    memory.own.append(attention.remember(x, place + k - 1))
-            x = self.head.think(x, place + k - 1, memory)
-            states.append(x)
-        return states
-
-    def _memory(self, x: Tensor, place: Tensor) -> Memory | None:
-        """What guesses attend to: of what was read [B, T, size], place i sees all up to i."""
-        if self.head.attention is None:
-            return None
-        back = place[0, :, None] - place[0]  # [T, T]
-        visible = (back >= 0) & (back < self.head.config.window)
-        return Memory(*self.head.attention.remember(x, place), visible[None, None, None])
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else torch.float32
 
 
 @dataclass

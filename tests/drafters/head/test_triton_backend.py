@@ -16,11 +16,15 @@ import cpus
 import plain_kernels
 import tiny
 from helpers import wrapped
+from outrider.core import host_sync
 from outrider.core.noise import Noise
 from outrider.core.protocols import Shape
 from outrider.core.sampling import Sampling
-from outrider.drafters.head import Head, HeadConfig, HeadDrafter
+from outrider.core.token_tree import NodeTree, TreeShape
+from outrider.drafters.head import Head, HeadConfig, HeadDrafter, prepared
 from outrider.drafters.head.backends import triton_backend
+from outrider.drafters.head.choice import BackendChoice, choose_for_any_rows
+from outrider.drafters.head.session import HeadSession
 from outrider.kernels.triton import available
 from outrider.runtime import cpu
 
@@ -93,6 +97,39 @@ def test_a_fused_head_guesses_as_before(
     found = guesses(drafter(heads, window, layers))
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("heads", "window"), [((4, 2), 512), ((4, 2), 8), ((0, 0), 512)])
+def test_a_fused_head_grows_the_same_trees(
+    heads: tuple[int, int], window: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a branch that looks back on the guesses of another, or on text that is beyond its window."""
+    monkeypatch.setattr(host_sync, "on_cpu", False)
+    monkeypatch.setattr(prepared, "choose", choose_for_any_rows_of)
+    expected = grown(drafter(heads, window))
+    request.getfixturevalue("on_a_gpu")
+    for ours, theirs in zip(grown(drafter(heads, window)), expected, strict=True):
+        assert torch.equal(ours.tokens, theirs.tokens) and torch.equal(ours.places.paths, theirs.places.paths)
+
+
+def choose_for_any_rows_of(config: HeadConfig, device: torch.device, rows: int, dtype: torch.dtype) -> BackendChoice:
+    return choose_for_any_rows(config, device, dtype)
+
+
+def grown(made: HeadDrafter) -> list[NodeTree]:
+    """Behind texts of three lengths, each a little longer than the one before."""
+    target = wrapped("llama").start(1, Shape(128, 6, chunk=8))
+    session = made.start(1, Shape(128, 6, chunk=8), target)
+    assert isinstance(session, HeadSession) and session.grows_trees
+    found = []
+    for each in (target, session):
+        each.admit(0, list(range(3, 24)))
+    for token in (5, 9, 30):
+        target.score(torch.zeros((1, 0), dtype=torch.int64))
+        for each in (target, session):
+            each.commit(torch.tensor([[token]]), torch.tensor([1]))
+        found.append(session.grow(TreeShape(20, 5, 4)))
+    return found
 
 
 def test_a_head_to_be_trained_stays_as_it_is(on_a_gpu: None) -> None:

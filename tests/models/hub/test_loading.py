@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -145,7 +146,7 @@ def test_nearly_known() -> None:
 def test_kinds_must_match(folders: Path) -> None:
     """Catches a decoder-only draft for an encoder-decoder target, which would never see the source."""
     for target, draft in (("target", "t5"), ("t5", "target")):
-        with pytest.raises(BadOption, match="both be decoder-only or both encoder-decoder"):
+        with pytest.raises(BadOption, match="both must be of one kind"):
             outrider.load(str(folders / target), draft=str(folders / draft))
 
 
@@ -186,6 +187,16 @@ def test_a_gpu_too_small_for_the_weights(folders: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("transformers.PreTrainedModel.to", full)
     with pytest.raises(DeviceError, match=r"no GPU memory for .*target.*GiB in torch.float32; .*device='cpu'"):
         outrider.load(str(folders / "target"), draft=None, device="cpu")
+
+
+def test_a_compiler_that_fails_is_no_damaged_model(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba's "no compiled object yet", of its files on disk, was told as a model that is to be fetched again."""
+    numba: dict[str, Any] = {"__name__": "numba.core.codegen"}
+    exec("def failing(*_, **__):\n    raise RuntimeError('no compiled object yet for <Library header>')", numba)
+    monkeypatch.setattr("outrider.models.hub.loading.description", numba["failing"])
+    with pytest.raises(ModelError, match=r"code could not be compiled or kept in .*no compiled object yet.*; try") as e:
+        outrider.load(str(folders / "target"))
+    assert not isinstance(e.value, ModelCorrupt) and str(folders) not in str(e.value)
 
 
 def test_importing_is_light() -> None:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from outrider.bench.cells import PLAIN
 from outrider.bench.intervals import bootstrap, total_ratio
-from outrider.bench.measure import PLAIN, Way, timed_text
+from outrider.bench.measure import Way, timed_text
 from outrider.bench.plan.costs import decoding_seconds, with_slots
 from outrider.bench.plan.forecast import Interval, PredictedCell
 from outrider.bench.plan.settings import PlanSettings
+from outrider.decoding.loop import bucket
 from outrider.drafters import Nothing
 from outrider.llm import LLM
 from outrider.trace import finite, ratio
@@ -88,6 +90,10 @@ def _alone(
     names = {cell: f"{cell.draft}, gamma {cell.gamma}" for cell in compared}
     ways = {PLAIN: Way(with_slots(first, Nothing(), 1))}
     ways |= {name: Way(engines[cell.draft], cell.draft, cell.gamma) for cell, name in names.items()}
+    if first.graphs:  # the first text of a gamma and a capacity records CUDA graphs
+        for uncounted in of_each_capacity(prompts, settings.options["max_new_tokens"]):
+            timed_text(ways, uncounted, settings.options, 1, 0)
+            advance("recording CUDA graphs")
     for turn, prompt in enumerate(prompts):
         cells = timed_text(ways, list(prompt), settings.options, settings.repeats, turn)
         for cell, work in compared.items():
@@ -96,6 +102,11 @@ def _alone(
             work.plain.append(plain.work)
             work.same, work.texts = work.same + (ours.tokens == plain.tokens), work.texts + 1
         advance("predicted and measured")
+
+
+def of_each_capacity(prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+    """One prompt for every capacity that texts with so many new tokens need."""
+    return list({bucket(len(prompt) + tokens): list(prompt) for prompt in prompts}.values())
 
 
 def _together(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.bench.measure import PLAIN, Cell
+from outrider.bench.cells import PLAIN, Cell
 from outrider.bench.plan.acceptance import DraftedRun, GuessCounts, counted, replayed, runs_of, together
 from outrider.bench.plan.costs import StepTime, decoding_seconds, with_slots
 from outrider.bench.plan.forecast import GuessPrice, TargetCosts, fitted

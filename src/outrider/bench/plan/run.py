@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.bench.measure import PLAIN, Way, timed_text
+from outrider.bench.cells import PLAIN
+from outrider.bench.measure import Way, timed_text
 from outrider.bench.plan.acceptance import GuessCounts, together
 from outrider.bench.plan.check import CheckedCell, check
 from outrider.bench.plan.costs import measured_costs, with_slots

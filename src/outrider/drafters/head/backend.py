@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -57,6 +57,11 @@ class DraftTokens:
     def likeliest(self, logits: Tensor) -> Tensor:
         """The token with the highest of logits [B, N] -> [B]."""
         return self.tokens[largest(logits)]
+
+    def likeliest_few(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The so many highest of logits [B, N], highest first: log-probabilities and tokens [B, count]."""
+        chances, places = logits.float().log_softmax(-1).topk(count)
+        return chances, self.tokens[places]
 
 
 class OutputRows(DraftTokens):
@@ -153,6 +158,32 @@ class HeadBackend(Protocol):
 
         None where the backend has no such call, or none for this request: then guess by guess.
         """
+
+
+@runtime_checkable
+class PredictsAcceptance(Protocol):
+    """An ability of backends: the head itself predicts how likely a guess is kept."""
+
+    def acceptance(self) -> Tensor | None:
+        """Of the guess whose logits were given last, before it is drawn [B]; None: this head does not predict it."""
+
+
+@runtime_checkable
+class Branching(HeadBackend, Protocol):
+    """An ability of backends: guesses on several branches behind their only row, without a host-device sync."""
+
+    @property
+    def branches(self) -> bool:
+        """Whether this one has it."""
+
+    def branch(self, parents: Tensor, room: int) -> None:
+        """Go on behind these of the last guesses [K]; ``room``: further guesses that there will be on all branches."""
+
+    def branch_logits(self, texts: Texts, k: int, last: Tensor) -> Tensor:
+        """Of the N tokens for guess k of all branches, behind their tokens ``last`` [K] -> [K, N]."""
+
+    def likeliest_few(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The so many highest of logits [B, N], highest first: log-probabilities and tokens [B, count]."""
 
 
 class HeadWeights(Protocol):

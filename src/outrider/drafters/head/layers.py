@@ -45,7 +45,10 @@ class Memory:
         self.keys, self.values = keys, values  # [B, Hk, C, D]
         self.visible = visible  # [B or 1, 1, 1, T, C] bool; None: the kernel masks by position
         self.own: list[KeysValues] = []  # [B, Hk, T, D] each: of the guess after each of T positions
-        self.guesses = 0  # whose keys and values stand in ``keys`` and ``values`` instead, behind the text: Triton
+
+    def branch(self, parents: Tensor, room: int) -> None:
+        """Go on behind these of the T guesses [K], each by itself; ``room``: further guesses that there will be."""
+        self.own = [(keys.index_select(2, parents), values.index_select(2, parents)) for keys, values in self.own]
 
     def look(self, query: Tensor) -> Tensor:
         """Attention: queries [B, H, T, D] -> [B, T, H * D]; heads in groups share keys."""
@@ -210,6 +213,32 @@ class Head(nn.Module):
         for block in self.blocks:
             x = block(x)
         return x
+
+    @property
+    def guesses(self) -> int:
+        """Block: that one run of the layers makes."""
+        return self.config.masks + 1
+
+    def side_by_side(
+        self, states: Tensor, embedding: EmbeddingTable, tokens: Tensor, positions: Tensor, memory: Memory | None
+    ) -> tuple[Tensor, Tensor]:
+        """Block: states of all guesses [B, G, size], and the corrector's z [B, R], behind tokens [B].
+
+        ``states`` [B, L, size] are those of the target behind the token before.
+        """
+        assert self.corrector is not None
+        x = self.think(self.spread(self.seen(states), embedding[tokens]), positions, memory)
+        return x, self.corrector.begin(x[:, 0])
+
+    def follow(self, state: Tensor, embedding: EmbeddingTable, tokens: Tensor, z: Tensor) -> Tensor:
+        """Block: z of a guess whose state is [B, size], behind tokens [B]."""
+        assert self.corrector is not None
+        return self.corrector(state, embedding[tokens], z)  # type: ignore[no-any-return]
+
+    def corrected(self, state: Tensor, z: Tensor) -> Tensor:
+        """Block: the state [B, size] that the output layer reads."""
+        assert self.corrector is not None
+        return state + self.corrector.out(z)  # type: ignore[no-any-return]
 
     def spread(self, state: Tensor, token: Tensor) -> Tensor:
         """Block: a state and the next token's embedding [..., size] -> inputs of all guesses [..., masks + 1, size]."""

@@ -13,8 +13,10 @@ from outrider.core.noise import Noise
 from outrider.core.prices import Prices
 from outrider.core.protocols import Admission, Draft, Session, Shape, Source
 from outrider.core.sampling import Sampling, standardise
+from outrider.core.token_tree import NodeTree, TreeShape
 from outrider.drafters.base import ContextSession, Reach
-from outrider.drafters.head.backend import DraftRequest, ReadyHead, Texts
+from outrider.drafters.head.backend import Branching, DraftRequest, PredictsAcceptance, ReadyHead, Texts
+from outrider.drafters.head.branches import grow
 
 
 class HeadSession(ContextSession):
@@ -74,6 +76,14 @@ class HeadSession(ContextSession):
         other.backend, other.caps, other.ends_behind = self.backend.fork(self.texts, rows), None, None
         return other
 
+    @property
+    def grows_trees(self) -> bool:
+        return isinstance(self.backend, Branching) and self.backend.branches
+
+    def grow(self, shape: TreeShape) -> NodeTree:
+        assert isinstance(self.backend, Branching)
+        return grow(self.backend, self.texts, shape)
+
     @torch.no_grad()
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         texts = self.texts
@@ -93,13 +103,14 @@ class HeadSession(ContextSession):
         probs, proposed = [], []
         begun = self.context.active & (self.context.lengths > 1)  # behind one token the target has run nothing yet
         reach = Reach(self.floor, begun, self.prices, request.gamma)
+        predicts = self.backend if isinstance(self.backend, PredictsAcceptance) else None
         for k in range(request.gamma):
             logits = self.backend.logits(texts, k, last)
             last, q = self._draw(logits, sampling, request.noise, tokens, at[:, k : k + 1])
             tokens.append(last)
             probs.append(q)
             proposed.append(reach.going)
-            reach.took(q, logits, sampling)
+            reach.took(q, logits, sampling, None if predicts is None else predicts.acceptance())
             if k == 0 and self.ends_behind is not None:
                 reach.going = reach.going & (last != self.ends_behind)
             sampling = sampling if q is None else sampling.behind(q)

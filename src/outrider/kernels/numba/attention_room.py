@@ -53,7 +53,6 @@ class Room(NamedTuple):
     end: np.ndarray[Any, Any]
     scores: np.ndarray[Any, Any]  # [R, LINE]
     halves: np.ndarray[Any, Any]  # [R, TILE]: weights in 16 bits
-    panel: np.ndarray[Any, Any]  # [.., PANEL]: keys or values in float32
     unscaled: np.ndarray[Any, Any]  # [HALF_ROWS]: what to multiply products of ``halves`` with
     ones: np.ndarray[Any, Any]  # [PANEL], in float16
     path_keys: np.ndarray[Any, Any]  # bytes of a block of keys and of sixteen columns of a tile's values, of one path
@@ -98,7 +97,6 @@ def room_for(cut: Cut, depth: int) -> Room:
         np.zeros((queries, padded), np.float32), bits,
         np.empty(queries, np.float32), np.empty(queries, np.int64), np.empty(queries, np.int64),
         aligned_lines(queries, LINE, np.float32), aligned_lines(queries, TILE, np.uint16),
-        np.empty((max(TILE, padded), PANEL), np.float32),
         np.full(HALF_ROWS, np.float32(1 / HALF_WEIGHT), np.float32), np.full(PANEL, 0x3C00, np.uint16),
         aligned(4 * PANEL * (chained(depth) + 1), np.uint8), aligned(4 * PANEL * TILE, np.uint8),
         np.empty(cut.tiles + PANEL, np.float32), np.empty(2, np.float32),

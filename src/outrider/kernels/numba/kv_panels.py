@@ -25,10 +25,8 @@ from outrider.kernels.numba.amx_products import CHUNK
 from outrider.kernels.numba.float16_products import AVAILABLE as IN_HALF
 from outrider.kernels.numba.float16_products import CHAIN
 from outrider.kernels.numba.tiles import (
-    ARM,
     FLOAT,
     PANEL,
-    WIDE,
     WORD,
     by_count,
     compiled,
@@ -50,10 +48,6 @@ GRANULE = CHAIN
 QUERY_LIMIT = 10
 """Queries times keys in float16: queries are below 2 ** this and keys below 1, so chains of 32 below 65504."""
 
-_STEP = 4
-"""Inputs a turn of the inner loop takes in float32."""
-
-FLOAT_ROWS = 5 if ARM else 12 if WIDE else 6
 HALF_ROWS = 4
 """Rows of a tile: as many as there are registers for."""
 
@@ -79,7 +73,7 @@ def paired(kv_cache_dtype: str) -> bool:
     return BY_AMX and kv_cache_dtype == "bfloat16"
 
 
-def _widened(builder: Any, stored: Any, address: Any) -> Any:
+def widened(builder: Any, stored: Any, address: Any) -> Any:
     """Sixteen numbers of the cache as float32."""
     if stored == types.float32:
         return builder.load(pointer(builder, address, number(0), _FLOATS), align=4)
@@ -88,64 +82,6 @@ def _widened(builder: Any, stored: Any, address: Any) -> Any:
     bits = builder.load(pointer(builder, address, number(0), ir.VectorType(_SHORT, PANEL)), align=2)
     words = builder.shl(builder.zext(bits, _WORDS), ir.Constant(_WORDS, [16] * PANEL))
     return builder.bitcast(words, _FLOATS)
-
-
-@intrinsic
-def _widen(typing: Any, stored: Any, address: Any, stride: Any, lines: Any, out: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, address, stride, lines, out = args
-        line, _, end = loop(builder, lines, 1, [])
-        found = _widened(builder, signature.args[0].dtype, builder.add(address, builder.mul(line, stride)))
-        builder.store(found, pointer(builder, out, builder.mul(line, number(4 * PANEL)), _FLOATS), align=4)
-        end([])
-        return context.get_dummy_value()
-
-    return types.void(stored, *[types.int64] * 4), generate
-
-
-@compiled
-def widen(stored: Any, address: int, stride: int, lines: int, out: int) -> None:
-    """Lines of sixteen numbers, ``stride`` bytes apart -> float32, one behind the other."""
-    _widen(stored, address, stride, lines, out)
-
-
-def _float_tile(rows: int) -> Any:
-    """A function (panel, x, x's stride, out, out's stride, inputs): addresses and strides in bytes.
-
-    x [rows, inputs] times a panel [inputs, 16], all float32 -> out [rows, 16].
-    """
-
-    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        panel, x, x_stride, out, out_stride, inputs = args
-        multiply = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fma.v{PANEL}f32"
-        )
-        turn = ir.VectorType(FLOAT, _STEP)
-        lines = [builder.add(x, builder.mul(x_stride, number(row))) for row in range(rows)]
-        place, totals, end = loop(builder, inputs, _STEP, [ir.Constant(_FLOATS, [0.0] * PANEL)] * rows)
-        offset = builder.mul(place, number(4))
-        given = [builder.load(pointer(builder, line, offset, turn), align=4) for line in lines]
-        for step in range(_STEP):
-            at = builder.mul(builder.add(place, number(step)), number(4 * PANEL))
-            columns = builder.load(pointer(builder, panel, at, _FLOATS), align=4)
-            lane = ir.Constant(_WORDS, [step] * PANEL)
-            for row in range(rows):
-                one = builder.shuffle_vector(given[row], ir.Constant(turn, ir.Undefined), lane)
-                totals[row] = builder.call(multiply, [one, columns, totals[row]])
-        end(totals)
-        for row, total in enumerate(totals):
-            builder.store(total, pointer(builder, out, builder.mul(out_stride, number(row)), _FLOATS), align=4)
-        return context.get_dummy_value()
-
-    @intrinsic
-    def generated(typing: Any, panel: Any, x: Any, x_stride: Any, out: Any, out_stride: Any, inputs: Any) -> Any:
-        return types.void(*[types.int64] * 6), generate
-
-    @compiled
-    def product(panel: int, x: int, x_stride: int, out: int, out_stride: int, inputs: int) -> None:
-        generated(panel, x, x_stride, out, out_stride, inputs)
-
-    return product
 
 
 def _chain(builder: Any, panel: Any, stride: Any, lines: list[Any], first: Any) -> list[Any]:
@@ -222,9 +158,6 @@ def _no_product(
     inputs: int,
 ) -> None: ...  # fmt: skip
 
-
-float_product: Any = by_count([_float_tile(rows) for rows in range(1, FLOAT_ROWS + 1)])
-"""(rows, ...): up to FLOAT_ROWS rows times a panel."""
 
 half_product: Any = by_count([_half_tile(rows) for rows in range(1, HALF_ROWS + 1)]) if IN_HALF else _no_product
 """(rows, ...): up to HALF_ROWS rows times a panel, in float16. Other CPUs have no instructions for it."""

@@ -49,14 +49,15 @@ def finish(counters: int, piece: int, done: int, items: int) -> None:
             _yield()
 
 
-_TOGETHER = (0, *(together(rows) for rows in range(1, 7)))
+_TOGETHER = (0, *(together(rows) for rows in range(1, MOST_ROWS + 1)))
 
 
 def _product(size: int) -> Any:
     """A function that multiplies with weights of so many bytes."""
 
     def tiles(panels: int) -> Any:
-        return by_count([tile(rows, panels, size) for rows in range(1, 7)])
+        most = max(rows for rows in range(1, MOST_ROWS + 1) if panels <= _TOGETHER[rows])
+        return by_count([tile(rows, panels, size) for rows in range(1, most + 1)])
 
     by_one = tiles(1)
     by_two, by_four = (tiles(panels) if panels <= max(_TOGETHER) else by_one for panels in (2, 4))

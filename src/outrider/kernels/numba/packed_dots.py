@@ -21,7 +21,7 @@ def dot_instructions(facts: cpu.CpuFacts) -> str:
     """Which dot products of bytes a CPU has, of those known here."""
     if facts.multiplies_bytes:
         return "sdot" if facts.arm else "vnni"
-    return "avx2" if not facts.arm and "avx2" in facts.compiler else "plain"
+    return "avx2" if facts.multiplies_bytes_by_vectors else "plain"
 
 
 _LANES = {"sdot": 4, "vnni": 16, "avx2": 8, "plain": 4}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from outrider.kernels.numba.code_cache import STRICT, on_disk
+from outrider.kernels.numba.code_cache import STRICT, compiling, on_disk
 from outrider.kernels.numba.layer_math import exp
 from outrider.kernels.numba.tiles import compiled
 
@@ -94,3 +94,9 @@ def first(weights: Any, counters: Any, key: int) -> int:
     """The winner of the race among all tokens."""
     place: int = race(weights, counters, key, np.empty(len(weights), np.float32))[1]
     return place
+
+
+def make_ready() -> None:
+    """Compile now, rather than at the first draw, what ``core/noise.py`` uses where this module is loaded."""
+    with compiling("first", "sampling", seconds=5):
+        first(np.ones(2, np.float32), np.zeros(2, np.int32), 1)

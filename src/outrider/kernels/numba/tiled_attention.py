@@ -18,16 +18,14 @@ from outrider.kernels.numba.amx_attention import Panels, parted_product, single_
 from outrider.kernels.numba.amx_products import CHUNK, SHAPES, configure, release, split_line
 from outrider.kernels.numba.attention_room import LINE, QUERY_PARTS, TILE, Cut, Room
 from outrider.kernels.numba.float16_products import narrow
+from outrider.kernels.numba.float_tiles import multiply_panels
 from outrider.kernels.numba.kv_panels import (
-    FLOAT_ROWS,
     GRANULE,
     HALF_ROWS,
     QUERY_LIMIT,
-    float_product,
     half_product,
     multiplied_by_amx,
     multiplied_in_half,
-    widen,
 )
 from outrider.kernels.numba.tiles import PANEL, compiled, count_up
 from outrider.kernels.numba.tree_keys import copy_values, gather_keys, gather_values
@@ -47,21 +45,21 @@ def _multiply_keys(
             room.scores[row].ctypes.data + 4 * place, 4 * LINE,
         )  # fmt: skip
         return
-    panel = room.panel.ctypes.data
+    if not multiplied_in_half(stored):
+        multiply_panels(
+            stored, keys, stored.itemsize * PANEL, stored.itemsize * lines * PANEL, (end - place) // PANEL,
+            room.queries[row].ctypes.data, 4 * padded, count - row, room.scores[row].ctypes.data + 4 * place, 4 * LINE,
+            padded,
+        )  # fmt: skip
+        return
     for each in range(place, end, PANEL):
         block, to = keys + stored.itemsize * lines * (each - place), room.scores.ctypes.data + 4 * each
-        if multiplied_in_half(stored):
-            for first in range(row, count, HALF_ROWS):
-                half_product(
-                    min(HALF_ROWS, count - first), block, 2 * PANEL, room.bits[first].ctypes.data, 2 * bits,
-                    room.factors[first:].ctypes.data, block + 2 * PANEL * (lines - 1), to + 4 * LINE * first, 4 * LINE,
-                    bits,
-                )  # fmt: skip
-        else:
-            widen(stored, block, stored.itemsize * PANEL, padded, panel)
-            for first in range(row, count, FLOAT_ROWS):
-                rows, x = min(FLOAT_ROWS, count - first), room.queries[first].ctypes.data
-                float_product(rows, panel, x, 4 * padded, to + 4 * LINE * first, 4 * LINE, padded)
+        for first in range(row, count, HALF_ROWS):
+            half_product(
+                min(HALF_ROWS, count - first), block, 2 * PANEL, room.bits[first].ctypes.data, 2 * bits,
+                room.factors[first:].ctypes.data, block + 2 * PANEL * (lines - 1), to + 4 * LINE * first, 4 * LINE,
+                bits,
+            )  # fmt: skip
 
 
 @compiled
@@ -72,26 +70,26 @@ def _multiply_values(
 
     ``apart``: bytes from one value to the next.
     """
-    stride, panel = 4 * (room.queries.shape[1] + PANEL), room.panel.ctypes.data
+    stride = 4 * (room.queries.shape[1] + PANEL)
     if multiplied_by_amx(stored):
         single_product(
             count - row, columns // PANEL, Panels(values + apart * low, 4 * PANEL, CHUNK * apart, 2 * apart),
             room.halves[row].ctypes.data + 2 * low, 2 * TILE, 0, (high - low) // CHUNK, to + stride * row, stride,
         )  # fmt: skip
         return
+    if not multiplied_in_half(stored):
+        multiply_panels(
+            stored, values + apart * low, apart, stored.itemsize * PANEL, columns // PANEL,
+            room.scores[row].ctypes.data + 4 * low, 4 * LINE, count - row, to + stride * row, stride, high - low,
+        )  # fmt: skip
+        return
     for column in range(0, columns, PANEL):
         first, found = values + stored.itemsize * column + apart * low, to + 4 * column
-        if multiplied_in_half(stored):
-            for line in range(row, count, HALF_ROWS):
-                half_product(
-                    min(HALF_ROWS, count - line), first, apart, room.halves[line].ctypes.data + 2 * low, 2 * TILE,
-                    room.unscaled.ctypes.data, room.ones.ctypes.data, found + stride * line, stride, high - low,
-                )  # fmt: skip
-        else:
-            widen(stored, first, apart, high - low, panel)
-            for line in range(row, count, FLOAT_ROWS):
-                rows, x = min(FLOAT_ROWS, count - line), room.scores[line].ctypes.data + 4 * low
-                float_product(rows, panel, x, 4 * LINE, found + stride * line, stride, high - low)
+        for line in range(row, count, HALF_ROWS):
+            half_product(
+                min(HALF_ROWS, count - line), first, apart, room.halves[line].ctypes.data + 2 * low, 2 * TILE,
+                room.unscaled.ctypes.data, room.ones.ctypes.data, found + stride * line, stride, high - low,
+            )  # fmt: skip
 
 
 @compiled

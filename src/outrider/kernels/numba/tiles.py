@@ -37,8 +37,8 @@ WIDE = cpu.facts().wide_vectors
 AHEAD = 0 if ARM else 2048
 """Bytes before they are needed, weights are asked for. ARM reads ahead by itself."""
 
-MOST_ROWS = 5 if ARM else 6
-"""Rows of a tile: as many as there are registers for."""
+MOST_ROWS = 5 if ARM else 12 if WIDE else 6
+"""Rows of a tile: as many as there are registers for. More take another pass over the weights."""
 
 
 def joined_panels(panels: int) -> int:
@@ -55,7 +55,7 @@ def together(rows: int) -> int:
     """
     if ARM:
         return 1
-    most = (32 if WIDE else 16) - 4
+    most = 26 if WIDE else 12  # sums; the other registers hold weights and inputs
     return max(panels for panels in (1, 2, 4) if panels == 1 or 2 * panels * rows // joined_panels(panels) <= most)
 
 

@@ -5,6 +5,9 @@ pieces are merged in their order. A piece that a query may not see changes nothi
 on the query and the keys up to it alone: not on the number of queries of the run, the rows beside it, its place among
 them, or the capacity. A few queries of each row (decoding) are spread over the GPU piece by piece and merged by a
 second kernel; many (prefill) are spread by queries, and each program goes through the pieces.
+
+In a tree of guesses a query sees the text and the tokens on its own path. In pieces behind the beginning of the tree
+the keys of that path are gathered in order, for one token of the run at a time: the same sums as if it were the text.
 """
 
 from __future__ import annotations
@@ -24,14 +27,15 @@ _FEW = 64
 
 @triton.jit
 def _query_block(
-    q, positions, row, head, block, W,
+    q, positions, row, head, first, end, W,
     GROUP: tl.constexpr, HK: tl.constexpr, D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The queries of a program: their place among those of the row and head, the values and the positions."""
-    m = block * BLOCK_M + tl.arange(0, BLOCK_M)  # a token, then a query head of the group
+    """The queries of a program, from the first to before the end: their place among those of the row and head, the
+    values and the positions."""
+    m = first + tl.arange(0, BLOCK_M)  # a token, then a query head of the group
     token, member = m // GROUP, m % GROUP
-    real = m < GROUP * W
+    real = m < end
     d = tl.arange(0, BLOCK_D)
     at = tl.load(positions + row * W + token, mask=real, other=0)
     place = ((row * W + token) * HK * GROUP + head * GROUP + member)[:, None] * D + d[None, :]
@@ -41,11 +45,15 @@ def _query_block(
 
 @triton.jit
 def _attend_piece(
-    query, at, last, k, v, base, piece, scale, capacity,
-    D: tl.constexpr, WINDOW: tl.constexpr,
+    query, at, last, k, v, base, piece, scale, cap, capacity, root, path,
+    D: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr, PIECE: tl.constexpr, BLOCK_D: tl.constexpr, EXACT: tl.constexpr,
+    TREE: tl.constexpr,
 ):  # fmt: skip
-    """Softmax over one piece -> its highest score, the sum of its weights and the weighted sum of its values."""
+    """Softmax over one piece -> its highest score, the sum of its weights and the weighted sum of its values.
+
+    TREE: the keys of positions behind ``root`` lie where ``path`` says, in places counted from the root.
+    """
     d = tl.arange(0, BLOCK_D)
     best = tl.full([BLOCK_M], -float("inf"), tl.float32)
     mass = tl.zeros([BLOCK_M], tl.float32)
@@ -53,13 +61,19 @@ def _attend_piece(
     for first in range(0, PIECE, TILE):
         n = piece * PIECE + first + tl.arange(0, TILE)
         used = (n <= last) & (n < capacity)
-        where = (base + n)[:, None] * D + d[None, :]
+        place = n
+        if TREE:
+            place = tl.where(n > root, root + tl.load(path + n - root, mask=used & (n > root), other=0), n)
+        where = (base + place)[:, None] * D + d[None, :]
         there = used[:, None] & (d < D)[None, :]
         key = tl.load(k + where, mask=there, other=0.0)
         if EXACT:
             score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         else:
             score = tl.dot(query, tl.trans(key)) * scale
+        if CAPPED:  # cap * tanh(score / cap)
+            high = tl.exp(-2.0 * tl.abs(score / cap))
+            score = tl.where(score < 0, -cap, cap) * ((1.0 - high) / (1.0 + high))
         visible = (n[None, :] <= at[:, None]) & used[None, :]
         if WINDOW > 0:
             visible = visible & (n[None, :] > at[:, None] - WINDOW)
@@ -87,23 +101,34 @@ def _merge(best, mass, total, peak, part, values):
     return higher, mass * fade + part * weight, total * fade[:, None] + values * weight[:, None]
 
 
-@triton.jit(do_not_specialize=["capacity", "pieces", "W"])
+@triton.jit(do_not_specialize=["capacity", "pieces", "W", "levels"])
 def _attend_split(
-    q, k, v, positions, sums, stats, scale, capacity, pieces, W,
-    GROUP: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
+    q, k, v, positions, paths, sums, stats, scale, cap, capacity, pieces, W, levels,
+    GROUP: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr, PIECE: tl.constexpr, BLOCK_D: tl.constexpr, EXACT: tl.constexpr,
+    TREE: tl.constexpr,
 ):  # fmt: skip
     row_head = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
     row, head = row_head // HK, row_head % HK
-    last = tl.load(positions + row * W + W - 1)
-    if piece * PIECE <= last:
+    root = tl.load(positions + row * W)
+    if TREE and (piece + 1) * PIECE > root + 1:  # each token of the run by itself
+        first = tl.program_id(2) * GROUP
+        end = first + GROUP
+        last = tl.load(positions + row * W + tl.program_id(2))
+    else:
+        first = tl.program_id(2) * BLOCK_M
+        end = GROUP * W
+        last = tl.load(positions + row * W + W - 1)
+        if TREE:
+            last = root
+    if (piece * PIECE <= last) & (first < end):
         m, real, at, place, inside, query = _query_block(
-            q, positions, row, head, tl.program_id(2), W, GROUP, HK, D, BLOCK_M, BLOCK_D
+            q, positions, row, head, first, end, W, GROUP, HK, D, BLOCK_M, BLOCK_D
         )
         best, mass, total = _attend_piece(
-            query, at, last, k, v, row_head * capacity, piece, scale, capacity,
-            D, WINDOW, BLOCK_M, TILE, PIECE, BLOCK_D, EXACT,
+            query, at, last, k, v, row_head * capacity, piece, scale, cap, capacity, root,
+            paths + first // GROUP * levels, D, WINDOW, CAPPED, BLOCK_M, TILE, PIECE, BLOCK_D, EXACT, TREE,
         )  # fmt: skip
         slot = (row_head * pieces + piece) * GROUP * W + m
         d = tl.arange(0, BLOCK_D)
@@ -145,15 +170,17 @@ def _merge_split(
 
 @triton.jit(do_not_specialize=["capacity", "W"])
 def _attend_whole(
-    q, k, v, positions, out, scale, capacity, W,
-    GROUP: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
+    q, k, v, positions, out, scale, cap, capacity, W,
+    GROUP: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr, PIECE: tl.constexpr, BLOCK_D: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     row_head = tl.program_id(0).to(tl.int64)
     row, head = row_head // HK, row_head % HK
     blocks = tl.num_programs(1)
     block = blocks - 1 - tl.program_id(1)  # the longest first
-    m, real, at, place, inside, query = _query_block(q, positions, row, head, block, W, GROUP, HK, D, BLOCK_M, BLOCK_D)
+    m, real, at, place, inside, query = _query_block(
+        q, positions, row, head, block * BLOCK_M, GROUP * W, W, GROUP, HK, D, BLOCK_M, BLOCK_D
+    )
     last = tl.max(at, 0)
     best = tl.full([BLOCK_M], -float("inf"), tl.float32)
     mass = tl.zeros([BLOCK_M], tl.float32)
@@ -163,8 +190,8 @@ def _attend_whole(
         piece = (tl.maximum(tl.min(tl.where(real, at, last), 0) - WINDOW + 1, 0) // PIECE).to(tl.int32)
     while piece * PIECE <= last:
         peak, part, values = _attend_piece(
-            query, at, last, k, v, row_head * capacity, piece, scale, capacity,
-            D, WINDOW, BLOCK_M, TILE, PIECE, BLOCK_D, EXACT,
+            query, at, last, k, v, row_head * capacity, piece, scale, cap, capacity, last, positions,
+            D, WINDOW, CAPPED, BLOCK_M, TILE, PIECE, BLOCK_D, EXACT, False,
         )  # fmt: skip
         best, mass, total = _merge(best, mass, total, peak, part, values)
         piece += 1
@@ -180,11 +207,15 @@ def attend(
     scale: float,
     window: int | None = None,
     out: Tensor | None = None,
+    paths: Tensor | None = None,
+    cap: float = 0.0,
 ) -> Tensor:
     """queries [B, W, HQ, D] at positions [B, W] (consecutive) over keys, values [B, HK, C, D] -> [B, W, HQ D].
 
     A query sees the keys up to its own position, ``window`` of them at most. ``out`` [at least B W, HQ D]: where the
-    result is written, in its first rows, and returned as it is.
+    result is written, in its first rows, and returned as it is. With ``paths`` [W, levels] the run is a tree of one
+    row (``TreePlaces``): keys lie in the order of the run behind the position of its first token, the root. ``cap``:
+    scores are bounded by it, smoothly; 0: they are not.
     """
     rows, width, q_heads, size = queries.shape
     heads, capacity = keys.shape[1], keys.shape[2]
@@ -194,18 +225,22 @@ def attend(
     common = {"GROUP": group, "HK": heads, "D": size, "PIECE": PIECE, "enable_fp_fusion": False}
     common |= {"BLOCK_D": max(16, triton.next_power_of_2(size))}
     tiles = {"WINDOW": window or 0, "BLOCK_M": _BLOCK_M, "TILE": _TILE, "EXACT": queries.dtype == torch.float32}
+    tiles |= {"CAPPED": cap != 0, "num_warps": 4}
+    if size > 128:  # float32 tiles of two stages do not fit into shared memory
+        tiles |= {"num_warps": 8, "num_stages": 1}
     blocks = triton.cdiv(group * width, _BLOCK_M)
-    if group * width > _FEW:
+    if group * width > _FEW and paths is None:
         _attend_whole[(rows * heads, blocks)](
-            queries, keys, values, positions, result, scale, capacity, width, num_warps=4, **tiles, **common
+            queries, keys, values, positions, result, scale, cap, capacity, width, **tiles, **common
         )
         return result
     pieces = triton.cdiv(capacity, PIECE)
     sums = torch.empty((rows * heads * pieces * group * width, size), dtype=torch.float32, device=queries.device)
     stats = torch.empty((sums.shape[0], 2), dtype=torch.float32, device=queries.device)
-    _attend_split[(rows * heads, pieces, blocks)](
-        queries, keys, values, positions, sums, stats, scale, capacity, pieces, width, num_warps=4, **tiles, **common
-    )
+    _attend_split[(rows * heads, pieces, blocks if paths is None else width)](
+        queries, keys, values, positions, positions if paths is None else paths, sums, stats, scale, cap, capacity,
+        pieces, width, 0 if paths is None else paths.shape[1], TREE=paths is not None, **tiles, **common
+    )  # fmt: skip
     _merge_split[(rows * heads, group * width)](
         sums, stats, positions, result, pieces, width, UNROLL=_UNROLL, num_warps=2, **common
     )  # fmt: skip

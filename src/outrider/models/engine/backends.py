@@ -33,6 +33,7 @@ class Asked:
     settled: bool = True  # whether the user asked for this dtype; False: it is only what torch would use
     weights: str = "full"  # or what matrices are to be quantised to: int8, int4
     packed: str | None = None  # the format of a GGUF file's weights, where they are to be run as they are
+    max_length: int | None = None  # of texts, prompts included; None: what the model is for
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,13 @@ class Backend:
 
     weights: Callable[[Asked], str]  # the format of its weights for what is asked: float32, bfloat16, ...
     layout: Callable[[str], Layout]  # of weights in that format
-    open: Callable[..., PreparedEngine]  # from prepared files, the model's config, and kv_cache_dtype where it has it
+    open: Callable[..., PreparedEngine]  # from prepared files, the model's config, and what the next lines name
     packages: tuple[str, ...] = ()  # that must be installed
     obstacle: Callable[[Asked], str | None] = lambda asked: None  # of this model or this dtype
     broken: Callable[[], str | None] = lambda: None  # why it does not work here; may take a while to find out
     quantises: tuple[str, ...] = ()  # what it quantises matrices to: int8, int4
     kv_cache_dtypes: bool = False  # whether ``open`` takes a ``kv_cache_dtype``
+    max_lengths: bool = False  # whether ``open`` takes a ``max_length``, and it runs longrope's positions
     designs: bool = False  # whether it runs layers of every ``LayerDesign``, and not only a Llama's
 
 
@@ -103,7 +105,9 @@ def _numba_layout(weights: str) -> Layout:
     )  # fmt: skip
 
 
-def _open_numba(prepared: Prepared, config: Any, kv_cache_dtype: str = "auto") -> PreparedEngine:
+def _open_numba(
+    prepared: Prepared, config: Any, kv_cache_dtype: str = "auto", max_length: int | None = None
+) -> PreparedEngine:
     if t5_like(config):
         from outrider.models.engine.t5_engine import T5Engine
 
@@ -115,7 +119,7 @@ def _open_numba(prepared: Prepared, config: Any, kv_cache_dtype: str = "auto") -
         return T5Engine(prepared, config)
     from outrider.models.engine.numba_engine import NumbaEngine
 
-    return NumbaEngine(prepared, config, kv_cache_dtype)
+    return NumbaEngine(prepared, config, kv_cache_dtype, max_length)
 
 
 def _numba_obstacle(asked: Asked) -> str | None:
@@ -182,6 +186,7 @@ BACKENDS: dict[str, Backend] = {
         _numba_broken,
         QUANTISED,
         kv_cache_dtypes=True,
+        max_lengths=True,
         designs=True,
     ),
 }

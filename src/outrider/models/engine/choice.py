@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from outrider.errors import BadOption, require
-from outrider.models.engine.backends import BACKENDS, QUANTISED, Asked
+from outrider.models.engine.backends import BACKENDS, QUANTISED, Asked, Backend
 from outrider.models.engine.known_options import unknown_option
 from outrider.models.engine.t5_sizes import t5_like
+from outrider.models.positions import Positions
 from outrider.models.settings import setting
 from outrider.models.transformers.families import layer_design
 
@@ -36,6 +37,7 @@ class Kernels:
     rows: int = 9  # rows of a run, about: what packed weights are laid out for
     release: bool = False  # for running only: weights are kept in the layout that is run, and in no other
     kv_cache_dtype: str = "auto"  # of keys and values, by the numba engine
+    max_length: int | None = None  # of texts, prompts included: see positions.py
 
     def __post_init__(self) -> None:
         require(self.engine != "onnxruntime", REMOVED)
@@ -76,7 +78,7 @@ def chosen_engine(
     worth = WORTH_FILES_ENCODER_DECODER if t5_like(config) else WORTH_FILES
     if kernels.engine == "torch" or (by_itself and size < worth):
         return "torch"
-    asked = Asked(config, dtype, settled, kernels.weights)
+    asked = Asked(config, dtype, settled, kernels.weights, max_length=kernels.max_length)
     tried_in_turn = able if kernels.engine == "auto" else [kernels.engine]
     obstacles: list[str] = []
     for engine in tried_in_turn:
@@ -94,18 +96,16 @@ def _obstacle(engine: str, asked: Asked, device: torch.device, tried: bool) -> s
     """None, or why this engine cannot do what is asked, with what to do about it."""
     backend = BACKENDS[engine]
     return (
-        _general_obstacle(asked.config, device, backend.designs)
+        _general_obstacle(asked, device, backend)
         or backend.obstacle(asked)
         or _missing(*backend.packages)
         or (backend.broken() if tried else None)
     )
 
 
-def _general_obstacle(config: Any, device: torch.device, designs: bool) -> str | None:
-    """None, or why no engine but torch can run this model, with what to do about it.
-
-    ``designs``: whether the engine runs layers that are not quite a Llama's.
-    """
+def _general_obstacle(asked: Asked, device: torch.device, backend: Backend) -> str | None:
+    """None, or why the engine cannot run this model, whatever its layers compute, with what to do about it."""
+    config = asked.config
     if device.type != "cpu":
         return f"it runs models on a CPU, and the device is {device}; leave it out or choose the device cpu"
     if setting(config, "quantization_config") is not None:
@@ -113,8 +113,10 @@ def _general_obstacle(config: Any, device: torch.device, designs: bool) -> str |
     if t5_like(config):
         return None
     design = layer_design(config)
-    if design is None or not (designs or design.is_llamas):
+    if design is None or not (backend.designs or design.is_llamas):
         return f"models of type {config.model_type!r} have no layers here; leave it out"
+    if Positions.of(config, asked.max_length).long and not backend.max_lengths:
+        return f"it has positions for shorter texts only than a max_length of {asked.max_length}; lower it"
     return unknown_option(config, design)
 
 

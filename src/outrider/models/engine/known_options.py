@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.models.llama_layer import LayerDesign
+from outrider.models.positions import rotation_settings
 from outrider.models.settings import setting
 
 _COMPUTED = frozenset(
@@ -36,6 +37,10 @@ _NEUTRAL = frozenset(
 _ROTATIONS = {
     "default": frozenset[str](),
     "linear": frozenset({"factor"}),
+    "dynamic": frozenset({"factor", "original_max_position_embeddings"}),
+    "longrope": frozenset(
+        {"factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"}
+    ),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     "yarn": frozenset(
         {
@@ -44,7 +49,10 @@ _ROTATIONS = {
         }
     ),
 }  # fmt: skip
-"""Kinds of rotary positions whose angles depend on nothing but the position, and their settings."""
+"""Kinds of rotary positions whose angles depend on nothing but the position, and their settings.
+
+Those of dynamic ones do up to the last position that a model has, where they are the default's; those of longrope do
+since a model is loaded with one of its two lists of factors (``models/positions.py``)."""
 
 
 def unknown_option(config: Any, design: LayerDesign) -> str | None:
@@ -74,10 +82,3 @@ def _unknown_rotation(config: Any, design: LayerDesign) -> str | None:
             if name not in known and value is not None and not (name == "partial_rotary_factor" and value == 1):
                 return f"rotary positions with {name} {value!r} have no layers here; leave it out"
     return None
-
-
-def rotation_settings(config: Any) -> dict[str, dict[str, Any]]:
-    """The settings of rotary positions by the type of layers that have them; "" where all have the same."""
-    settings = setting(config, "rope_parameters") or {}
-    nested = {kind: each for kind, each in settings.items() if isinstance(each, dict)}
-    return nested or {"": settings}

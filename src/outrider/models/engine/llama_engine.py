@@ -14,14 +14,14 @@ from torch import Tensor
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import CPU, ModelFacts
 from outrider.core.protocols import Shape, Source
-from outrider.core.token_tree import TokenTree
+from outrider.core.token_tree import TreePlaces
 from outrider.models.engine.prepared import Prepared
 from outrider.models.engine.rotary import frequencies, kinds_of_layers
 from outrider.models.engine.sizes import Scales, Sizes
 from outrider.models.engine_protocol import Result, Wanted
 from outrider.models.kv_buffers import Buffers
+from outrider.models.positions import Positions
 from outrider.models.session import no_source
-from outrider.models.settings import setting
 from outrider.models.transformers.families import sliding_windows
 
 
@@ -33,7 +33,7 @@ class Run:
     start: Tensor  # [B]: the position of each row's first token
     slots: Tensor  # [B]: the row of the KV cache that is its own
     turns: tuple[Tensor, Tensor]  # cos and sin [K, N, rotary / 2] of all kinds of rotary positions
-    tree: TokenTree | None = None  # what the tokens behind the first of the only row are; None: they follow it
+    tree: TreePlaces | None = None  # what the tokens behind the first of the only row are; None: they follow it
 
 
 @dataclass(frozen=True)
@@ -56,21 +56,23 @@ class LlamaEngine(ABC):
     embedding: EmbeddingTable  # of float32 rows
     unembedding: EmbeddingTable
 
-    def __init__(self, prepared: Prepared, config: Any) -> None:
+    def __init__(self, prepared: Prepared, config: Any, max_length: int | None = None) -> None:
+        """``max_length``: see ``positions.py``."""
         self.prepared, self.threads = prepared, torch.get_num_threads()
         self.sizes, self.vocabulary = Sizes.of(config), int(config.vocab_size)
-        self.max_length: int | None = setting(config, "max_position_embeddings")
+        positions = Positions.of(config, max_length)
+        self.max_length, self._longest = positions.count, positions.most
         self.windows = sliding_windows(config)
         self.scales = Scales.of(config)
         kinds = kinds_of_layers(config)
         self.kinds = [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]  # of rotary positions, by layer
-        self._frequencies = [frequencies(config, kind) for kind in dict.fromkeys(kinds)]
+        self._frequencies = [frequencies(config, kind, positions.long) for kind in dict.fromkeys(kinds)]
         self._turns, self._growing = self._turned(0), Lock()
 
     @abstractmethod
     def run_layers(self, cache: Buffers, given: Run, keep: Sequence[int], logits: bool) -> LayersRun:
         """Write keys and values. ``keep``: layers whose outputs are wanted, numbered as in ``Wanted.states``: what goes
-        into the layer behind layer k, and for -1 or the number of layers the hidden states."""
+        into the layer behind layer k, or into the last norm, and for -1 the hidden states."""
 
     @property
     def facts(self) -> ModelFacts:
@@ -85,6 +87,7 @@ class LlamaEngine(ABC):
             layers=sizes.layers,
             runs_trees=self.runs_trees,
             weights_read=sizes.weights + sizes.hidden * self.vocabulary,
+            longest=self._longest,
         )
 
     def allocate(self, rows: int, shape: Shape) -> Buffers:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import facts_of
-from outrider.core.protocols import LanguageModel, Shape
+from outrider.core.protocols import LanguageModel
 from outrider.errors import ModelError, require
 from outrider.models import width_costs
 from outrider.models.batch_invariance import (
@@ -19,11 +19,9 @@ from outrider.models.batch_invariance import (
     bits_do_not_depend_on_width,
     holds_beside_sources,
 )
-from outrider.models.cached_session import CachedSession
 from outrider.models.checkpoint_model import CheckpointModel
 from outrider.models.engine.prepared import Prepared, PreparedEngine
 from outrider.models.transformers import families
-from outrider.models.tree_session import TreeSession
 from outrider.runtime import cpu
 
 
@@ -65,9 +63,6 @@ class EngineModel(CheckpointModel):
         finally:
             self.facts = facts
         return found
-
-    def start(self, rows: int, shape: Shape) -> CachedSession:
-        return (TreeSession if rows == 1 and self.facts.runs_trees else CachedSession)(self, rows, shape)
 
     def kept_guess_cost(self, target: LanguageModel, find_out: Callable[[], float], otherwise: float) -> float:
         """What a guess costs where this model drafts for a target, found out once for both and kept: with a seed the

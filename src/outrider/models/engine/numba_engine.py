@@ -15,7 +15,7 @@ import torch
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.model_facts import CPU
 from outrider.core.protocols import Shape
-from outrider.core.token_tree import TokenTree
+from outrider.core.token_tree import TreePlaces
 from outrider.errors import require
 from outrider.kernels.numba import (
     amx_products,
@@ -25,6 +25,7 @@ from outrider.kernels.numba import (
     llama,
     llama_records,
     packed_products,
+    race,
 )
 from outrider.kernels.numba.code_cache import DIGEST, compiling
 from outrider.kernels.numba.products import FLOAT32, Half
@@ -39,6 +40,7 @@ from outrider.models.engine.weight_files import FLOATS, WEIGHTS
 from outrider.models.kv_buffers import Buffers
 from outrider.models.llama_layer import LLAMA, PRODUCTS, LayerNorms, layer_name
 from outrider.models.transformers.families import layer_design
+from outrider.runtime import cpu
 
 Addresses = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int, int]
 """Addresses of every layer's keys, of its values, and the positions and rows that both have room for."""
@@ -60,16 +62,23 @@ def _aligned(*shape: int) -> np.ndarray[Any, Any]:
     return found
 
 
-def _paths(tree: TokenTree | None, root: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Of the root and every node: places of the tokens on its path [N, D], and its depth [N]; none without a tree."""
+def _paths(tree: TreePlaces | None, root: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Of the root and every node: places of the tokens on its path [W, levels], and its depth; none without a tree."""
     if tree is None:
         return np.zeros((0, 0), np.int64), np.zeros(0, np.int64)
-    depths = np.array([0, *tree.depths])
-    places = np.zeros((len(depths), int(depths.max()) + 1), np.int64)
-    for token in range(len(depths)):
-        path = tree.path(token - 1)
-        places[token, : len(path) + 1] = [root, *(root + 1 + node for node in path)]
-    return places, depths
+    return root + tree.paths.numpy(), tree.depths.numpy()
+
+
+def kv_cache_default(weights: str) -> str:
+    """What keys and values are stored in beside such weights, on this CPU: in as many bits, at a small cost."""
+    known = cpu.facts()
+    if weights == "float32":
+        return "float32"
+    if known.has_amx:  # which multiplies bfloat16 only
+        return "bfloat16"
+    if known.computes_in_half:  # products of bfloat16 weights are in float32 there, and so are those of keys
+        return "float32" if weights == "bfloat16" else "float16"
+    return "float16" if known.converts_half else "float32"
 
 
 class NumbaEngine(LlamaEngine):
@@ -79,12 +88,13 @@ class NumbaEngine(LlamaEngine):
     kernels = DIGEST
     runs_trees = True
 
-    def __init__(self, prepared: Prepared, config: Any, kv_cache_dtype: str = "auto") -> None:
-        super().__init__(prepared, config)
+    def __init__(
+        self, prepared: Prepared, config: Any, kv_cache_dtype: str = "auto", max_length: int | None = None
+    ) -> None:
+        super().__init__(prepared, config, max_length)
         packed = prepared.weights not in FLOATS  # rounded to less than float16 already
-        in_half = prepared.weights == "float16" or (packed and float16_products.AVAILABLE)
         by_amx = amx_products.AVAILABLE and prepared.weights != "float32"  # which multiplies bfloat16 only
-        default = "float16" if in_half else "bfloat16" if by_amx else "float32"
+        default = kv_cache_default(prepared.weights)
         if kv_cache_dtype == "auto":
             kv_cache_dtype = default
         require(
@@ -132,6 +142,7 @@ class NumbaEngine(LlamaEngine):
         given = Run(torch.zeros((1, sizes.hidden)), first, first, (turns, turns))
         with compiling(self._layers.py_func.__name__, "models", seconds=20):
             self.run_layers(cache, given, (), True)
+        race.make_ready()
 
     def allocate(self, rows: int, shape: Shape) -> Buffers:
         self.grow(shape)
@@ -227,8 +238,8 @@ class NumbaEngine(LlamaEngine):
         )  # fmt: skip
         self._team.run(self._layers, model, batch, holding=(cache, self._file))
         for place, layer in enumerate(keep):
-            if layer in (-1, model.layers):
-                states.numpy()[:, place] = found.numpy()
+            if layer in (-1, model.layers):  # the sum of all layers is what x ends as
+                states.numpy()[:, place] = found.numpy() if layer == -1 else batch.x
             elif kept[layer] != place:  # asked for twice
                 states.numpy()[:, place] = states.numpy()[:, kept[layer]]
         return LayersRun(found, states if keep else None, output if logits else None)

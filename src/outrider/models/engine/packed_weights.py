@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,9 +10,18 @@ import numpy as np
 import torch
 
 from outrider.errors import ModelError, require
-from outrider.kernels.numba.packed_formats import BFLOAT16, BLOCK, CODES, FORMATS, UNIT, panel_table, panels
+from outrider.kernels.numba.packed_formats import (
+    BFLOAT16,
+    BLOCK,
+    CODES,
+    FORMATS,
+    UNIT,
+    QuantisedRows,
+    panel_table,
+    panels,
+)
 from outrider.kernels.numba.tiles import PANEL
-from outrider.models.engine import numba_weights, quantised
+from outrider.models.engine import error_aware, numba_weights, quantised
 from outrider.models.engine import weight_files as safetensors
 from outrider.models.engine.gguf_rows import rows_of
 from outrider.models.engine.sizes import PartNames, Sizes, TensorRows
@@ -21,13 +30,15 @@ from outrider.models.hub import manifest
 from outrider.models.hub.gguf_tensors import FULL, GgufTensors
 from outrider.models.llama_layer import EMBEDDING, OUTPUT, PRODUCTS, layer_name
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever the layout changes: what was prepared before is then prepared again."""
 
 _PIECE = 64
 """Panels packed at a time: what is made on the way stays small."""
 
 Array = np.ndarray[Any, Any]
+
+NONE: Mapping[str, QuantisedRows] = {}
 
 
 class PackedTensors(Protocol):
@@ -46,9 +57,12 @@ class PackedTensors(Protocol):
     def full(self, name: str) -> Array:
         """A vector, in float32."""
 
+    def norm_offset(self, config: Any) -> np.float32:
+        """What is added to the weights of norms."""
+
 
 class PackedGguf:
-    """A GGUF file's matrices, with the bits they have there."""
+    """A GGUF file's matrices: packed ones with the bits they have there, others in bfloat16."""
 
     def __init__(self, path: Path, depth: int, where: Callable[[str], TensorRows] = TensorRows) -> None:
         """``where``: the tensor and its rows that stand for a name, where the file has joined several in one."""
@@ -67,8 +81,11 @@ class PackedGguf:
 
     def full(self, name: str) -> Array:
         some = self._where(name)
-        found = self._file.full(some.name)
+        found = self._file.vector(some.name, self._depth)
         return found if some.count is None else found[some.first : some.first + some.count]
+
+    def norm_offset(self, config: Any) -> np.float32:
+        return np.float32(0)  # files have it in the weights
 
     def panels(self, name: str, rows: Array) -> Array:
         some = self._where(name)
@@ -82,8 +99,9 @@ class PackedGguf:
 class Quantised:
     """A full checkpoint's matrices in groups of 32 inputs: eight bits, or four with the output matrix in eight."""
 
-    def __init__(self, folder: Path, bits: int, where: PartNames) -> None:
-        self._tensors, self._bits = safetensors.Tensors(folder, where), bits
+    def __init__(self, folder: Path, bits: int, where: PartNames, done: Mapping[str, QuantisedRows] = NONE) -> None:
+        """``done``: matrices in four bits, by the names of their tensors; others are rounded to the nearest."""
+        self._tensors, self._bits, self._where, self._done = safetensors.Tensors(folder, where), bits, where, done
         self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
 
     def __contains__(self, name: str) -> bool:
@@ -106,13 +124,26 @@ class Quantised:
         return found
 
     def panels(self, name: str, rows: Array) -> Array:
+        place = self._where(name)
+        if (done := self._done.get(place.name)) is not None:
+            return panels(some_rows(done, np.where(rows < 0, -1, rows + place.first)))
         weight, index = self._tensor(name), torch.from_numpy(rows)
         chosen = weight[index.clamp(min=0)].to(torch.float32).masked_fill((index < 0)[:, None], 0.0)
         quantise = quantised.in_eight_bits if self.code(name) == CODES["Q8_0"] else quantised.in_four_bits
         return panels(quantise(chosen))
 
+    def norm_offset(self, config: Any) -> np.float32:
+        return numba_weights.norm_offset(config)
+
     def require_all_used(self, except_for: set[str]) -> None:
         self._tensors.require_all_used(except_for)
+
+
+def some_rows(matrix: QuantisedRows, rows: Array) -> QuantisedRows:
+    """Rows of a matrix in four bits; zeros for number -1."""
+    there = (rows >= 0)[:, None].astype(np.float16)
+    assert matrix.minima is not None
+    return QuantisedRows(matrix.form, matrix.whole[rows], matrix.scales[rows] * there, matrix.minima[rows] * there)
 
 
 def _numbers(kind: str, raw: Array) -> Array:
@@ -137,8 +168,9 @@ def write_gguf(folder: Path, source: Path, config: Any) -> dict[str, tuple[int, 
 
 
 def write_quantised(folder: Path, source: Path, config: Any, weights: str) -> dict[str, tuple[int, list[int]]]:
-    """The weights of a full checkpoint, quantised to int8 or int4."""
-    tensors = Quantised(source, {"int8": 8, "int4": 4}[weights], PartNames.of(config))
+    """The weights of a full checkpoint, quantised to int8 by rounding, or to int4 by what changes outputs least."""
+    done = error_aware.quantised_layers(source, config) if weights == "int4" else NONE
+    tensors = Quantised(source, {"int8": 8, "int4": 4}[weights], PartNames.of(config), done)
     found = write(folder, tensors, config)
     tensors.require_all_used(except_for={OUTPUT} if config.tie_word_embeddings else set())
     return found
@@ -157,7 +189,7 @@ def write(folder: Path, tensors: PackedTensors, config: Any) -> dict[str, tuple[
                 _write_bias(file, tensors, f"{layer_name(layer)}.{product}", names, sizes)
         for kind, (norms, size) in numba_weights.norm_names(config, sizes).items():
             scales = [_vector(tensors, name, size) for name in norms]
-            file.write(kind, np.stack(scales) + numba_weights.norm_offset(config))
+            file.write(kind, np.stack(scales) + tensors.norm_offset(config))
         tied = config.tie_word_embeddings or OUTPUT not in tensors
         for name, tensor in (("output", EMBEDDING if tied else OUTPUT), ("embedding", EMBEDDING))[: 1 if tied else 2]:
             check_shape(tensor, tensors.shape(tensor), (config.vocab_size, sizes.hidden))

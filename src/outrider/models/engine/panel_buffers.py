@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,17 +38,16 @@ class PanelBuffers(Buffers):
     def move(self, to: Tensor, source: Tensor, length: int, start: int = 0) -> None:
         super().move(to, source, -(-length // self.BLOCK) * self.BLOCK, start // self.BLOCK * self.BLOCK)
 
-    def move_positions(self, row: int, to: Sequence[int], source: Sequence[int]) -> None:
-        """Overwrite positions of a row with others of it, as they were before."""
+    def move_positions(self, row: int, to: Tensor, source: Tensor) -> None:
         width, pair = self.PANEL, 2 if self._paired else 1
         for keys, values in self.buffers():
             bits = torch.int32 if keys.dtype == torch.float32 else torch.int16  # numpy knows no bfloat16
             heads, _, lines = keys.shape[1:]
             by_pair = values[row].view(bits).numpy().reshape(heads, -1, values.shape[3], pair)
-            (old, left), (new, right) = (divmod(np.asarray(places), pair) for places in (to, source))
+            (old, left), (new, right) = (divmod(places.numpy(), pair) for places in (to, source))
             by_pair[:, old, :, left] = by_pair[:, new, :, right]
             blocks = keys[row].view(bits).numpy().reshape(heads, -1, lines // pair, width, pair)
-            (old, left), (new, right) = (divmod(np.asarray(places), width) for places in (to, source))
+            (old, left), (new, right) = (divmod(places.numpy(), width) for places in (to, source))
             blocks[:, old, :, left] = blocks[:, new, :, right]
 
     def clear(self, rows: Tensor, positions: Tensor) -> None:

@@ -15,9 +15,13 @@ from outrider.kernels.numba.packed_rows import unpack_rows
 from outrider.kernels.numba.rows import AMX_PANELS, FLOAT_PANELS, HALF_PANELS, PACKED_PANELS, PANELS, Table
 
 
-class _Table:
-    """A matrix [V, size] on a CPU whose rows are made float32 when they are asked for: an ``EmbeddingTable``."""
+class TableRows:
+    """A matrix [V, size] on a CPU whose rows are made float32 when they are asked for: an ``EmbeddingTable``.
 
+    Compiled code reads them by ``table``.
+    """
+
+    table: Table
     dtype = torch.float32
     device = torch.device("cpu")
 
@@ -36,7 +40,7 @@ class _Table:
         return found
 
 
-class PanelRows(_Table):
+class PanelRows(TableRows):
     """A matrix [V, size] in panels (``numba_weights.py``): indexed by tokens it gives float32 rows.
 
     It takes no memory of its own.
@@ -80,7 +84,7 @@ class PanelRows(_Table):
         return torch.from_numpy(found.astype(np.float32) * self._scale)
 
 
-class PackedRows(_Table):
+class PackedRows(TableRows):
     """A matrix [V, size] in four to eight bits (``packed_weights.py``): indexed by tokens it gives float32 rows."""
 
     def __init__(self, file: np.ndarray[Any, Any], place: int, rows: int, size: int) -> None:

@@ -29,23 +29,36 @@ def in_eight_bits(weight: Tensor) -> QuantisedRows:
 def in_four_bits(weight: Tensor) -> QuantisedRows:
     """A weight [out, in] in float32, with a scale and a minimum for each group: those of the least squared error."""
     groups = _groups(weight)
+    scales, minima = four_bit_steps(groups)
+    return four_bit_rows(whole_numbers(groups, scales[..., None], minima[..., None]).flatten(1), scales, minima)
+
+
+def four_bit_rows(whole: Tensor, scales: Tensor, minima: Tensor) -> QuantisedRows:
+    """Whole numbers from 0 to 15 [out, in], and the scale and minimum of each group [out, groups]."""
+    halves = (part.to(torch.float16).numpy() for part in (scales, minima))
+    return QuantisedRows(FORMATS[CODES["Q4_1"]], whole.to(torch.uint8).numpy(), *halves)
+
+
+def four_bit_steps(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """For groups of weights [..., n] the scale and minimum [...] of the least squared error, as float16 has them."""
     low, high = groups.amin(-1), groups.amax(-1)
     middle, reach = (low + high) / 2, (high - low) / 2
     best = torch.full_like(low, torch.inf)
-    found = [torch.zeros_like(low, dtype=torch.float16)] * 2
-    whole = torch.zeros_like(groups, dtype=torch.uint8)
+    found = [torch.zeros_like(low)] * 2
     for shrink in _SHRINKS:
-        minimum = (middle - shrink * reach).to(torch.float16)
-        scale = (2 * shrink * reach / 15).to(torch.float16)
-        wide, start = scale.to(torch.float32)[..., None], minimum.to(torch.float32)[..., None]
-        tried = ((groups - start) / wide).nan_to_num(0.0).round().clamp(0, 15)
-        error = (tried * wide + start - groups).square().sum(-1)
+        minimum = (middle - shrink * reach).to(torch.float16).to(torch.float32)
+        scale = (2 * shrink * reach / 15).to(torch.float16).to(torch.float32)
+        wide, start = scale[..., None], minimum[..., None]
+        error = (whole_numbers(groups, wide, start) * wide + start - groups).square().sum(-1)
         better = error < best
         best = torch.where(better, error, best)
         found = [torch.where(better, new, old) for new, old in zip((scale, minimum), found, strict=True)]
-        whole = torch.where(better[..., None], tried.to(torch.uint8), whole)
-    scales, minima = found
-    return QuantisedRows(FORMATS[CODES["Q4_1"]], whole.flatten(1).numpy(), scales.numpy(), minima.numpy())
+    return found[0], found[1]
+
+
+def whole_numbers(weight: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
+    """The nearest of sixteen steps."""
+    return ((weight - minimum) / scale).nan_to_num(0.0).round().clamp(0, 15)
 
 
 Quantise = Callable[[Tensor], QuantisedRows]
@@ -70,7 +83,11 @@ _PIECE = 32
 """Panels packed at a time: what is made on the way stays small, and is used again for the next."""
 
 
+def require_finite(weight: Tensor) -> None:
+    require(bool(weight.isfinite().all()), "weights that are not finite; the checkpoint is damaged", ModelCorrupt)
+
+
 def _groups(weight: Tensor) -> Tensor:
     """[out, in] -> [out, groups, 32], filled up with zeros."""
-    require(bool(weight.isfinite().all()), "weights that are not finite; the checkpoint is damaged", ModelCorrupt)
+    require_finite(weight)
     return torch.nn.functional.pad(weight, (0, -weight.shape[1] % UNIT)).view(len(weight), -1, UNIT)

@@ -35,7 +35,7 @@ Array = np.ndarray[Any, Any]
 _ENCODED_TOGETHER = 256
 """Tokens of sources that are run together, about: more would not stay in a core's cache."""
 
-_WORTH_THREADS = 4e6
+_WORTH_THREADS = 2e6
 """Multiplications from which on it is worth to wake other threads for a run."""
 
 _SLOTS, _MEMORY = 128, 2**30
@@ -105,8 +105,7 @@ class T5Engine:
             self.run(one, one, cache, Wanted())
         with compiling("t5_cross", "encoder-decoder models", seconds=10):
             self.encode({0: [0]}, cache)
-        with compiling("first", "sampling", seconds=5):  # which ``noise.winner`` finds where it is loaded
-            race.first(np.ones(2, np.float32), np.zeros(2, np.int32), 1)
+        race.make_ready()
 
     @property
     def facts(self) -> ModelFacts:
@@ -239,6 +238,7 @@ class T5Engine:
         """Run an encoder or a decoder; ``keep`` the inputs of these layers."""
         given.check()
         count, hidden = len(given.tokens), model.hidden
+        tokens = count + len(given.rows) * max(0, given.guesses - 1)  # a guess is a run of its own in the same call
         kept = np.full(model.layers, -1)
         if keep:
             kept[list(keep)] = range(len(keep))
@@ -254,7 +254,7 @@ class T5Engine:
             between=np.empty((count, model.inner), np.float32),
             guesses=np.zeros((given.guesses, len(given.rows)), np.int64), choosable=given.choosable,
             counters=zeros((t5_records.PIECES * model.layers + t5_records.BESIDE) * max(1, given.guesses)),
-            threads=self.threads if count * self._read > _WORTH_THREADS else 1,
+            threads=self.threads if tokens * self._read > _WORTH_THREADS else 1,
         )  # fmt: skip
         team = self._team if run.threads > 1 else self._alone
         team.run(t5.t5_layers, model, run, holding=(given.holding, self._weights))

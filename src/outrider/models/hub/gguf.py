@@ -1,9 +1,9 @@
 """One GGUF file in, one ordinary model directory out: with safetensors weights, or without (``describe``).
 
-The weights come through transformers' own GGUF loader. The tokenizer, for byte-level BPE files, does
-not: that loader drops the pre-tokenizer a file names (``smollm`` splits every digit off, so "x  2"
-must not become "x", " ", " 2"), and release 5.17 reads ``<|im_end|>`` models as ending with
-``<|im_start|>``. Building it from the file's own metadata gives the same tokenizer on every release.
+Weights of known architectures are read here, those of others through transformers' own GGUF loader. The tokenizer, for
+byte-level BPE files, is not: that loader drops the pre-tokenizer a file names (``smollm`` splits every digit off, so
+"x  2" must not become "x", " ", " 2"), and release 5.17 reads ``<|im_end|>`` models as ending with ``<|im_start|>``.
+Building it from the file's own metadata gives the same tokenizer on every release.
 
 Nothing heavy is imported until a conversion starts.
 """
@@ -19,18 +19,26 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from outrider.errors import ModelCorrupt, ModelError, PullFailed
+from outrider.models.hub import gguf_weights
 from outrider.models.hub.checksums import sha256
-from outrider.models.hub.gguf_config import FACTORS, read_config
-from outrider.models.hub.gguf_tensors import packed_format, require_known_formats
-from outrider.models.hub.gguf_tokenizer import Metadata, build_tokenizer, end_tokens, set_special_tokens
+from outrider.models.hub.gguf_architectures import ALL_FACTORS, ARCHITECTURES, checkpoint_name
+from outrider.models.hub.gguf_config import Factors, read_config
+from outrider.models.hub.gguf_tensors import (
+    packed_format,
+    require_known_formats,
+    require_known_version,
+    strict_reader,
+)
+from outrider.models.hub.gguf_tokenizer import Metadata, end_tokens, read_tokenizer
+from outrider.models.hub.safetensors_files import WEIGHTS
 from outrider.models.settings import offers
 
 MB = 1_000_000
@@ -112,7 +120,14 @@ class Header:
     metadata: Metadata
     parameters: int
     weights: str | None = None  # the format of most weights, if they can be run as they are
-    factors: tuple[float, ...] = ()  # of rotary positions, where they are scaled frequency by frequency
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of tensors, by their names in the file
+    factors: Factors = field(default_factory=dict)
+
+    @property
+    def unknown(self) -> str | None:
+        """A tensor that has no name here; None: the file is unpacked without transformers."""
+        architecture = str(self.metadata.get("general.architecture"))
+        return next((name for name in self.shapes if checkpoint_name(name, architecture) is None), None)
 
     @property
     def settings_bytes(self) -> int:
@@ -127,30 +142,31 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """The header of a GGUF file; ModelCorrupt where the file is not whole."""
-    from gguf import GGUFReader
-
     with path.open("rb") as file:
-        magic = file.read(4)
+        magic, version = file.read(4), file.read(4)
     if magic != b"GGUF":
         raise ModelCorrupt(f"{path} is not a GGUF file (it starts with {magic!r}, not b'GGUF'); get it again")
     try:
+        require_known_version(path, version)
         # The reader maps every tensor, so a file that was cut short fails here and not half-way through.
-        reader = GGUFReader(path)
+        reader = strict_reader(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
         parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
-        ends = max((int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors), default=0)
-        if ends > path.stat().st_size:
-            raise EOFError(f"its tensors end at byte {ends}, the file at {path.stat().st_size}")
+    except ModelError:
+        raise
+    except EOFError as error:
+        size = path.stat().st_size
+        raise ModelCorrupt(f"{path}: this GGUF file ends too early, after {size} bytes; get it again") from error
     except Exception as error:
-        reason = f"truncated or damaged ({brief(error)})"
-        raise ModelCorrupt(f"{path}: this GGUF file is {reason}; get it again") from error
+        raise ModelCorrupt(f"{path}: this GGUF file is damaged ({brief(error)}); get it again") from error
     if metadata.get("split.count", 1) > 1:
         parts = metadata["split.count"]
         raise ModelError(f"{path} is one of {parts} parts; merge them first with llama-gguf-split --merge")
     require_known_formats(path, reader.tensors)
     architecture = str(metadata.get("general.architecture"))
-    factors = [tensor.data.tolist() for tensor in reader.tensors if tensor.name == FACTORS]
-    return Header(metadata, parameters, packed_format(architecture, reader.tensors), *map(tuple, factors))
+    shapes = {tensor.name: tuple(int(size) for size in reversed(tensor.shape)) for tensor in reader.tensors}
+    factors = {tensor.name: tensor.data.tolist() for tensor in reader.tensors if tensor.name in ALL_FACTORS}
+    return Header(metadata, parameters, packed_format(architecture, reader.tensors), shapes, factors)
 
 
 def convert(source: Path, header: Header, out: Path) -> None:
@@ -193,7 +209,16 @@ def convert_files(source: Path, out: Path, header: Header) -> None:
     import torch
     import transformers
 
-    config = read_config(source, header.metadata, header.factors)
+    if header.unknown is None:
+        gguf_weights.unpack(source, describe_files(source, out, header), out / WEIGHTS)
+        return
+    config = _config(source, header)
+    architecture = header.metadata["general.architecture"]
+    if architecture in ARCHITECTURES:
+        raise ModelError(
+            f"{source}: a model of architecture {architecture!r} with a tensor {header.unknown} is not read here; use "
+            "the model's safetensors files"
+        )
     options: dict[str, Any] = {"gguf_file": source.name, "dtype": torch.bfloat16, "config": config}
     if offers(transformers, "GgufConfig"):  # releases that otherwise keep the weights packed
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
@@ -204,26 +229,28 @@ def convert_files(source: Path, out: Path, header: Header) -> None:
     model.save_pretrained(out, max_shard_size="1000TB")  # one file, which is there as a whole or not at all
 
 
-def describe_files(source: Path, out: Path, header: Header) -> None:
+def describe_files(source: Path, out: Path, header: Header) -> Any:
+    """Write all but the weights -> the model without them."""
     import torch
     import transformers
 
-    config = read_config(source, header.metadata, header.factors)
+    config = _config(source, header)
     with torch.device("meta"):  # shapes without weights
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     _settle(model, source, header.metadata).save_pretrained(out)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(out)
     model.generation_config.save_pretrained(out)
+    return model
+
+
+def _config(source: Path, header: Header) -> Any:
+    return read_config(source, header.metadata, header.shapes, header.factors)
 
 
 def _settle(model: Any, source: Path, metadata: Metadata) -> Any:
     """Set the ends of a text in a model's settings as the file has them -> its tokenizer."""
-    import transformers
-
-    folder = str(source.resolve().parent)
-    tokenizer = build_tokenizer(metadata) or transformers.AutoTokenizer.from_pretrained(folder, gguf_file=source.name)
-    set_special_tokens(tokenizer, metadata)
+    tokenizer = read_tokenizer(source, metadata)
     eos = end_tokens(metadata)
     if eos:
         model.config.eos_token_id = model.generation_config.eos_token_id = eos if len(eos) > 1 else eos[0]

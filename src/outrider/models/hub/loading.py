@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from outrider.models.hub import manifest, names, plain_settings
 from outrider.models.hub.making import CacheRefused
 from outrider.models.hub.safetensors_files import weight_files
 from outrider.models.hub.token_bytes import SAMPLE
+from outrider.models.positions import Positions
 from outrider.models.settings import setting
 from outrider.models.transformers.model import HuggingFaceModel
 from outrider.runtime import cpu
@@ -76,17 +78,18 @@ def load(
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
         config, tokenizer = description(place, **common)
+        Positions.of(config.get_text_config(decoder=True), kernels.max_length)  # refused before weights are read
         kind = choose_dtype(dtype, config, where)
         prepared = _by_engine(name, place, config, kernels, where, kind, settled=dtype != "auto")
         if prepared is not None:
-            return Loaded(name, prepared, tokenizer, kernels)
+            return Loaded(name, limited(prepared, kernels.max_length), tokenizer, kernels)
         names.unpack(place)
         model = by_transformers(place, _class(config), dtype=kind, **common)
     except OutriderError:
         raise
     except Exception as error:
         raise explained(place, error) from error
-    wrapped = HuggingFaceModel(_moved(name, model, where).requires_grad_(False))
+    wrapped = HuggingFaceModel(_moved(name, model, where).requires_grad_(False), kernels.max_length)
     if where.type == "cpu":
         warn_of_other_bits(kernels.rows, model.dtype)
     narrow = model.dtype == torch.bfloat16 and cpu.facts().fast_at_bfloat16
@@ -102,7 +105,14 @@ def load(
 
             int8_gpu.quantise(wrapped)
     wrapped.find_batch_invariance()
-    return Loaded(name, wrapped, tokenizer, kernels)
+    return Loaded(name, limited(wrapped, kernels.max_length), tokenizer, kernels)
+
+
+def limited(model: CheckpointModel, max_length: int | None) -> CheckpointModel:
+    """A model whose texts end where the caller wants them to at the latest."""
+    if max_length is not None:
+        model.facts = replace(model.facts, max_length=max_length)
+    return model
 
 
 def by_transformers(place: Path, kind: Any, **options: Any) -> PreTrainedModel:
@@ -157,8 +167,9 @@ def _by_engine(
     if packed is None:
         names.unpack(place)
     try:
-        asked = Asked(config, kind, settled, kernels.weights, packed.weights if packed else None)
-        return _prepared(place, engine, asked, kernels.kv_cache_dtype)
+        run_as = packed.weights if packed else None
+        asked = Asked(config, kind, settled, kernels.weights, run_as, kernels.max_length)
+        return _prepared(place, engine, asked, kernels)
     except ModelCorrupt:
         raise
     except ModelError as error:
@@ -186,16 +197,17 @@ def _warn_of_slow(kind: torch.dtype, otherwise: str) -> None:
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed, switching to BLAS")
 
 
-def _prepared(place: Path, engine: str, asked: Asked, kv_cache_dtype: str = "auto") -> CheckpointModel:
+def _prepared(place: Path, engine: str, asked: Asked, kernels: Kernels) -> CheckpointModel:
     """A model run by an engine from files in the cache, which are written the first time."""
     from outrider.models.engine.model import EngineModel
 
-    backend, config = BACKENDS[engine], asked.config
+    backend, config, kv_cache_dtype = BACKENDS[engine], asked.config, kernels.kv_cache_dtype
     prepared = prepare(place, config, backend.layout(backend.weights(asked)))
     if kv_cache_dtype == "auto" and asked.settled and asked.dtype == torch.float32:
         kv_cache_dtype = "float32"
-    stored = {"kv_cache_dtype": kv_cache_dtype} if backend.kv_cache_dtypes else {}
-    return EngineModel(backend.open(prepared, config, **stored), config, _asked_of_generation(place, config))
+    options: dict[str, Any] = {"kv_cache_dtype": kv_cache_dtype} if backend.kv_cache_dtypes else {}
+    options |= {"max_length": asked.max_length} if backend.max_lengths else {}
+    return EngineModel(backend.open(prepared, config, **options), config, _asked_of_generation(place, config))
 
 
 def _asked_of_generation(place: Path, config: Any) -> Any:
@@ -223,6 +235,9 @@ def _moved(name: str, model: PreTrainedModel, where: torch.device) -> PreTrained
 def explained(place: Path, error: Exception) -> ModelError:
     """Turn what transformers raises into one line with a remedy."""
     reason = " ".join(str(error).split())[:300]
+    if any(frame.f_globals.get("__name__", "").startswith("numba.") for frame, _ in walk_tb(error.__traceback__)):
+        said = f"code could not be compiled or kept in {cache_dir()} ({type(error).__name__}: {reason})"
+        return ModelError(f"{said}; try again, and if that fails, remove the directories compiled-* there")
     if "mismatched" in reason:
         return ModelCorrupt(f"config.json in {place} does not fit the weights beside it; get the model again")
     if "safetensors" in reason.lower() or "header" in reason.lower() or isinstance(error, EOFError):
@@ -249,11 +264,14 @@ def choose_device(device: str) -> str:
     return device
 
 
+def check_dtype(dtype: str) -> None:
+    require(dtype in ("auto", *DTYPES), f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
+
+
 def choose_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
     """What the checkpoint was saved in where the device is fast at it, float32 otherwise."""
+    check_dtype(dtype)
     if dtype != "auto":
-        if dtype not in DTYPES:
-            raise BadOption(f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
         return DTYPES[dtype]
     saved = setting(config, "dtype") or torch.float32
     if device.type == "cpu" and not (saved == torch.bfloat16 and cpu.facts().fast_at_bfloat16):
@@ -270,9 +288,11 @@ def same_tokens(target: Loaded, draft: Loaded) -> bool:
     return not differs and target.tokenizer.encode(SAMPLE) == draft.tokenizer.encode(SAMPLE)
 
 
-def check_same_kind(target: Loaded, draft: Loaded) -> None:
+def check_same_kind(target: Loaded, draft: str, encodes: bool) -> None:
     """An encoder's output is nothing to a model without one, and a source nothing to a model that reads none."""
-    if draft.model.encoder_decoder != target.model.encoder_decoder:
+    kinds = {True: "an encoder-decoder", False: "decoder-only"}
+    if encodes != target.model.encoder_decoder:
         raise BadOption(
-            f"draft {draft.name!r} and target {target.name!r} must both be decoder-only or both encoder-decoder"
+            f"draft {draft!r} is {kinds[encodes]} and target {target.name!r} {kinds[not encodes]}; both must be of one "
+            "kind: leave the draft out, or give 'copy'"
         )

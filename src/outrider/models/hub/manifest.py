@@ -18,10 +18,11 @@ from outrider.runtime.files import write_whole
 
 MANIFEST = "outrider.json"
 
-FORMAT = 2
+FORMAT = 3
 """Raised whenever other settings are read from a GGUF file: files that were converted before are then read again.
 
-2: how rotary positions are scaled, the head_dim of Qwen3 and the window of Phi-3.
+2: how rotary positions are scaled, the head_dim of Qwen3 and the window of Phi-3. 3: longrope and rotary positions for
+a part of a head, biases of Llama's kind, what Gemma's largest models scale queries by.
 """
 
 SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")

@@ -95,6 +95,15 @@ class PlainTokenizer:
         return len(self.transformers_tokenizer)
 
 
+def has_encoder(place: Path) -> bool | None:
+    """Whether a model is an encoder-decoder, by the file of its config alone; None where that says nothing."""
+    try:
+        said = json.loads((place / "config.json").read_text(encoding="utf-8"))["is_encoder_decoder"]
+    except (OSError, ValueError, LookupError, TypeError):  # whoever loads it says what is wrong
+        return None
+    return said if isinstance(said, bool) else None
+
+
 def description(place: Path) -> tuple[Settings, PlainTokenizer] | None:
     """A model's config and tokenizer; None where they leave something to transformers' classes."""
     files = (MANIFEST, "generation_config.json", "tokenizer_config.json", "tokenizer.json")

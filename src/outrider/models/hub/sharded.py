@@ -11,6 +11,7 @@ from outrider.models import parallel
 from outrider.models.checkpoint_model import CheckpointModel
 from outrider.models.engine.choice import Kernels
 from outrider.models.hub import loading, names
+from outrider.models.positions import Positions
 from outrider.models.settings import setting
 from outrider.models.transformers.model import HuggingFaceModel
 
@@ -31,8 +32,9 @@ def load(name: str, size: int, device: str, dtype: str, trust_remote_code: bool,
     config, tokenizer = loading.description(place, trust_remote_code=trust_remote_code)
     _check_family(name, AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code), size)
     kind = loading.choose_dtype(dtype, config, here)
-    model = parallel.lead(_shard, name, size, kind, trust_remote_code)
-    return loading.Loaded(name, model, tokenizer, kernels)
+    Positions.of(config.get_text_config(decoder=True), kernels.max_length)  # refused before weights are read
+    model = parallel.lead(_shard, name, size, kind, trust_remote_code, kernels.max_length)
+    return loading.Loaded(name, loading.limited(model, kernels.max_length), tokenizer, kernels)
 
 
 def follow() -> NoReturn:
@@ -40,7 +42,7 @@ def follow() -> NoReturn:
     parallel.follow(_shard)
 
 
-def _shard(name: str, size: int, kind: torch.dtype, trust_remote_code: bool) -> CheckpointModel:
+def _shard(name: str, size: int, kind: torch.dtype, trust_remote_code: bool, max_length: int | None) -> CheckpointModel:
     """This rank's shard of the model: constant shapes, as transformers runs it."""
     from transformers import AutoModelForCausalLM
     from transformers.distributed import DistributedConfig
@@ -53,7 +55,7 @@ def _shard(name: str, size: int, kind: torch.dtype, trust_remote_code: bool) -> 
         raise
     except Exception as error:
         raise loading.explained(place, error) from error
-    return HuggingFaceModel(model.requires_grad_(False))
+    return HuggingFaceModel(model.requires_grad_(False), max_length)
 
 
 def _check_kernels(kernels: Kernels, size: int) -> None:

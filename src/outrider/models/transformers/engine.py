@@ -12,15 +12,15 @@ from torch import Tensor
 
 from outrider.core.model_facts import ModelFacts
 from outrider.core.protocols import Shape, Source
-from outrider.errors import ModelError, require
+from outrider.errors import BadOption, ModelError, require
 from outrider.kernels import row_products
 from outrider.models import masks
 from outrider.models.engine_protocol import Result, Wanted
+from outrider.models.positions import Positions
 from outrider.models.session import no_source
-from outrider.models.settings import setting
-from outrider.models.transformers import families
+from outrider.models.transformers import families, rotary
 from outrider.models.transformers.experts import tokens_alone
-from outrider.models.transformers.watch import forward, watch_output_layer
+from outrider.models.transformers.watch import forward, last_sum, watch_last_layer, watch_output_layer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,12 +40,13 @@ class TransformersEngine:
     trims_prefill = False
     prefill_tokens = 1024
 
-    def __init__(self, refer: Callable[[], PreTrainedModel]) -> None:
-        """``refer`` gives the model: the engine itself need not keep it alive."""
+    def __init__(self, refer: Callable[[], PreTrainedModel], max_length: int | None = None) -> None:
+        """``refer`` gives the model: the engine itself need not keep it alive. ``max_length``: see ``positions.py``."""
         self._refer = refer
         model = self.model
         self.config = model.config.get_text_config(decoder=True)
-        reason = families.supported(self.config)
+        self.positions = Positions.of(self.config, max_length)
+        reason = families.supported(self.config) or rotary.obstacle(model, self.positions)
         require(reason is None, f"{type(model).__name__} cannot be used: {reason}", ModelError)
         families.adapt(model)
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
@@ -59,11 +60,12 @@ class TransformersEngine:
         self.facts = ModelFacts(
             self._output_size(),
             model.device,
-            setting(self.config, "max_position_embeddings"),
+            self.positions.count,
             model.dtype,
             encoder_decoder=encoder_decoder,
             hidden_size=hidden_size,
             layers=int(self.config.num_hidden_layers),
+            longest=self.positions.most,
         )
 
     @property
@@ -101,25 +103,32 @@ class TransformersEngine:
 
     @torch.no_grad()
     def run(self, tokens: Tensor, positions: Tensor, cache: RaggedCache | SourceCache, wanted: Wanted) -> Result:
-        with row_products.no_split_k() if self.no_split_k else nullcontext():
-            return (self._run_fused if self.fused else self._run_modules)(tokens, positions, cache, wanted)
+        run = self._run_fused if self.fused else self._run_modules
+        with rotary.settled(self.positions.long), row_products.no_split_k() if self.no_split_k else nullcontext():
+            return run(tokens, positions, cache, wanted)
 
     def _run_fused(self, tokens: Tensor, positions: Tensor, cache: Any, wanted: Wanted) -> Result:
         from outrider.models.transformers import fused
 
-        known = tokens.clamp(max=self.embedding.shape[0] - 1)
+        known, at, tree = tokens.clamp(max=self.embedding.shape[0] - 1), positions.contiguous(), None
+        if wanted.tree is not None:  # keys lie in the order of the run
+            at, tree = positions[:, :1] + torch.arange(tokens.shape[1], device=at.device), (at, wanted.tree.paths)
         hidden, states = fused.run(
-            self.model, known, self._position_ids(positions), cache.at(positions.contiguous()), wanted.states
+            self.model, known, self._position_ids(positions), cache.at(at, tree=tree), wanted.states
         )
         if wanted.tokens is not None:
             hidden = hidden[:, wanted.tokens.start : wanted.tokens.stop]
-        # Past the hook that watches this layer: what it reads is known here.
-        return Result(self.model.get_output_embeddings().forward(hidden) if wanted.logits else None, hidden, states)
+        return Result(fused.logits(self.model, hidden) if wanted.logits else None, hidden, states)
 
     def _run_modules(
         self, tokens: Tensor, positions: Tensor, cache: RaggedCache | SourceCache, wanted: Wanted
     ) -> Result:
         arguments, few = self._arguments(tokens, positions, cache, wanted), wanted.tokens
+        if self.facts.layers in wanted.states and not watch_last_layer(self.model, self.facts.layers):
+            raise BadOption(
+                f"{type(self.model).__name__} does not show what its last layer gives before the norm, which this "
+                "draft reads; use another draft"
+            )
         if few is not None and "logits_to_keep" in self.accepts:
             ends = wanted.logits and few.stop == tokens.shape[1]
             arguments["logits_to_keep"] = len(few) if ends else torch.tensor(list(few), device=tokens.device)
@@ -134,7 +143,9 @@ class TransformersEngine:
         if not layers:
             return None
         given = output.decoder_hidden_states if self.facts.encoder_decoder else output.hidden_states
-        return torch.stack([given[layer] for layer in layers], 2)
+        last = self.facts.layers  # transformers shows what it gives behind the norm alone
+        seen = {last: last_sum()} if last in layers else {}
+        return torch.stack([seen[layer] if layer in seen else given[layer] for layer in layers], 2)
 
     def _arguments(
         self, tokens: Tensor, positions: Tensor, cache: RaggedCache | SourceCache, wanted: Wanted

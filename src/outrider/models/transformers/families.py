@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from outrider.models.llama_layer import AFTER, AROUND, LLAMA, WINDOWS, LayerDesign
 from outrider.models.masks import Windows
 from outrider.models.settings import offers, setting
-from outrider.models.transformers import experts
+from outrider.models.transformers import experts, rotary
 
 
 def adapt(model: Any) -> Callable[[], None]:
     """Make a model's own position arithmetic accept a column of per-row offsets, and its experts take tokens alone.
 
     Where attention scores are capped they are: not by torch's own attention, which transformers took before 5.22.
-    Idempotent -> what undoes it.
+    Rotary positions have angles of their own, whatever else is in a run. Idempotent -> what undoes it.
     """
     before: list[tuple[nn.Module, str, Any]] = []
     attention = model.config._attn_implementation
@@ -46,9 +46,12 @@ def adapt(model: Any) -> Callable[[], None]:
             put(module, "forward", _ragged_learned_positions)
         if experts.are_experts(module):
             put(module, "forward", experts.forward)
+        if rotary.changes(module):
+            put(module, "forward", rotary.forward)
 
     def undo() -> None:
         for module, name, old in before:
+            rotary.forget(module)
             delattr(module, name)
             if old is not None:
                 setattr(module, name, old)
@@ -98,7 +101,7 @@ class Family:
     """What is known of the models of one ``model_type`` of transformers."""
 
     tested: bool = False  # its output is compared with transformers' own in the tests; else, when a model is loaded
-    llama_layers: str | None = None  # what its classes begin with, if ``lean.py`` and ``fused.py`` have its layers
+    llama_layers: str | None = None  # what its classes begin with, if they are a Llama's layers or of its ``design``
     own_mask: bool = False  # given no mask it looks at all a cache holds: such kernels read grouped heads as they are
     windowed: bool = False  # attention looks back as far as ``sliding_window`` says, in every layer
     design: LayerDesign | None = None  # its layers, where they are not quite a Llama's
@@ -109,7 +112,8 @@ _PHI_3 = LayerDesign(
     joined={"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}, options=WINDOWS | {"partial_rotary_factor"}
 )
 _MULTIPLIERS = frozenset({"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"})
-_GEMMA = LayerDesign(norm_offset=1.0, activation="gelu_pytorch_tanh", root_scaled_embedding=True)
+_OLMO_2 = LayerDesign(norms=AFTER, late_rounding=True, head_norms="width")
+_GEMMA = LayerDesign(norm_offset=1.0, late_rounding=True, activation="gelu_pytorch_tanh", root_scaled_embedding=True)
 _GEMMA_OPTIONS = WINDOWS | {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}
 _GEMMA_2 = replace(_GEMMA, norms=AROUND, activation_option="hidden_activation", options=_GEMMA_OPTIONS)
 
@@ -118,13 +122,13 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(tested=True, llama_layers="Mistral", own_mask=True, windowed=True, design=_WINDOWED),
     "qwen2": Family(tested=True, llama_layers="Qwen2", own_mask=True, design=_WINDOWED),
     "qwen3": Family(tested=True, llama_layers="Qwen3", own_mask=True, design=replace(_WINDOWED, head_norms="head")),
-    "phi3": Family(tested=True, windowed=True, design=_PHI_3),
-    "granite": Family(tested=True, design=LayerDesign(options=_MULTIPLIERS)),
+    "phi3": Family(tested=True, llama_layers="Phi3", windowed=True, design=_PHI_3),
+    "granite": Family(tested=True, llama_layers="Granite", design=LayerDesign(options=_MULTIPLIERS)),
     "smollm3": Family(tested=True, llama_layers="SmolLM3", design=LayerDesign(options=WINDOWS | {"no_rope_layers"})),
-    "olmo2": Family(tested=True, design=LayerDesign(norms=AFTER, head_norms="width")),
-    "gemma": Family(tested=True, design=_GEMMA),
-    "gemma2": Family(tested=True, design=_GEMMA_2),
-    "gemma3_text": Family(tested=True, design=replace(_GEMMA_2, head_norms="head")),
+    "olmo2": Family(tested=True, llama_layers="Olmo2", design=_OLMO_2),
+    "gemma": Family(tested=True, llama_layers="Gemma", design=_GEMMA),
+    "gemma2": Family(tested=True, llama_layers="Gemma2", design=_GEMMA_2),
+    "gemma3_text": Family(tested=True, llama_layers="Gemma3", design=replace(_GEMMA_2, head_norms="head")),
 } | dict.fromkeys(
     ("mixtral", "qwen3_moe", "gpt2", "gpt_neox", "opt", "bloom", "t5", "mt5", "bart", "marian"), Family(tested=True)
 )
@@ -138,19 +142,19 @@ def family(config: Any) -> Family:
 
 
 def layer_design(config: Any) -> LayerDesign | None:
-    """How a model's layers are built, for engines with layers of their own; None: they have none like these."""
+    """How a model's layers are built, for paths that have layers of their own; None: they have none like these."""
     known = family(config)
     design = LLAMA if known.design is None and known.llama_layers else known.design
     return design if design and setting(config, design.activation_option) == design.activation else None
 
 
 def llama_classes(config: Any) -> str | None:
-    """What the names of a model's classes begin with, if its layers are written anew with torch; None: they are not."""
-    return family(config).llama_layers if setting(config, "hidden_act") == "silu" else None
+    """What the names of a model's classes begin with, if its layers have a design; None: they have none."""
+    return family(config).llama_layers if layer_design(config) else None
 
 
 def llama_layers(model: Any) -> list[Any]:
-    """All decoder layers of a transformers model, if they are written anew with torch; else none."""
+    """All decoder layers of a transformers model whose layers have a design; else none."""
     config = model.config.get_text_config(decoder=True)
     prefix = llama_classes(config)
     found = [module for module in model.modules() if type(module).__name__ == f"{prefix}DecoderLayer"]

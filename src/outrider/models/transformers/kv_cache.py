@@ -68,6 +68,7 @@ class _Place:
         self.positions = torch.zeros((1, 1), dtype=torch.int64)
         self.grouped: tuple[Tensor, Tensor] | None = None  # see lean.py
         self.filled: int | None = None  # positions to attend over, the first ones; None: all there are
+        self.tree: tuple[Tensor, Tensor] | None = None  # of a tree: positions [1, W] and paths, see ``TreePlaces``
 
 
 class RaggedCache(Buffers, Cache):  # type: ignore[misc]
@@ -77,8 +78,10 @@ class RaggedCache(Buffers, Cache):  # type: ignore[misc]
         self.place = _Place()
         Cache.__init__(self, layers=[RaggedLayer(k, v, self.place) for k, v in layers])
 
-    def at(self, positions: Tensor, filled: int | None = None) -> RaggedCache:
-        self.place.positions, self.place.filled = positions, filled
+    def at(
+        self, positions: Tensor, filled: int | None = None, tree: tuple[Tensor, Tensor] | None = None
+    ) -> RaggedCache:
+        self.place.positions, self.place.filled, self.place.tree = positions, filled, tree
         self.place.rows = torch.arange(positions.shape[0], device=positions.device)[:, None]
         return self
 

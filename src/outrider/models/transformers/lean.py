@@ -19,16 +19,17 @@ from outrider.kernels.attached import attach, expect
 from outrider.kernels.packed_linear import Joined, PartOf, packed, released
 from outrider.models.llama_layer import parts_of
 from outrider.models.settings import offers, setting
-from outrider.models.transformers.families import llama_layers
+from outrider.models.transformers.families import layer_design, llama_layers
 from outrider.models.transformers.kv_cache import RaggedCache
 
 
 def make_lean(model: Any, rows: int, *, release: bool = False) -> int:
-    """Every layer of a model of a known family, packed for runs of about ``rows`` rows -> how many.
+    """Every layer of a model of a family nearly like Llama, packed for runs of about ``rows`` rows -> how many.
 
     With ``release`` the weights that were joined are kept once, joined, and not a second time as they were.
     """
-    layers = llama_layers(model)
+    design = layer_design(model.config.get_text_config(decoder=True))
+    layers = llama_layers(model) if design is not None and design.is_nearly_llamas else []
     joined = [getattr(part, name) for layer in layers for part, names in _parts(layer) for name in names]
     if any(type(linear) is not nn.Linear for linear in joined):  # adapted or quantised: more than its weight
         return 0

@@ -12,7 +12,7 @@ from outrider.kernels import row_products
 from outrider.kernels.packed_linear import packed_layers
 from outrider.models import batch_invariance
 from outrider.models.checkpoint_model import CheckpointModel
-from outrider.models.transformers import families, selfcheck, two_queries
+from outrider.models.transformers import families, rotary, selfcheck, two_queries
 from outrider.models.transformers.engine import TransformersEngine
 from outrider.models.transformers.watch import forward
 from outrider.models.width_costs import NOMINAL
@@ -32,9 +32,10 @@ class HuggingFaceModel(CheckpointModel):
 
     engine: TransformersEngine
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, max_length: int | None = None) -> None:
+        """``max_length``: of the texts it is for, which decides by which factors longrope scales positions."""
         model.eval()
-        self.engine = TransformersEngine(self._refer(model))
+        self.engine = TransformersEngine(self._refer(model), max_length)
         self.config, self.facts = self.engine.config, self.engine.facts
         if not families.family(self.config).tested:
             selfcheck.check_against_itself(self.engine, self.start)
@@ -91,7 +92,7 @@ class HuggingFaceModel(CheckpointModel):
         set_row_padding(self.model, quickest=True)
         self.facts = replace(engine.facts, batch_invariant=True, capacity_invariant=True, slots=_SLOTS)
         if batch_invariance.holds(self) and batch_invariance.bits_do_not_depend_on_rows(self, _SLOTS):
-            engine.facts = self.facts
+            engine.facts = self.facts = replace(self.facts, runs_trees=True)
             return True
         engine.no_split_k, engine.trims_prefill, self.facts = False, False, engine.facts
         set_row_padding(self.model, quickest=False)
@@ -114,4 +115,5 @@ class HuggingFaceModel(CheckpointModel):
 
     def forward(self, **arguments: Any) -> tuple[Any, Tensor | None]:
         """The model's own forward -> its output, and what the output layer read: the last hidden states."""
-        return forward(self.model, **arguments)
+        with rotary.settled(self.engine.positions.long):
+            return forward(self.model, **arguments)

@@ -1,4 +1,4 @@
-"""What a model's output layer reads: the last hidden states, seen by a hook on that layer."""
+"""What a model's output layer and its last norm read, seen by hooks: the last hidden states, and those before it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from outrider.kernels.attached import attach, attached, detach
 
@@ -18,7 +19,14 @@ _run = threading.local()
 
 
 class _Watched:
-    """Attached to an output layer whose input is remembered."""
+    """Attached to an output layer that is watched."""
+
+
+class _WatchedSum:
+    """Attached to a last layer that is watched."""
+
+    def __init__(self, hook: RemovableHandle) -> None:
+        self.hook = hook
 
 
 def _remember(module: Any, inputs: tuple[Tensor, ...]) -> None:
@@ -43,9 +51,39 @@ def watch_output_layer(model: PreTrainedModel) -> Callable[[], None]:
     return undo
 
 
+def _remember_sum(module: Any, inputs: Any, output: Any) -> None:
+    _run.sum = output[0] if isinstance(output, tuple) else output
+
+
+def watch_last_layer(model: Any, layers: int) -> bool:
+    """What the last of so many decoder layers gives is the hidden state before the norm -> whether it was found."""
+    found = [part for part in model.get_decoder().modules() if isinstance(part, nn.ModuleList) and len(part) == layers]
+    if not found:
+        return False
+    last = found[0][-1]
+    if attached(last, _WatchedSum) is None:
+        attach(last, _WatchedSum(last.register_forward_hook(_remember_sum)))
+    return True
+
+
+def end_watch_of_layers(model: Any) -> None:
+    """Undo ``watch_last_layer``, where that was asked for."""
+    for part in model.modules():
+        if (watched := attached(part, _WatchedSum)) is not None:
+            watched.hook.remove()
+            detach(part, _WatchedSum)
+    _run.sum = None
+
+
+def last_sum() -> Tensor:
+    """What the last decoder layer gave in this thread's last run, where it is watched."""
+    found, _run.sum = _run.sum, None
+    return found  # type: ignore[no-any-return]
+
+
 def forward(model: PreTrainedModel, **arguments: Any) -> tuple[Any, Tensor | None]:
     """The model's own forward -> its output, and what the output layer read, if it is watched."""
-    _run.read = None
+    _run.read = _run.sum = None
     output = model(**arguments)
     read, _run.read = _run.read, None  # not kept: it may be large
     return output, read

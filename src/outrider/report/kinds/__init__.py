@@ -41,7 +41,10 @@ KINDS: tuple[ResultKind, ...] = (
     ),
     ResultKind("verify", ("verify --out",), _keys("verdict", "greedy", "gumbel", "distribution"), certificate.chapter),
     ResultKind("measure", ("measure --out",), _keys("target", "drafters", "conditions", "rows"), measure.chapter),
-    ResultKind("outrider paper", ("paper --out",), _keys("experiment", "unit", "settings"), papers.chapter, lines=True),
+    ResultKind(
+        "outrider paper", ("paper --out",), _keys("experiment", "unit", "settings"), papers.chapter, version=2,
+        lines=True,
+    ),
     ResultKind("plan", ("plan --out",), _keys("plan", "cells", "checks"), plans.chapter, version_key="plan"),
     ResultKind("bench cpu", ("bench cpu --out",), _keys("cpu", "threads", "engines", "rows"), engines.chapter),
     ResultKind("bench serve", ("bench serve --out",), serving.recognises, serving.chapter),

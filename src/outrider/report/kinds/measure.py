@@ -92,7 +92,7 @@ def chapter(records: Sequence[ResultEntry]) -> Chapter:
 
 
 EXPLAINED = (
-    "α: mean overlap of p and q over the guesses whose fate was decided. c: time of a guess over time of a target run. "
+    "α: mean overlap of p and q over the guesses whose fate was decided. c: time of a guess over time of a plain step. "
     "Speed-up: against plain decoding with the same shapes, totals over totals. Intervals: 95 %, over prompts."
 )
 
@@ -154,21 +154,16 @@ def _curve(whole: ResultEntry, draft: str, rows: Sequence[MeasuredWay], most: fl
     if not known:
         return None
     weights = [row.stats.number("examined") for row in known]
-    alpha, c, guesses = (
+    alpha, c = (
         sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
-        for values in (
-            [row.stats.number("alpha") for row in known],
-            [row.entry.number("cost") for row in known],
-            [row.guesses for row in known],
-        )
+        for values in ([row.stats.number("alpha") for row in known], [row.entry.number("cost") for row in known])
     )
     last = max(8, round(most) + 2)
     widths = _width_costs(whole)
     costs = theory.Costs(draft=c)
-    if widths:  # c is in units of a run as wide as those that were timed
-        run = theory.interpolated(widths)
+    if widths:
         last = min(last, max(widths) - 1)
-        costs = theory.Costs(run, c * run(min(round(guesses) + 1, max(widths))))
+        costs = theory.Costs(theory.interpolated(widths), c)
     return stats.expected_curve(f"theory for {draft}: α {figure(alpha)}, c {figure(c)}", alpha, costs, last, place)
 
 

@@ -62,7 +62,7 @@ class NumbaWeights:
 
     def _compile(self) -> None:
         """Guess once: what is compiled now does not delay the first draft."""
-        from outrider.kernels.numba import race, top_p
+        from outrider.kernels.numba import race, top_p, verdicts
 
         def none() -> HeadBackend:
             raise AssertionError("of one row")
@@ -72,7 +72,12 @@ class NumbaWeights:
         backend.read(torch.zeros((1, len(self.config.layers), size)), torch.zeros((1, size)), 0)
         backend.guess(None)
         logits, some = np.zeros(2, np.float32), np.ones(2, np.float32)  # and what draws the target's tokens
-        race.first(some, np.zeros(2, np.int32), 1)
+        race.make_ready()
+        known, q = np.zeros(1, np.int64), some[None, :1].copy()  # and what judges the guesses
+        verdicts.subtract(some.copy(), known, q[0])
+        verdicts.shared(some, known, q[0])
+        p, keys = np.ones((2, 2), np.float32), np.zeros(2, np.int64)
+        verdicts.judge(p, known, np.ones(1, np.bool_), q, known, keys[:1], keys, np.zeros(2, np.int32))
         top_p.cut(logits, some, 0.0, 0.5, 1.0, 1.0, some.copy())
 
     def _keep(self, weight: Tensor | OutputRows) -> int:
@@ -115,9 +120,9 @@ def _stacked(norms: Iterable[Any], size: int) -> np.ndarray[Any, Any]:
 def table_of(embedding: object) -> Any:
     """A target's embeddings as compiled code reads them; None where it cannot."""
     from outrider.kernels.numba.rows import Table
-    from outrider.models.engine.panel_rows import PanelRows
+    from outrider.models.engine.panel_rows import TableRows
 
-    if isinstance(embedding, PanelRows):
+    if isinstance(embedding, TableRows):
         return embedding.table
     if not isinstance(embedding, Tensor) or embedding.dtype != torch.float32 or not embedding.is_contiguous():
         return None

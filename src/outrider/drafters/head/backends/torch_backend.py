@@ -17,17 +17,30 @@ from outrider.core import host_sync
 from outrider.core.embedding_table import EmbeddingTable
 from outrider.core.protocols import Shape
 from outrider.drafters.head.backend import DraftRequest, Texts
-from outrider.drafters.head.layers import CachedAttention, KeysValues, Memory
+from outrider.drafters.head.layers import KeysValues, Memory
 
 _PIECE = 64
 """Tokens of every row that are read of prompts at once."""
+
+
+class HeadAttention(Protocol):
+    """The attention of a head, of one layer or of several, and what of its KV cache is whose."""
+
+    def store(self, x: Tensor, positions: Tensor, cache: KeysValues, rows: Tensor | None = None) -> None:
+        """Keep keys and values of inputs [R, T, ...] at positions [R or 1, T] in ``rows`` [R] of the cache, or all."""
+
+    def memory(self, cache: KeysValues, newest: Tensor, slots: Tensor) -> Memory:
+        """What guesses behind positions ``newest`` [B, 1] attend to; ``slots`` [C] are all positions of the cache."""
+
+    def note(self, x: Tensor, positions: Tensor, memory: Memory) -> None:
+        """Further guesses attend to a guess that was read as x."""
 
 
 class RecurrentHead(Protocol):
     """The modules of a head that runs once per guess, at first on the target's states, then on its own."""
 
     @property
-    def attention(self) -> CachedAttention | None: ...
+    def attention(self) -> HeadAttention | None: ...
 
     def seen(self, states: Tensor) -> Tensor:
         """States of the target's layers [..., L, size] -> one state [..., size]."""
@@ -54,11 +67,15 @@ class RecurrentLayers(Protocol):
     def likeliest(self, logits: Tensor) -> Tensor:
         """The token with the highest of logits [B, N] -> [B]."""
 
+    def likeliest_few(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The so many highest of logits [B, N], highest first: log-probabilities and tokens [B, count]."""
+
 
 class TorchBackend:
     """Runs a feature head for any number of rows: the KV cache of its attention, and the state of the current draft."""
 
     capturable = True
+    branches = True
 
     def __init__(self, layers: RecurrentLayers, cache: KeysValues | None, slots: Tensor, width: int) -> None:
         self.layers, self.head, self.name = layers, layers.head, layers.name
@@ -116,19 +133,30 @@ class TorchBackend:
         return gamma
 
     def logits(self, texts: Texts, k: int, last: Tensor) -> Tensor:
-        return self.layers.logits(self._state(texts, k, last)[:, 0])
+        return self.layers.logits(self._state(texts, k, last[:, None])[:, 0])
+
+    def branch(self, parents: Tensor, room: int) -> None:
+        self.x = self.x.index_select(1, parents)
+        if self.memory is not None:
+            self.memory.branch(parents, room)
+
+    def branch_logits(self, texts: Texts, k: int, last: Tensor) -> Tensor:
+        return self.layers.logits(self._state(texts, k, last[None])[0])
 
     def likeliest(self, logits: Tensor) -> Tensor:
         return self.layers.likeliest(logits)
+
+    def likeliest_few(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        return self.layers.likeliest_few(logits, count)
 
     def draft(self, texts: Texts, request: DraftRequest) -> None:
         """Guess by guess."""
 
     def _state(self, texts: Texts, k: int, last: Tensor) -> Tensor:
-        """Behind guess k, drawn after token ``last`` [B] -> [B, 1, size]."""
-        position = self.positions[:, k : k + 1]
+        """Behind guess k, drawn after tokens ``last`` [B, T] -> [B, T, size]."""
+        position = self.positions[:, k : k + 1].expand(-1, self.x.shape[1])
         if k > 0:
-            self.x = self.head.read_token(self.x, texts.embedding, last[:, None])
+            self.x = self.head.read_token(self.x, texts.embedding, last)
             if self.memory is not None and self.head.attention is not None:
                 self.head.attention.note(self.x, position, self.memory)
         self.x = self.head.think(self.x, position, self.memory)
@@ -163,7 +191,7 @@ class LazyTorchBackend(TorchBackend):
     begins. So the shapes that a token is read in do not depend on when drafts were asked for, and nor do its bits.
     """
 
-    capturable = False  # how far a row was read is known on the host
+    capturable = branches = False  # how far a row was read is known on the host
 
     def __init__(self, layers: RecurrentLayers, cache: KeysValues | None, slots: Tensor, width: int, rows: int) -> None:
         super().__init__(layers, cache, slots, width)

@@ -46,6 +46,12 @@ class TorchWeights:
     def likeliest(self, logits: Tensor) -> Tensor:
         return self.output.likeliest(logits)
 
+    def likeliest_few(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        return self.output.likeliest_few(logits, count)
+
+    def acceptance(self, state: Tensor) -> None:
+        """No head that is trained here predicts it."""
+
     def _modules(self, head: Head) -> Head:
         # A copy: the drafter is shared, and beside another target it may run in another dtype.
         return deepcopy(head).to(device=self.output.device, dtype=self.output.dtype)

@@ -42,6 +42,11 @@ class TritonWeights(TorchWeights):
 
         return likeliest(logits, self.output.tokens)
 
+    def likeliest_few(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        from outrider.kernels.triton.head import likeliest_few
+
+        return likeliest_few(logits, self.output.tokens, count)
+
     def _modules(self, head: Head) -> Head:
         return FusedHead.of(super()._modules(head))
 
@@ -62,10 +67,28 @@ class FusedBlock(Block):
         return product(y, self.down.weight, plus=x)
 
 
+class FusedMemory(Memory):
+    """Keys and values of guesses stand behind the text, where the text's will be, or those of branches apart."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__(keys, values, None)  # the kernels mask by position
+        self.guesses = 0  # that stand behind the text
+        self.apart: KeysValues | None = None  # [1, Hk, S, D] each: of guesses on branches of the only row
+        self.chains: Tensor | None = None  # [K, l]: which of those lead to each branch, the newest last
+
+    def branch(self, parents: Tensor, room: int) -> None:
+        if self.apart is None or self.chains is None:
+            shape = (1, self.keys.shape[1], room, self.keys.shape[3])
+            self.apart = self.keys.new_empty(shape), self.values.new_empty(shape)
+            self.chains = parents.new_empty((len(parents), 0))
+        else:
+            self.chains = self.chains.index_select(0, parents)
+
+
 class FusedAttention(Attention):
     """Queries, keys and values are one product; rotation and storing, attention, and output are a kernel each.
 
-    A guess's keys are written where the text's would be: over them, if the guess is right.
+    A guess's keys are written where the text's would be: over them, if the guess is right. Those of branches are not.
     """
 
     def prepare(self) -> None:
@@ -76,28 +99,46 @@ class FusedAttention(Attention):
         self._queries(x, positions, cache, rows)
 
     def memory(self, cache: KeysValues, newest: Tensor, slots: Tensor) -> Memory:
-        return Memory(*cache, None)
+        return FusedMemory(*cache)
 
     def note(self, x: Tensor, positions: Tensor, memory: Memory) -> None:
+        assert isinstance(memory, FusedMemory)
         memory.guesses += 1  # keys are made with the queries, which come from the same input
 
     def forward(self, x: Tensor, positions: Tensor, memory: Memory) -> Tensor:
-        """Of one position in each row."""
+        """Of one position in each row, or of all branches of the only row."""
         from outrider.kernels.triton.head import look_back
         from outrider.kernels.triton.product import product
 
+        assert isinstance(memory, FusedMemory)
         cache = memory.keys, memory.values
-        query = self._queries(x, positions, cache, None)
-        found = look_back(query, cache, memory.guesses, positions, self.config.window)
+        if memory.apart is not None and memory.chains is not None:
+            found = self._on_branches(x, positions, memory)
+        else:
+            query = self._queries(x, positions, cache, None)
+            found = look_back(query, cache, memory.guesses, positions, self.config.window)
         return product(found, self.out.weight, plus=x)
 
-    def _queries(self, x: Tensor, positions: Tensor, cache: KeysValues, rows: Tensor | None) -> Tensor:
-        """Queries of these inputs; their keys and values go into the cache."""
+    def _on_branches(self, x: Tensor, positions: Tensor, memory: FusedMemory) -> Tensor:
+        from outrider.kernels.triton.head import look_back_on_branches
+
+        assert memory.apart is not None and memory.chains is not None
+        count, before = memory.chains.shape
+        places = torch.arange(before * count, (before + 1) * count, device=x.device)
+        query = self._queries(x, positions, memory.apart, None, places[None])
+        memory.chains = torch.cat([memory.chains, places[:, None]], 1)
+        text = memory.keys, memory.values
+        return look_back_on_branches(query, text, memory.apart, memory.chains, positions, self.config.window)
+
+    def _queries(
+        self, x: Tensor, positions: Tensor, cache: KeysValues, rows: Tensor | None, places: Tensor | None = None
+    ) -> Tensor:
+        """Queries of these inputs; their keys and values go into the cache, to ``places`` if not their positions."""
         from outrider.kernels.triton.head import turn_and_store
         from outrider.kernels.triton.product import product
 
         qkv = product(x, self.qkv, norm=(self.norm.weight, self.config.norm_eps))
-        return turn_and_store(qkv, self.speeds, positions, cache, rows)
+        return turn_and_store(qkv, self.speeds, positions, cache, rows, places)
 
 
 class FusedHead(Head):

@@ -1,14 +1,15 @@
-"""The drafter of an EAGLE-3 head: whether it fits a target, what a guess costs, and its sessions.
+"""The drafter of a published head: whether it fits a target, what a guess costs, and its sessions.
 
-The layers run once per guess, in torch, by the backend that other heads share. Keys of committed tokens come from
-the target's states, those of guesses from the head's own. A head drafts N of the target's tokens, and q over these,
-which is drawn from and verified, is zero elsewhere.
+The layers run in torch, once per guess or once for all guesses, by the backends that other heads share. Keys of
+committed tokens come from the target's states, those of guesses from the head's own. A head drafts N of the target's
+tokens, and q over these, which is drawn from and verified, is zero elsewhere.
 """
 
 from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,14 +17,15 @@ from torch import Tensor
 from outrider.core.model_facts import ModelFacts
 from outrider.core.protocols import DraftSession, Session, Shape
 from outrider.core.traits import DrafterTraits
-from outrider.drafters.eagle3 import checkpoint
-from outrider.drafters.eagle3.config import Eagle3Config
-from outrider.drafters.eagle3.layers import Eagle3Head
 from outrider.drafters.head.backend import DraftTokens, HeadBackend
-from outrider.drafters.head.backends.torch_backend import start_torch
+from outrider.drafters.head.backends.block import ParallelLayers, start_block
+from outrider.drafters.head.backends.torch_backend import RecurrentLayers, start_torch
 from outrider.drafters.head.session import HeadSession
+from outrider.drafters.published import checkpoint
+from outrider.drafters.published.config import PublishedConfig
+from outrider.drafters.published.head import PublishedHead
 from outrider.errors import BadOption, require
-from outrider.kernels.packed_linear import pack
+from outrider.kernels.packed_linear import pack, packed
 
 _TIME_PER_WEIGHT = 1.6
 """What a guess takes for each weight it reads where a run of the target takes one: as for other heads in torch."""
@@ -31,22 +33,22 @@ _TIME_PER_WEIGHT = 1.6
 _REMEDY = "use a draft that was trained for this very target"
 
 
-class Eagle3Drafter:
-    """An EAGLE-3 head as a drafter. ``tokens`` [N] ascending are the target's tokens that its logits are of.
+class PublishedDrafter:
+    """A head that others have trained, as a drafter. ``tokens`` [N] ascending are those that its logits are of.
 
     It stops where, by its own confidence, its guesses so far are all right with a chance below ``floor``, or, where a
     policy tells it what guesses cost, with a chance that is not worth another one.
     """
 
-    def __init__(self, head: Eagle3Head, tokens: Tensor, name: str = "eagle3", floor: float = 0.1) -> None:
+    def __init__(self, head: PublishedHead, tokens: Tensor, name: str = "head", floor: float = 0.1) -> None:
         require(0 <= floor < 1, f"floor must be a chance below 1 (0: never stop early), got {floor!r}")
         self.head, self.tokens = head.eval().requires_grad_(False), tokens
         self.name, self.floor = name, floor
         self.cost = DrafterTraits.cost
-        self._prepared: PreparedEagle3 | None = None
+        self._prepared: PreparedPublished | None = None
 
     @property
-    def config(self) -> Eagle3Config:
+    def config(self) -> PublishedConfig:
         return self.head.config
 
     @property
@@ -54,30 +56,30 @@ class Eagle3Drafter:
         return DrafterTraits(self.cost, gamma=self.config.gamma, stops_itself=self.floor > 0)
 
     @staticmethod
-    def load(folder: Path, name: str | None = None) -> Eagle3Drafter:
+    def load(folder: Path, name: str | None = None) -> PublishedDrafter:
         """A checkpoint in the speculators format, or of a plain EAGLE-3 repository."""
         head, tokens = checkpoint.read(folder)
-        return Eagle3Drafter(head, tokens, name or folder.name)
+        return PublishedDrafter(head, tokens, name or folder.name)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint in the speculators format."""
         checkpoint.write(self.head, self.tokens, folder)
 
-    def beside(self, facts: ModelFacts) -> Eagle3Drafter:
+    def beside(self, facts: ModelFacts) -> PublishedDrafter:
         """For this target; BadOption where it was trained for another."""
         require(
             facts.layers is not None and facts.hidden_size is not None and not facts.encoder_decoder,
             f"draft {self.name!r} reads states of the target's layers, and this target shows none; use another draft",
         )
         count = facts.layers or 0
-        self.head.config = config = self.config.resolved(count)
+        self.head.resolve(count)
+        config = self.config
         self._check_sizes(facts.hidden_size, facts.vocab_size)
-        wrong = [layer for layer in config.layers or () if not 0 <= layer < count]
-        last = ", the last of which is read behind its norm" if wrong == [count] else ""
+        wrong = [layer for layer in config.layers or () if not 0 <= layer <= count]
         require(
             not wrong,
             f"draft {self.name!r} reads states behind {config.layers} layers of its target, and {wrong} cannot be "
-            f"read of one with {count}{last}; {_REMEDY}",
+            f"read of one with {count}; {_REMEDY}",
         )
         if facts.weights_read is not None:
             self.cost = _TIME_PER_WEIGHT * config.weights_read / facts.weights_read
@@ -91,7 +93,7 @@ class Eagle3Drafter:
             )
         self._check_sizes(target.hidden.shape[-1], target.vocab_size)
         if self._prepared is None or not self._prepared.fits(target):
-            self._prepared = PreparedEagle3(self.head, self.tokens, target)
+            self._prepared = PreparedPublished(self.head, self.tokens, target)
         return HeadSession(self._prepared, self.floor, rows, shape, target)
 
     def _check_sizes(self, hidden_size: int | None, vocab_size: int) -> None:
@@ -113,12 +115,12 @@ class Eagle3Drafter:
         )
 
 
-class PreparedEagle3:
-    """An EAGLE-3 head in the dtype and on the device of one target, made once for all sessions beside it."""
+class PreparedPublished:
+    """A published head in the dtype and on the device of one target, made once for all sessions beside it."""
 
     name = "torch"
 
-    def __init__(self, head: Eagle3Head, tokens: Tensor, target: Session) -> None:
+    def __init__(self, head: PublishedHead, tokens: Tensor, target: Session) -> None:
         assert target.hidden is not None
         self._target, self.like = target.embedding, target.hidden[:0]
         own = head.own_embedding  # as it is: a copy in the target's dtype may be larger than the rest of the head
@@ -126,8 +128,16 @@ class PreparedEagle3:
         self.head = copied.to(device=target.device, dtype=self.like.dtype)
         self.head.own_embedding = None if own is None else own.to(target.device)
         self.output = DraftTokens(tokens.to(target.device))
+        self.rows = None if head.lm_head is not None else self._targets_rows(target)  # [N, size]
         if target.device.type == "cpu" and self.like.dtype == torch.float32:
             pack(self.head, rows=2)
+            self.rows = None if self.rows is None else packed(self.rows, rows=2)
+
+    def _targets_rows(self, target: Session) -> Tensor:
+        """The target's output layer, as it lies in memory where that can be read."""
+        assert target.unembedding is not None
+        rows: Tensor = target.unembedding.detach()[: len(self.output)]
+        return rows.to(self.like.dtype)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -137,11 +147,20 @@ class PreparedEagle3:
         return self._target is target.embedding
 
     def start(self, rows: int, shape: Shape) -> HeadBackend:
-        config = self.head.config
-        return start_torch(self, (config.heads[1], config.head_size), self.like, rows, shape)
+        decoder = self.head.config.decoder
+        heads = decoder.depth * decoder.heads[1], decoder.head_size
+        if self.head.parallel:
+            return start_block(cast(ParallelLayers, self), heads, self.like, rows, shape)
+        return start_torch(cast(RecurrentLayers, self), heads, self.like, rows, shape)
 
     def logits(self, state: Tensor) -> Tensor:
-        return self.head.logits(state)
+        return self.head.logits(state, self.rows)
 
     def likeliest(self, logits: Tensor) -> Tensor:
         return self.output.likeliest(logits)
+
+    def likeliest_few(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        return self.output.likeliest_few(logits, count)
+
+    def acceptance(self, state: Tensor) -> Tensor | None:
+        return self.head.acceptance(state)

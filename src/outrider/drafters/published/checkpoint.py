@@ -1,4 +1,4 @@
-"""The files of an EAGLE-3 head: read in the speculators format or as plain repositories have them, and written."""
+"""The files of a published head: read in the speculators format or as plain repositories have them, and written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.drafters.eagle3.config import PLAIN, SPECULATORS, Eagle3Config
-from outrider.drafters.eagle3.layers import Eagle3Head
+from outrider.drafters.published import kinds
+from outrider.drafters.published.config import PublishedConfig
+from outrider.drafters.published.head import PublishedHead
+from outrider.drafters.published.heads import made
 from outrider.errors import BadOption, ModelCorrupt, ModelNotFound, require
 from outrider.models.hub.safetensors_files import read_json, weight_files
 from outrider.runtime.files import replace_whole, write_whole
@@ -22,6 +24,10 @@ from outrider.runtime.files import replace_whole, write_whole
 _CONFIG = "config.json"
 _PICKLED = "pytorch_model.bin"
 _EMBEDDING = "embed_tokens.weight"
+
+_OUTPUT = "lm_head.weight"
+_ROWS = (_OUTPUT, "markov_head.markov_w2.weight")
+"""Tensors with a row for every token that the head can draft."""
 
 _NOT_OURS = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 """Tensors that only training reads, or that follow from the config."""
@@ -32,37 +38,38 @@ def is_checkpoint(folder: Path) -> bool:
     if not (folder / _CONFIG).is_file():
         return False
     try:
-        settings = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        return kinds.names_a_head(json.loads((folder / _CONFIG).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return False  # said by whoever reads it as a model
-    if not isinstance(settings, dict):
-        return False
-    kinds = settings.get("architectures")
-    return SPECULATORS in settings or (isinstance(kinds, list) and any(kind in PLAIN for kind in kinds))
 
 
-def read(folder: Path) -> tuple[Eagle3Head, Tensor]:
+def read(folder: Path) -> tuple[PublishedHead, Tensor]:
     """A head, and the target's tokens [N], ascending, that its logits are of."""
     settings = read_json(folder / _CONFIG)
     try:
-        config = Eagle3Config.parse(settings)
+        config = kinds.parse(settings)
     except (BadOption, KeyError, TypeError) as error:
         raise BadOption(f"draft {folder}: {_CONFIG}: {error}; use another draft") from error
     given = {_renamed(name): tensor for name, tensor in _tensors(folder).items()}
     given = {name: tensor for name, tensor in given.items() if not name.endswith(_NOT_OURS)}
     tokens = _tokens(folder, config, given.pop("d2t", None), given.pop("t2d", None))
     embedding = given.pop(_EMBEDDING, None)
-    _check_shapes(folder, config, given, embedding)
-    order = tokens.argsort()
-    given["lm_head.weight"] = given["lm_head.weight"][order] if (order.diff() != 1).any() else given["lm_head.weight"]
     with torch.device("meta"):  # shapes alone
-        head = Eagle3Head(config)
+        head = made(config)
+    if head.reads_the_targets:  # whatever a checkpoint has of the target's, the target has
+        embedding = None
+        if head.lm_head is None:
+            given.pop(_OUTPUT, None)
+    _check_shapes(folder, head, given, embedding)
+    order = tokens.argsort()
+    if (order.diff() != 1).any():
+        given |= {name: given[name][order] for name in _ROWS if name in given}
     head.load_state_dict(given, assign=True)
     head.own_embedding = embedding
     return head, tokens[order]
 
 
-def write(head: Eagle3Head, tokens: Tensor, folder: Path) -> None:
+def write(head: PublishedHead, tokens: Tensor, folder: Path) -> None:
     """A head in the speculators format, as vLLM and the speculators package read it."""
     config = head.config
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
@@ -76,7 +83,7 @@ def write(head: Eagle3Head, tokens: Tensor, folder: Path) -> None:
     made = file.with_suffix(".partial")  # a new file: another process may have mapped the old one
     save_file(weights, str(made), metadata={"format": "pt"})
     replace_whole(made, file)
-    settings = config.for_speculators() | {"torch_dtype": str(head.fc.weight.dtype).removeprefix("torch.")}
+    settings = config.for_speculators() | {"dtype": str(next(head.parameters()).dtype).removeprefix("torch.")}
     write_whole(folder / _CONFIG, json.dumps(settings, indent=2) + "\n")
 
 
@@ -108,7 +115,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _tokens(folder: Path, config: Eagle3Config, d2t: Tensor | None, t2d: Tensor | None) -> Tensor:
+def _tokens(folder: Path, config: PublishedConfig, d2t: Tensor | None, t2d: Tensor | None) -> Tensor:
     """The target's token of each of the head's logits [N]: d2t holds how far it lies above its place."""
     count, all_of_them = config.draft_vocab_size, config.vocab_size
     place = torch.arange(count)
@@ -145,9 +152,9 @@ def _tokens(folder: Path, config: Eagle3Config, d2t: Tensor | None, t2d: Tensor 
     return tokens
 
 
-def _check_shapes(folder: Path, config: Eagle3Config, given: Mapping[str, Tensor], embedding: Tensor | None) -> None:
-    with torch.device("meta"):
-        wanted = {name: tuple(tensor.shape) for name, tensor in Eagle3Head(config).state_dict().items()}
+def _check_shapes(folder: Path, head: PublishedHead, given: Mapping[str, Tensor], embedding: Tensor | None) -> None:
+    config = head.config
+    wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in given.items()}
     if embedding is not None:
         wanted[_EMBEDDING], found[_EMBEDDING] = (config.vocab_size, config.hidden_size), tuple(embedding.shape)
