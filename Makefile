@@ -22,10 +22,12 @@ help:  ## list the targets
 demo: $(VENV)/.outrider  ## set up, fetch the default model, decode one prompt plainly and speculatively
 	$(BIN)/outrider demo
 
+# Ray ends a process that has lost it, without a word: tests that join one run in a process of pytest-xdist's, whose
+# end is a failure with a name and can be run again.
 test: $(VENV)/.outrider-dev  ## set up and run the tests (PYTEST_ARGS="-k name" to choose)
 	$(BIN)/outrider models pull smollm2-135m
 	$(BIN)/python -m pytest -n $(JOBS) -m 'not alone' $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m alone $(PYTEST_ARGS) || test $$? -eq 5  # 5: none of those chosen is one
+	$(BIN)/python -m pytest -n 1 -m alone $(PYTEST_ARGS) || test $$? -eq 5  # 5: none of those chosen is one
 
 cpus: $(VENV)/.outrider-dev  ## run what depends on the CPU once for every lesser one that this one can pass for
 	$(BIN)/python tests/cpu_paths.py --jobs $(JOBS) $(PYTEST_ARGS)

@@ -29,7 +29,6 @@ from outrider.serve.run import ListenAt, WantedSize
 from outrider.serve.settings import ServerSettings
 from serving import PATIENCE, Served, eventually, serving
 
-pytestmark = pytest.mark.alone
 KEY = "a-key-for-tests"
 KEYS = {"Authorization": f"Bearer {KEY}"}
 OPTIONS = ["--engine", "torch", "--draft", "copy", "--slots", "4", "--context", "120", "--max-tokens", "100"]
@@ -38,7 +37,7 @@ BODIES: list[dict[str, Any]] = [
     for n in range(16)
 ]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 
 @dataclass
