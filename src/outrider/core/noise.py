@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import repeat
 from typing import Any, ClassVar
@@ -172,6 +172,10 @@ class Noise:
     def child(self, name: str) -> Noise:
         """Streams of their own under a name: what a drafter draws from when it must be independent."""
         return Noise(self.seeds, f"{self.path}/{name}")
+
+    def of_rows(self, rows: Tensor) -> Noise:
+        """Those of some rows [K], in this order."""
+        return replace(self, seeds=self.seeds[rows])
 
     def of_run(self, at: Tensor) -> Noise:
         """Streams of one run alone, known by the position it starts from: no other run of the row starts there."""

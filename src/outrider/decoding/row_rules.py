@@ -69,7 +69,7 @@ class _ByRow(Verifier):
         accepted, token = torch.zeros_like(at[:, 0]), torch.zeros_like(at[:, 0])
         for verifier, own in self.groups:
             rows = torch.tensor(own, device=at.device)
-            verdict = verifier(p[rows], _of_rows(draft, rows), replace(noise, seeds=noise.seeds[rows]), at[rows])
+            verdict = verifier(p[rows], _of_rows(draft, rows), noise.of_rows(rows), at[rows])
             accepted[rows], token[rows] = verdict.accepted, verdict.token
         return Verdict(accepted, token)
 
@@ -99,6 +99,13 @@ class NoiseByRow(Noise):
 
     def child(self, name: str) -> Noise:
         return replace(self, parts=tuple((noise.child(name), rows) for noise, rows in self.parts))
+
+    def of_rows(self, rows: Tensor) -> Noise:
+        places = list(enumerate(rows.tolist()))
+        parts = tuple(
+            (noise.of_rows(rows), tuple(place for place, row in places if row in own)) for noise, own in self.parts
+        )
+        return replace(self, seeds=self.seeds[rows], parts=parts)
 
     def of_run(self, at: Tensor) -> Noise:
         return replace(self, parts=tuple((noise.of_run(at), rows) for noise, rows in self.parts))

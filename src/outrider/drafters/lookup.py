@@ -102,7 +102,7 @@ class LookupSession(TableSession):
         known_by = vocabulary_counter(self.vocab_size, self.context.device).numpy()
         winner, rows = noise.winner_on_host("token", at[:, :gamma]), []
         for row, text in enumerate(self._texts()):
-            path, own = _Path([], []), options[row]
+            path, own = RowGuesses([], []), options[row]
             while text is not None and own is not None and len(path.tokens) < gamma:
                 found = self.followers(text, path.tokens)
                 if found is None:
@@ -117,18 +117,18 @@ class LookupSession(TableSession):
                 path.tokens.append(place if found.tokens is None else int(found.tokens[place]))
                 path.tables.append((found.tokens, q))
             rows.append(path)
-        return _joined(rows, self.vocab_size)
+        return draft_of(rows, self.vocab_size)
 
 
 @dataclass(frozen=True)
-class _Path:
+class RowGuesses:
     """A row's guesses, and for each what it was drawn from: tokens, None for all of the vocabulary, and q."""
 
     tokens: list[int]
     tables: list[tuple[Tokens | None, Tokens]]
 
 
-def _joined(rows: Sequence[_Path], vocab_size: int) -> Draft:
+def draft_of(rows: Sequence[RowGuesses], vocab_size: int) -> Draft:
     """Guesses of rows as one draft, whose q is about the tokens that any of them was drawn among."""
     widest = max(len(row.tokens) for row in rows)
     if widest == 0:

@@ -37,6 +37,8 @@ from outrider.drafters.weighing import (
     followed_and_tried,
     followed_in_rows,
     kind_of,
+    priors_at,
+    warmth,
 )
 from outrider.errors import require
 
@@ -180,15 +182,13 @@ class _MixtureSession(CompositeSession):
 
     def _choose(self, lengths: list[int], limits: list[int], sampling: Sampling) -> list[RowChoice]:
         """For every row with a copy of such a length; the second drafter is told what its guesses are worth."""
-        warmth = min(sampling.temperature, 1.0)
-        priors = [c + warmth * (w - c) for c, w in zip(PRIORS[0.0], PRIORS[1.0], strict=True)]
         matched = [0] * len(lengths) if (known := self.abilities[0].matched) is None else known.tolist()
         prices = self.prices or self._own_prices(len(lengths), max(limits))
         self.match = torch.tensor([kind_of(match) for match in matched])
         choices, chances, alphas = [], [], []
         all_kept, all_tried = self.kept.tolist(), self.tried.tolist()
         for row, (length, match, most) in enumerate(zip(lengths, matched, limits, strict=True)):
-            seen = zip(all_kept[row], all_tried[row], priors, strict=True)
+            seen = zip(all_kept[row], all_tried[row], priors_at(sampling.of_row(row).temperature), strict=True)
             rates = [(kept + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT) for kept, tried, prior in seen]
             if prices.weights is not None:  # what other rows have shown counts, too
                 rates[SECOND] = min(rates[SECOND], prices.alphas[row])
@@ -218,7 +218,8 @@ class _MixtureSession(CompositeSession):
         ``weighing.choose`` with its own prices, for all rows at once; length [B]: of the copy. No row may have more
         than most [B] guesses.
         """
-        prior = self.cold + min(sampling.temperature, 1.0) * (self.warm - self.cold)
+        warm = warmth(sampling, len(length), length.device)
+        prior = self.cold + warm * (self.warm - self.cold)  # [kinds], or [B, kinds]
         rate = (self.kept + PRIOR_WEIGHT * prior) / (self.tried + PRIOR_WEIGHT)  # [B, kinds]
         known = self.abilities[0].matched
         matched = torch.zeros_like(length) if known is None else known

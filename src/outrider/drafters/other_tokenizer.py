@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from outrider.core.noise import Noise, counter_of
+from outrider.core.noise import Noise
 from outrider.core.numpy_ops import largest
 from outrider.core.protocols import (
     Admission,
@@ -28,10 +28,11 @@ from outrider.core.protocols import (
     Source,
     admit_all,
 )
-from outrider.core.sampling import Sampling, standardise
+from outrider.core.sampling import Sampling
 from outrider.core.traits import DrafterTraits
 from outrider.drafters.base import ContextSession
 from outrider.drafters.draft_text import DraftText, common_prefix
+from outrider.drafters.known_tokens import KnownTokens, Place
 from outrider.models.hub.shared_tokens import SharedTokens
 
 WIDTH = 4
@@ -76,15 +77,15 @@ class _Columns:
     def __init__(self, shared: SharedTokens, target_size: int, draft_size: int, device: torch.device) -> None:
         pairs = zip(shared.target_ids, shared.draft_ids, strict=True)
         inside = [(ours, theirs) for ours, theirs in pairs if ours < target_size and theirs < draft_size]
-        self.tokens = torch.tensor([ours for ours, _ in inside], dtype=torch.int64, device=device)  # [N] ascending
+        ours = torch.tensor([ours for ours, _ in inside], dtype=torch.int64, device=device)  # [N] ascending
+        self.known = KnownTokens.of(ours, target_size)
         self.draft_tokens = torch.tensor([theirs for _, theirs in inside], dtype=torch.int64, device=device)  # [N]
-        self.counter = counter_of(self.tokens)
-        self.known = torch.zeros(draft_size, dtype=torch.bool, device=device)  # of the draft's tokens
-        self.known[self.draft_tokens] = True
+        self.shared = torch.zeros(draft_size, dtype=torch.bool, device=device)  # whether a token of the draft's is
+        self.shared[self.draft_tokens] = True
 
     @property
     def any(self) -> bool:
-        return len(self.tokens) > 0
+        return len(self.draft_tokens) > 0
 
 
 class _OtherTokenizerSession(ContextSession):
@@ -201,12 +202,12 @@ class _OtherTokenizerSession(ContextSession):
         proposed = []
         logits = self.session.score(tokens)[:, -1]  # [B, the draft's vocabulary]
         for k in range(gamma):
-            going = going & self.columns.known[largest(logits)]
+            going = going & self.columns.shared[largest(logits)]
             x, token, q = self._draw(logits, sampling, noise, tokens, at[:, k : k + 1])
             tokens = torch.cat([tokens, token], 1)
             probs.append(q)
             proposed.append(going)
-            going = going & (self.columns.tokens[x] == token)[:, 0]  # options may lift a token the draft has not
+            going = going & (self.columns.known.tokens[x] == token)[:, 0]  # options may lift a token the draft has not
             sampling = sampling if q is None else sampling.behind(q)
             if k + 1 == gamma or (going.device.type == "cpu" and not bool(going.any())):
                 break
@@ -217,28 +218,18 @@ class _OtherTokenizerSession(ContextSession):
             tokens,
             torch.stack(known, 1) if known else None,
             torch.stack(proposed, 1),
-            support=None if whole or not known else self.columns.tokens,
+            support=None if whole or not known else self.columns.known.tokens,
         )
 
     def _draw(
         self, logits: Tensor, sampling: Sampling, noise: Noise, guesses: Tensor, at: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Columns [B, 1], the tokens drawn [B, 1], and the q [B, N] they were drawn from; over the vocabulary where
-        options ask for tokens."""
-        shared = logits.index_select(-1, self.columns.draft_tokens)[:, None]  # [B, 1, N]
-        if not sampling.adjusts:
-            if sampling.greedy:
-                x = largest(shared)
-                return x, self.columns.tokens[x], None  # a point mass needs no table
-            q = standardise(shared, sampling, self.context, guesses[:, :0])
-            x = noise.winner("token", at, q, self.columns.counter)
-            return x, self.columns.tokens[x], q[:, 0]
-        full = shared.new_full((len(shared), 1, self.vocab_size), -torch.inf)
-        full[..., self.columns.tokens] = shared
-        q = standardise(full, sampling, self.context.ahead(guesses), guesses[:, :0])
-        token = noise.winner("token", at, q)
-        x = torch.searchsorted(self.columns.tokens, token).clamp(max=len(self.columns.tokens) - 1)
-        return x, token, q[:, 0]
+        """Columns [B, 1], the tokens drawn [B, 1], and the q they were drawn from, as ``KnownTokens.draw`` gives it."""
+        known = self.columns.known
+        shared = logits.index_select(-1, self.columns.draft_tokens)  # [B, N]
+        token, q = known.draw(shared, sampling, noise, Place(self.context, guesses, at))
+        x = torch.searchsorted(known.tokens, token[:, None]).clamp(max=len(known.tokens) - 1)
+        return x, token[:, None], q
 
     def _tell(self) -> None:
         """Bring the draft's session to the texts: what changed at the end of an encoding is taken back."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider.core.noise import Noise
 from outrider.core.protocols import Draft, Drafter, DraftSession, Session, Shape
-from outrider.core.sampling import Sampling
+from outrider.core.sampling import Sampling, SamplingByRow
 from outrider.core.traits import DrafterTraits, traits_of
 from outrider.drafters.composite import CompositeSession
 from outrider.errors import require
@@ -46,6 +46,8 @@ class Standardised:
 
     def sampling_for(self, target: Sampling) -> Sampling:
         """The options to draft with beside a target with these."""
+        if isinstance(target, SamplingByRow):
+            return SamplingByRow.of([(self.sampling_for(options), rows) for options, rows in target.groups])
         if target.greedy:
             return target
         return replace(target, **self.own)

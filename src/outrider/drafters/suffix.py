@@ -14,8 +14,7 @@ independent of the noise that accepts and corrects at the positions to come, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -25,13 +24,16 @@ from torch import Tensor
 from outrider.core.noise import Noise, counter_of
 from outrider.core.numpy_ops import whole
 from outrider.core.prices import Prices
+from outrider.core.processors import of_row
 from outrider.core.protocols import Admission, Draft, DraftSession, Session, Shape
-from outrider.core.sampling import Sampling, standardise
+from outrider.core.sampling import Sampling
 from outrider.core.traits import DrafterTraits
+from outrider.drafters.known_tokens import KnownTokens, Place
+from outrider.drafters.lookup import Followers, RowGuesses, draft_of
 from outrider.drafters.matching import LATEST, Match, SearchingSession, Tokens, longest_matches, searchable
 from outrider.drafters.output_memory import OutputMemory
 from outrider.drafters.suffix_index import LONGEST, SuffixIndex
-from outrider.drafters.weighing import PRIORS, kind_of
+from outrider.drafters.weighing import kind_of, priors_at
 from outrider.errors import require
 
 
@@ -111,19 +113,18 @@ class _SuffixSession(SearchingSession):
     def propose(self, gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
         if gamma == 0:
             return Draft.empty(self.context.rows, self.context.device)
-        paths = self._paths(gamma, sampling, earlier=noise.is_the_targets)
+        options = [sampling.of_row(row) for row in range(self.context.rows)]
+        paths = self._paths(gamma, options, earlier=noise.is_the_targets)
         self.matched = torch.tensor([path.match.length if path.match else 0 for path in paths], device=at.device)
         if sampling.greedy and not sampling.adjusts:
             return self._likeliest(paths, gamma)
-        return self._drawn(paths, gamma, sampling, noise, at)
+        return self._drawn(paths, options, noise, at)
 
-    def _paths(self, gamma: int, sampling: Sampling, earlier: bool) -> list[_Path]:
+    def _paths(self, gamma: int, options: Sequence[Sampling], earlier: bool) -> list[_Path]:
         """A path for every row, at its beginning; ``earlier``: outputs may be searched."""
         active, lengths = self.context.active.tolist(), self.context.lengths.tolist()
         caps = [gamma] * len(active) if self.caps is None else self.caps.clamp(max=gamma).tolist()
         texts, sources = self.context.tokens.cpu().numpy(), self.sources.cpu().numpy()
-        warmth = min(sampling.temperature, 1.0)
-        priors = [cold + warmth * (warm - cold) for cold, warm in zip(PRIORS[0.0], PRIORS[1.0], strict=True)]
         paths = []
         for row, most in enumerate(caps):
             wanted = active[row] and most > 0
@@ -132,6 +133,7 @@ class _SuffixSession(SearchingSession):
                 if wanted
                 else None
             )
+            priors = priors_at(options[row].temperature)
             paths.append(_Path(match, self._floors(row, most), priors, self.vocab_size))
         return paths
 
@@ -169,53 +171,57 @@ class _SuffixSession(SearchingSession):
             return Draft.empty(len(paths), device)
         return Draft(whole(tokens[:, :widest]).to(device), None, (torch.arange(widest) < made[:, None]).to(device))
 
-    def _drawn(self, paths: list[_Path], gamma: int, sampling: Sampling, noise: Noise, at: Tensor) -> Draft:
-        """Guess by guess for all rows, over the tokens that any row may go on with, or over all where options ask."""
-        tokens, device = at.new_zeros((len(paths), 0)), self.context.device
-        tables: list[tuple[Tensor | None, Tensor]] = []  # the tokens q is about, ascending, None: all; and q [B, N]
-        proposed = []
-        for k in range(gamma):
-            known = [path.ahead() for path in paths]
-            going = [one is not None for one in known]
-            if not any(going):
-                break
-            about, weights = self._weights(known, dense=sampling.adjusts)
-            logits = torch.where(torch.tensor(going)[:, None], weights.log(), 0.0).to(device)
-            about = None if about is None else about.to(device)
-            q = standardise(logits[:, None], sampling, self.context.ahead(tokens), tokens[:, :0])[:, 0]
-            drawn = noise.winner("token", at[:, k : k + 1], q[:, None], None if about is None else counter_of(about))
-            drawn = drawn if about is None else about[drawn]
-            tokens = torch.cat([tokens, drawn], 1)
-            tables.append((about, q))
-            proposed.append(going)
-            for row, token in enumerate(drawn[:, 0].tolist()):
-                if going[row]:
-                    paths[row].follow(token)
-                else:
-                    paths[row].match = None
-            sampling = sampling.behind(q)
-        if not tables:
-            return Draft.empty(len(paths), device)
-        support, probs = _joined(tables)
-        return Draft(tokens, probs, torch.tensor(proposed, device=device).T.contiguous(), support=support)
-
-    def _weights(self, known: list[tuple[Tokens, Tokens] | None], dense: bool) -> tuple[Tensor | None, Tensor]:
-        """What may come next by row -> the tokens that are named [N], None for all of them, and weights [B, N]."""
-        named = np.arange(0) if dense else reduce(np.union1d, (one[0] for one in known if one is not None))
-        weights = np.zeros((len(known), self.vocab_size if dense else len(named)), np.float32)
-        for row, one in enumerate(known):
-            if one is not None:
-                weights[row, one[0] if dense else np.searchsorted(named, one[0])] = one[1]
-        return None if dense else whole(named), torch.from_numpy(weights)
+    def _drawn(self, paths: Sequence[_Path], options: Sequence[Sampling], noise: Noise, at: Tensor) -> Draft:
+        """Row by row, over the tokens that it may go on with, or over all where its options ask for tokens: no bit of q
+        may depend on what other rows may go on with, or on their options."""
+        draw = _Draw(self, noise, at)
+        rows = []
+        for row, path in enumerate(paths):
+            made = RowGuesses([], [])
+            while (known := path.ahead()) is not None:
+                token, about, q = draw.one(row, Followers(*known), options[row], made.tokens)
+                made.tokens.append(token)
+                made.tables.append((about, q))
+                if not q.max() > 0:  # options forbid all that may follow
+                    break
+                path.follow(token)
+            rows.append(made)
+        return draft_of(rows, self.vocab_size).on(self.context.device)
 
 
-def _joined(tables: list[tuple[Tensor | None, Tensor]]) -> tuple[Tensor | None, Tensor]:
-    """Tables of one guess each as one: the tokens that any of them is about, and q [B, G, N]."""
-    about = [tokens for tokens, _ in tables if tokens is not None]
-    if not about:
-        return None, torch.stack([q for _, q in tables], 1)
-    support = whole(np.unique(torch.cat(about).cpu().numpy())).to(about[0].device)
-    probs = tables[0][1].new_zeros((len(tables[0][1]), len(tables), len(support)))
-    for k, (tokens, q) in enumerate(zip(about, (q for _, q in tables), strict=True)):
-        probs[:, k, torch.searchsorted(support, tokens)] = q
-    return support, probs
+Drawn = tuple[int, Tokens | None, Tokens]
+"""A guess, the tokens that its q is about (None: all of the vocabulary), and q."""
+
+
+class _Draw:
+    """Draws the guesses of a draft, one row at a time."""
+
+    def __init__(self, session: _SuffixSession, noise: Noise, at: Tensor) -> None:
+        self.session, self.noise, self.at = session, noise, at
+        self.winner = noise.winner_on_host("token", at)
+
+    def one(self, row: int, followers: Followers, options: Sampling, guesses: Sequence[int]) -> Drawn:
+        assert followers.tokens is not None
+        if options.adjusts or options.filters:
+            return self._by_torch(row, followers, options, guesses)
+        if options.greedy:
+            return followers.likeliest, np.array([followers.likeliest]), np.ones(1, np.float32)
+        q = followers.q(options.temperature)
+        place = self.winner(row, len(guesses), q, counter_of(whole(followers.tokens)).numpy())
+        return int(followers.tokens[place]), followers.tokens, q
+
+    def _by_torch(self, row: int, followers: Followers, options: Sampling, guesses: Sequence[int]) -> Drawn:
+        """The same with filters and options that ask for tokens."""
+        assert followers.tokens is not None
+        context, at, one = self.session.context, self.at[row : row + 1, len(guesses), None], self.at.new_tensor([row])
+        if options.adjusts:
+            context = context.of_rows(one)
+            options = replace(options, processors=tuple(of_row(each, row) for each in options.processors))
+        known = KnownTokens.of(whole(followers.tokens).to(at.device), self.session.vocab_size)
+        logits = torch.from_numpy(np.log(followers.counts))[None].to(at.device)
+        place = Place(context, at.new_tensor([list(guesses)]), at)
+        token, q = known.draw(logits, options, self.noise.of_rows(one), place)
+        if q is None:  # at temperature 0
+            return int(token), token.cpu().numpy(), np.ones(1, np.float32)
+        about = followers.tokens if q.shape[1] == len(followers.tokens) else None
+        return int(token), about, q[0].cpu().numpy()

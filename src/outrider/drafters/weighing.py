@@ -18,6 +18,7 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.noise import Noise
 from outrider.core.prices import Prices
+from outrider.core.sampling import Sampling, SamplingByRow
 
 BUCKETS = (3, 5, 8)
 """Matches of at least this many tokens are counted together up to the next bound; shorter ones are the first kind."""
@@ -33,6 +34,20 @@ AGREED, SECOND = KINDS - 2, KINDS - 1
 def kind_of(match: int) -> int:
     """By how many tokens a copy's match has."""
     return bisect_right(BUCKETS, match)
+
+
+def priors_at(temperature: float) -> list[float]:
+    """By kind: between those of temperature 0 and 1; hotter rows have the latter."""
+    warmth = min(temperature, 1.0)
+    return [cold + warmth * (warm - cold) for cold, warm in zip(PRIORS[0.0], PRIORS[1.0], strict=True)]
+
+
+def warmth(sampling: Sampling, rows: int, device: torch.device) -> Tensor | float:
+    """How far from temperature 0 to 1; [B, 1] where rows have options of their own, whose steps are not captured."""
+    if not isinstance(sampling, SamplingByRow):
+        return min(sampling.temperature, 1.0)
+    own = [min(sampling.of_row(row).temperature, 1.0) for row in range(rows)]
+    return torch.tensor(own, device=device)[:, None]
 
 
 class RowChoice(NamedTuple):

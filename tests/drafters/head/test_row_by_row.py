@@ -175,3 +175,35 @@ def test_rows_may_have_a_temperature_each(drafter: HeadDrafter) -> None:
     assert found.probs is not None and drawn.probs is not None and other.probs is not None
     assert torch.equal(found.probs[1], drawn.probs[1]) and torch.equal(found.probs[2], other.probs[2])
     assert found.of_tokens()[0].tolist() == [1.0] * 4
+
+
+PENALISED = Sampling(temperature=0.7, frequency_penalty=0.5)
+
+
+@pytest.mark.parametrize("times", [1, 5], ids=["row by row", "all rows together"])
+def test_rows_may_have_options_of_which_some_are_not_compiled(drafter: HeadDrafter, times: int) -> None:
+    """One row with a filter or a penalty had all rows draft by torch, over the whole vocabulary: other bits of q, by
+    which a text under maximal coupling changed with its neighbours."""
+    prompts = PROMPTS * times
+    kinds = (GREEDY, DRAWN, FILTERED, PENALISED)
+    groups = [(options, tuple(range(first, len(prompts), len(kinds)))) for first, options in enumerate(kinds)]
+    rows = Rows(drafter, prompts)
+    assert isinstance(rows.head.backend, RowByRowBackend) == (times == 1)
+    found = rows.draft(SamplingByRow.of(groups)).dense(rows.target.vocab_size)
+    for options, members in groups:
+        alike = Rows(drafter, prompts).draft(options).dense(rows.target.vocab_size)
+        for row in members:
+            assert torch.equal(found.tokens[row], alike.tokens[row]) and torch.equal(found.proposed, alike.proposed)
+            assert found.probs is not None
+            if alike.probs is None:
+                assert torch.equal(found.probs[row].argmax(-1), alike.tokens[row])
+            else:
+                assert torch.equal(found.probs[row], alike.probs[row])
+
+
+def test_rows_left_by_the_compiled_draft_end_by_themselves(drafter: HeadDrafter) -> None:
+    """Catches guesses for a row that may have none, and rows that are drafted for twice."""
+    rows = Rows(drafter, PROMPTS)
+    mixed = SamplingByRow.of([(DRAWN, (0, 1)), (FILTERED, (2, 3))])
+    assert rows.draft(mixed, caps=[2, 0, 4, 0]).proposed.sum(1).tolist() == [2, 0, 4, 0]
+    assert rows.draft(mixed, caps=[0, 3, 0, 0]).proposed.sum(1).tolist() == [0, 3, 0, 0]

@@ -110,6 +110,7 @@ class WholeDraft(NamedTuple):
     tokens: Tensor  # [B, G]
     q: Tensor | None  # [B, G, N]: what they were drawn from, if drawn
     proposed: Tensor  # [B, G] bool: True for a prefix of each row
+    left: Tensor | None = None  # [B] bool: rows that are still to be drafted for, guess by guess; None: none is
 
 
 class HeadBackend(Protocol):
@@ -156,7 +157,8 @@ class HeadBackend(Protocol):
     def draft(self, texts: Texts, request: DraftRequest) -> WholeDraft | None:
         """After ``begin``, a whole draft in one call.
 
-        None where the backend has no such call, or none for this request: then guess by guess.
+        None where the backend has no such call, or none for this request: then guess by guess. So are rows that the
+        draft leaves out; ``logits`` is then asked for theirs alone.
         """
 
 

@@ -12,11 +12,13 @@ from torch import Tensor
 from outrider.core.noise import Noise
 from outrider.core.prices import Prices
 from outrider.core.protocols import Admission, Draft, Session, Shape, Source
-from outrider.core.sampling import Sampling, standardise
+from outrider.core.sampling import Sampling
 from outrider.core.token_tree import NodeTree, TreeShape
 from outrider.drafters.base import ContextSession, Reach
+from outrider.drafters.fallback import joined, widened
 from outrider.drafters.head.backend import Branching, DraftRequest, PredictsAcceptance, ReadyHead, Texts
 from outrider.drafters.head.branches import grow
+from outrider.drafters.known_tokens import KnownTokens, Place
 
 
 class HeadSession(ContextSession):
@@ -32,6 +34,7 @@ class HeadSession(ContextSession):
         if prepared.layers:
             target.keep_states(prepared.layers)
         self.output, self.floor, self.target = prepared.output, floor, target
+        self.known = KnownTokens(self.output.tokens, self.output.counter, target.vocab_size)
         self.embedding = target.embedding.detach()
         self.backend = prepared.start(rows, shape)
 
@@ -92,16 +95,22 @@ class HeadSession(ContextSession):
             return Draft.empty(self.context.rows, self.device)
         request = DraftRequest(gamma, sampling, noise, at, self.floor, self.prices, self.caps, self.ends_behind)
         whole = self.backend.draft(texts, request)
-        if whole is not None:
-            return self._drafted(*whole)
-        return self._guess_by_guess(texts, request)
+        if whole is None:
+            return self._guess_by_guess(texts, request, self.context.active)
+        draft = self._drafted(whole.tokens, whole.q, whole.proposed)
+        if whole.left is None:
+            return draft
+        rest = self._guess_by_guess(texts, request, self.context.active & whole.left)
+        width = max(draft.tokens.shape[1], rest.tokens.shape[1])
+        return joined(widened(draft, width), widened(rest, width), ~whole.left[:, None], self.vocab_size)
 
-    def _guess_by_guess(self, texts: Texts, request: DraftRequest) -> Draft:
+    def _guess_by_guess(self, texts: Texts, request: DraftRequest, rows: Tensor) -> Draft:
+        """Of some rows [B] bool."""
         sampling, at = request.sampling, request.at
         last = self.context.read(self.context.lengths - 1, 1)[:, 0]
         tokens: list[Tensor] = []
         probs, proposed = [], []
-        begun = self.context.active & (self.context.lengths > 1)  # behind one token the target has run nothing yet
+        begun = rows & (self.context.lengths > 1)  # behind one token the target has run nothing yet
         reach = Reach(self.floor, begun, self.prices, request.gamma)
         predicts = self.backend if isinstance(self.backend, PredictsAcceptance) else None
         for k in range(request.gamma):
@@ -127,17 +136,8 @@ class HeadSession(ContextSession):
     def _draw(
         self, logits: Tensor, sampling: Sampling, noise: Noise, guesses: list[Tensor], at: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """A token [B] and the distribution it came from, over N tokens or, where options ask for tokens, over all.
-
-        At temperature 0 a point mass needs no table.
-        """
-        if not sampling.adjusts:
-            if sampling.greedy:
-                return self.backend.likeliest(logits), None
-            q = standardise(logits[:, None], sampling, self.context, at[:, :0])
-            return self.output.tokens[noise.winner("token", at, q, self.output.counter)[:, 0]], q[:, 0]
-        full = torch.full((logits.shape[0], self.vocab_size), -torch.inf, device=self.device)
-        full[:, self.output.tokens] = logits.to(torch.float32)
-        ahead = self.context.ahead(torch.stack(guesses, 1) if guesses else at[:, :0])
-        q = standardise(full[:, None], sampling, ahead, at[:, :0])
-        return noise.winner("token", at, q)[:, 0], q[:, 0]
+        """A token [B] and the distribution it came from, as ``KnownTokens.draw`` gives them."""
+        if sampling.greedy and not sampling.adjusts:
+            return self.backend.likeliest(logits), None
+        before = torch.stack(guesses, 1) if guesses else at[:, :0]
+        return self.known.draw(logits, sampling, noise, Place(self.context, before, at))

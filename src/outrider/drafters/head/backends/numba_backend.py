@@ -167,14 +167,13 @@ class NumbaBackend(OneRowBackend):
         return logits
 
     def draft(self, texts: Texts, request: DraftRequest) -> WholeDraft | None:
-        sampling = request.sampling
-        if sampling.adjusts or (sampling.filters and not sampling.greedy) or not bool(texts.context.active[self.row]):
+        own = request.sampling.of_row(self.row)
+        if own.adjusts or (own.filters and not own.greedy) or not bool(texts.context.active[self.row]):
             return None
         table = table_of(texts.embedding)
         if table is None:
             return None
         draw = None
-        own = sampling.of_row(self.row)
         if not own.greedy:
             draw = Draw(own.temperature, request.noise.keys("token", request.at[:, : request.gamma])[self.row])
         ends_behind = -1 if request.ends_behind is None else int(request.ends_behind[self.row])

@@ -74,26 +74,29 @@ class RowByRowBackend:
         return self.rows[0].likeliest(logits)
 
     def draft(self, texts: Texts, request: DraftRequest) -> WholeDraft | None:
-        """Each row's own; the next has to wait for it, but no row for one that stops early."""
-        found: list[tuple[int, WholeDraft]] = []
-        for one in self.drafting:
-            if (draft := one.draft(texts, request)) is None:  # for this request: so it is for all
-                return None
-            found.append((one.row, draft))
+        """Each row's own; the next has to wait for it, but no row for one that stops early. Rows whose options have no
+        such draft are left."""
+        drafts = [(one, one.draft(texts, request)) for one in self.drafting]
+        found = [(one.row, draft) for one, draft in drafts if draft is not None]
+        if not found:
+            return None
+        self.drafting = [one for one, draft in drafts if draft is None]
+        left = torch.zeros(len(self.rows), dtype=torch.bool)
+        left[[one.row for one in self.drafting]] = True
         width = max(draft.tokens.shape[1] for _, draft in found)
         tokens = torch.zeros((len(self.rows), width), dtype=torch.int64)
         proposed = torch.zeros(tokens.shape, dtype=torch.bool)
         drawn = any(draft.q is not None for _, draft in found)  # rows may have a temperature each
         q = torch.zeros((*tokens.shape, len(self.rows[0].output))) if drawn else None
-        for row, (guesses, own, _) in found:
-            count = guesses.shape[1]
+        for row, draft in found:
+            guesses, own, count = draft.tokens, draft.q, draft.tokens.shape[1]
             tokens[row, :count], proposed[row, :count] = guesses[0], True
             if q is not None and own is not None:
                 q[row, :count] = own[0]
             elif q is not None:  # of a row at temperature 0
                 place = torch.searchsorted(self.rows[0].output.tokens, guesses[0])
                 q[row, :count] = torch.nn.functional.one_hot(place, q.shape[-1]).to(q.dtype)
-        return WholeDraft(tokens, q, proposed)
+        return WholeDraft(tokens, q, proposed, left if self.drafting else None)
 
     def _as_several(self, texts: Texts) -> HeadBackend:
         """A backend for any number of rows that has read these texts, in its own arithmetic."""
