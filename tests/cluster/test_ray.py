@@ -109,3 +109,16 @@ def test_speculate_on_ray(ray: Any, tmp_path: Path) -> None:
     assert {one.value for one in found} <= {"went left, process True", "went right, process True"}
     with pytest.raises(ZeroDivisionError):
         speculate(lambda: distributions[0], lambda: distributions[1], lambda x: 1 // 0, executor, seed=1)
+
+
+@pytest.mark.slow
+def test_tasks_that_nobody_wants_end_nobody(ray: Any) -> None:
+    """Rejected guesses were cancelled by ``ray.cancel``, which aborts the caller's process where a task is just on its
+    way to a worker: CI ended without a word."""
+    from outrider.cluster.ray_cluster import RayExecutor
+
+    executor = RayExecutor(num_cpus=1)
+    for number in range(40):
+        wanted, other = executor.submit(pow, number, 2), executor.submit(pow, number, 3)
+        other.cancel()
+        assert wanted.result() == number**2

@@ -35,10 +35,11 @@ class RayTask:
         return ray.get(self.reference)
 
     def cancel(self) -> None:
-        """Do not start it; one that runs is interrupted."""
-        import ray
+        """Leave it to run to its end: nobody asks for its value.
 
-        ray.cancel(self.reference)
+        ``ray.cancel`` is not safe: it aborts the process that calls it where the task is just on its way to a worker
+        (a failed check of Ray 2.60, "Tried to complete task that was not pending"; ray-project/ray#54785).
+        """
 
 
 class RayExecutor:
