@@ -132,7 +132,8 @@ def _joined_on_support(first: Draft, second: Draft, use_first: Tensor) -> Draft:
     known, tokens = second.support.numpy(), first.tokens.tolist()
     copied = use_first.expand_as(first.tokens)  # [B, G]
     points = (copied & first.proposed).nonzero().tolist()
-    new = np.setdiff1d(np.array([tokens[row][k] for row, k in points], np.int64), known)  # ascending
+    given = np.array(sorted({tokens[row][k] for row, k in points}), np.int64)
+    new = given[known.take(known.searchsorted(given), mode="clip") != given]  # ascending
     support = np.insert(known, np.searchsorted(known, new), new) if len(new) else known
     columns = np.arange(len(known)) + np.searchsorted(new, known) if len(new) else slice(None)
     probs = np.zeros((*second.tokens.shape, len(support)), np.float32)

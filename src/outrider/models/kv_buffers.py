@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Self
 
 import torch
@@ -39,6 +40,18 @@ def _side_by_side(sizes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: 
     whole = zeros([sum(-(-count // line) * line for count in counts)], dtype, device)
     parts = torch.split(whole, [-(-count // line) * line for count in counts])
     return [part[:count].view(size) for part, count, size in zip(parts, counts, sizes, strict=True)]
+
+
+def _stacked(buffers: Sequence[Tensor]) -> list[Tensor]:
+    """Buffers of one memory as one view [N, ...], if they are alike and equally far apart; else each by itself."""
+    first, places = buffers[0], [buffer.storage_offset() for buffer in buffers]
+    steps = {after - before for before, after in pairwise(places)}
+    alike = {(buffer.untyped_storage().data_ptr(), buffer.shape, buffer.stride()) for buffer in buffers}
+    if len(alike) > 1 or len(steps) > 1 or min(steps, default=1) <= 0:
+        return [buffer[None] for buffer in buffers]
+    return [
+        first.as_strided((len(buffers), *first.shape), (*steps, *first.stride()) if steps else (0, *first.stride()))
+    ]
 
 
 class Buffers:
@@ -81,6 +94,12 @@ class Buffers:
         """[C]: the positions there is room for."""
         return torch.arange(self.capacity, device=self.buffers()[0][0].device)
 
+    @cached_property
+    def _stacks(self) -> list[Tensor]:
+        """All buffers, as views [N, B, H, C, D] of several where they lie in memory at equal distances: an operation on
+        each of sixty took 3 ms."""
+        return [stack for kind in zip(*self.buffers(), strict=True) for stack in _stacked(kind)]
+
     def reorder(self, rows: Tensor, length: int, start: int = 0) -> None:
         """Make row i the old row rows[i], in place and as far as they are filled: most rows stay where they are.
 
@@ -92,14 +111,13 @@ class Buffers:
     def move(self, to: Tensor, source: Tensor, length: int, start: int = 0) -> None:
         """Overwrite rows ``to`` with the old rows ``source``, from a position on and as far as they are filled."""
         if len(to) and start < length:
-            for buffer in (b for pair in self.buffers() for b in pair):
-                # The right side is a copy: rows may change places.
-                buffer[to, :, start:length] = buffer[source, :, start:length]
+            for stack in self._stacks:  # the right side is a copy: rows may change places
+                stack[:, to, :, start:length] = stack[:, source, :, start:length]
 
     def clear_rows(self, rows: range, positions: range) -> None:
         """Zero positions of rows that lie side by side."""
-        for buffer in (b for pair in self.buffers() for b in pair):
-            buffer[rows.start : rows.stop, :, positions.start : positions.stop].zero_()
+        for stack in self._stacks:
+            stack[:, rows.start : rows.stop, :, positions.start : positions.stop].zero_()
 
     def clear(self, rows: Tensor, positions: Tensor) -> None:
         """Zero what is at positions [n, k] of rows [n, 1]: it is masked, but a NaN passes through any mask."""
