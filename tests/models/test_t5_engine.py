@@ -83,10 +83,13 @@ def scored(model: Any, rows: list[int], guesses: int = 8) -> Tensor:
 
 @pytest.mark.parametrize("name", BUILT)
 def test_the_same_function_as_transformers(name: str, tmp_path: Path) -> None:
-    """Catches heads in the wrong order, positions counted the wrong way round, a scale that is left out."""
+    """Catches heads in the wrong order, positions counted the wrong way round, a scale that is left out; and AMX that is
+    left to Llama-like models."""
     model = built(name)
     expected = scored(HuggingFaceModel(deepcopy(model).double()), [0, 1, 2, 3])
-    assert off_by(scored(by_numba(model, tmp_path / "model"), [0, 1, 2, 3]), expected) < ROUNDING
+    ours = by_numba(model, tmp_path / "model")
+    assert off_by(scored(ours, [0, 1, 2, 3]), expected) < ROUNDING
+    assert ("with AMX" in ours.facts.engine) == cpu.facts().has_amx
 
 
 @pytest.mark.skipif(not cpu.facts().computes_in_half, reason="this CPU does not compute in float16")

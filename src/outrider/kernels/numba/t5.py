@@ -16,7 +16,14 @@ from outrider.kernels.numba.arrays import unowned
 from outrider.kernels.numba.code_cache import on_disk
 from outrider.kernels.numba.layer_math import exp, finish, norm, take
 from outrider.kernels.numba.output_matrix import write_logits
-from outrider.kernels.numba.products import ProductInput, convert_input, input_room, multiply, product_input
+from outrider.kernels.numba.products import (
+    ProductInput,
+    convert_input,
+    end_products,
+    input_room,
+    multiply,
+    product_input,
+)
 from outrider.kernels.numba.rows import look_up
 from outrider.kernels.numba.t5_attention import attention, buffer
 from outrider.kernels.numba.t5_records import (
@@ -149,6 +156,7 @@ def _layers(model: T5Stack, run: T5Run, piece: int) -> None:
         write_logits(
             found, model.output, model.last_powers, run.logits, counters, piece + 1, threads, one, np.float32(0)
         )
+    end_products(around)
 
 
 @compiled
@@ -232,3 +240,4 @@ def t5_cross(
                     kept[token - firsts[row], j] = temp[token, j]
         done, item = done + 1, take(counters, 0)
     finish(counters, 0, done, items)
+    end_products(given)

@@ -8,7 +8,7 @@ import numpy as np
 from numba import carray
 
 from outrider.kernels.numba.layer_math import blend_values, finish, norm, score_keys, soften, take
-from outrider.kernels.numba.products import ProductInput, convert_input, multiply
+from outrider.kernels.numba.products import ProductInput, convert_input, multiply, some_rows
 from outrider.kernels.numba.t5_records import CROSS_Q, QKV, T5Memory, T5Run, T5Stack
 from outrider.kernels.numba.tiles import PANEL, compiled, pointer_to
 
@@ -31,12 +31,6 @@ def buffer(model: T5Stack, memory: T5Memory, address: int, row: int, head: int) 
     """The keys or values of one head of one row: [capacity, depth]."""
     each = 4 * memory.capacity * model.depth
     return carray(pointer_to(address + (row * model.heads + head) * each), (memory.capacity, model.depth), np.float32)
-
-
-@compiled
-def _some(given: ProductInput, first: int, end: int) -> ProductInput:
-    """The same input with some of its tokens."""
-    return ProductInput(given.half, given.x[first:end], given.bits[first:end], given.factors[first:end])
 
 
 @compiled
@@ -84,17 +78,19 @@ def attention(
     which, before = (QKV, 0) if own else (CROSS_Q, 1)
     rows, panels, counters = len(run.rows), model.padded // PANEL, run.counters.ctypes.data
     parts = _parts(rows, model.heads, run.threads)
-    items = parts * model.heads
+    items, converted = parts * model.heads, np.zeros(parts, np.bool_)
     done, item = 0, take(counters, piece)
     if item < items:  # only then: while an item of this piece is open, no thread changes x
         norm(run.x, model.norms[layer, before], model.epsilon, given.x)
-        convert_input(given, model.powers[layer, which])
     while item < items:
         if own and item == 0 and run.kept[layer] >= 0:
             run.states[run.kept[layer]] = run.x
         head, part = item // parts, item % parts
         some = (rows * part // parts, rows * (part + 1) // parts)
-        mine = _some(given, run.firsts[some[0]], run.firsts[some[1]])
+        mine = some_rows(given, run.firsts[some[0]], run.firsts[some[1]])
+        if not converted[part]:
+            convert_input(mine, model.powers[layer, which])
+            converted[part] = True
         if own:
             _keep(model, run, layer, head, some, mine, temp)
         multiply(mine, model.places[layer, which], panels * head, panels, temp)

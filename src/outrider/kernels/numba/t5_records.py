@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from outrider.kernels.numba.products import Half
 from outrider.kernels.numba.rows import Table
 
 QKV, OUT, CROSS_Q, CROSS_OUT, INNER, OUTER = range(6)
@@ -37,7 +38,7 @@ class T5Stack(NamedTuple):
     norms: np.ndarray[Any, Any]  # [L, 3, hidden]: before attention, cross-attention and feed-forward
     last_norm: np.ndarray[Any, Any]  # [hidden]
     output: int  # address of the output matrix
-    half: bool | float  # products are computed in float16; or ``products.FLOAT32``
+    half: Half  # what weights are and products are computed in
     powers: np.ndarray[Any, Any]  # [L, 6, 2]: what their inputs are scaled by (``float16_products.py``)
     last_powers: np.ndarray[Any, Any]  # [2]: those of the output matrix
 

@@ -25,7 +25,7 @@ from outrider.models.llama_layer import EMBEDDING, HEAD_NORMS, LAST_NORM, LLAMA,
 from outrider.models.settings import saved_dtype
 from outrider.models.transformers.families import layer_design
 
-FORMAT = 5
+FORMAT = 6
 """Raised whenever the layout changes: what was prepared before is then prepared again."""
 
 SAMPLE = 256

@@ -90,6 +90,8 @@ class T5Engine:
         if prepared.weights == "float16":
             assert float16_products.AVAILABLE, "backends.numba_computes_in_half and float16_products.py disagree"
             self.name += " in float16"
+        if weights.by_amx:
+            self.name += " with AMX"
         self.embedding: EmbeddingTable = weights.embedding
         self.unembedding: EmbeddingTable = weights.unembedding
         self.encoder, self.decoder = weights.stack("encoder"), weights.stack("decoder")

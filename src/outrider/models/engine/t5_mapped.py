@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.kernels.numba.products import FLOAT32
+from outrider.kernels.numba.amx_products import SHAPES
+from outrider.kernels.numba.products import FLOAT32, Half
 from outrider.kernels.numba.t5_records import GELU, RELU, SILU, T5Stack
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine.panel_rows import PanelRows
@@ -27,8 +28,13 @@ class T5Weights:
     """A file of weights (``t5_weights.py``). Addresses in it are good as long as this lives."""
 
     def __init__(self, prepared: Prepared, sizes: T5Sizes) -> None:
-        self.sizes, self.half = sizes, FLOAT32 if prepared.weights == "float32" else prepared.weights == "float16"
-        self._places = prepared.record["places"]
+        self.sizes, self._places = sizes, prepared.record["places"]
+        self.by_amx = len(self._places["output"][1]) == 5  # panels as only AMX reads them
+        self.half: Half = prepared.weights == "float16"
+        if self.by_amx:
+            self.half = SHAPES
+        elif prepared.weights == "float32":
+            self.half = FLOAT32
         with (prepared.folder / WEIGHTS).open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._file = np.frombuffer(self._map, np.uint8)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError, require
+from outrider.kernels.numba import amx_products
 from outrider.kernels.numba.tiles import PANEL
 from outrider.models.engine.numba_weights import SAMPLE, Products
 from outrider.models.engine.t5_sizes import BIAS, COPIES, EMBEDDING, NEVER_READ, OUTPUT, T5Sizes
@@ -22,7 +23,7 @@ def write(folder: Path, source: Path, config: Any, weights: str) -> dict[str, tu
     file = WeightFile(folder / WEIGHTS)
     try:
         tensors, sizes = Tensors(source), T5Sizes.of(config)
-        products = Products(file, tensors, weights, saved_dtype(config))
+        products = Products(file, tensors, weights, saved_dtype(config), amx_products.AVAILABLE)
         for stack in ("encoder", "decoder"):
             _write_stack(products, sizes, stack)
         table = products.matrix(EMBEDDING, (sizes.vocabulary, sizes.hidden))
