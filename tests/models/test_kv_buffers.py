@@ -49,5 +49,5 @@ def test_rows_are_moved_in_every_layer(kind: str, part: bool, apart: bool) -> No
 
 def test_layers_of_one_memory_are_one_view() -> None:
     """Sixty operations on sixty buffers took 3 ms of every step of a beam search."""
-    assert len(filled(ALIKE)._stacks) == 2 and len(filled(ALIKE, part=True)._stacks) == 2
-    assert len(filled(ALIKE, apart=True)._stacks) == 6 == len(filled(KINDS["layers of their own"])._stacks)
+    assert len(filled(ALIKE).stacks) == 2 and len(filled(ALIKE, part=True).stacks) == 2
+    assert len(filled(ALIKE, apart=True).stacks) == 6 == len(filled(KINDS["layers of their own"]).stacks)

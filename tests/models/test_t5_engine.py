@@ -83,8 +83,8 @@ def scored(model: Any, rows: list[int], guesses: int = 8) -> Tensor:
 
 @pytest.mark.parametrize("name", BUILT)
 def test_the_same_function_as_transformers(name: str, tmp_path: Path) -> None:
-    """Catches heads in the wrong order, positions counted the wrong way round, a scale that is left out; and AMX that is
-    left to Llama-like models."""
+    """Catches heads in the wrong order, positions counted the wrong way round, a scale that is left out; and AMX that
+    is left to Llama-like models."""
     model = built(name)
     expected = scored(HuggingFaceModel(deepcopy(model).double()), [0, 1, 2, 3])
     ours = by_numba(model, tmp_path / "model")

@@ -18,17 +18,17 @@ from outrider.core.sampling import Sampling, SamplingByRow, standardise
 
 
 @dataclass(frozen=True)
-class Place:
+class GuessPlace:
     """Where the next guess of every row goes."""
 
     context: Context
     guesses: Tensor  # [B, k]: those before it, behind the committed text
     at: Tensor  # [B, 1]: its absolute position
 
-    def of_rows(self, rows: Tensor, options: Sampling) -> Place:
+    def of_rows(self, rows: Tensor, options: Sampling) -> GuessPlace:
         """That of some rows [K]; their texts are copied for options that ask for tokens only."""
         context = self.context.of_rows(rows) if options.adjusts else self.context
-        return Place(context, self.guesses[rows], self.at[rows])
+        return GuessPlace(context, self.guesses[rows], self.at[rows])
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class KnownTokens:
     def of(tokens: Tensor, vocab_size: int) -> KnownTokens:
         return KnownTokens(tokens, counter_of(tokens), vocab_size)
 
-    def draw(self, logits: Tensor, sampling: Sampling, noise: Noise, place: Place) -> tuple[Tensor, Tensor | None]:
+    def draw(self, logits: Tensor, sampling: Sampling, noise: Noise, place: GuessPlace) -> tuple[Tensor, Tensor | None]:
         """By logits [B, N]: a token of each row [B] and the q it was drawn from, over the known tokens [B, N] or, where
         options ask for tokens, over the vocabulary [B, V]. At temperature 0 a point mass needs no table."""
         if isinstance(sampling, SamplingByRow):
@@ -60,7 +60,7 @@ class KnownTokens:
         return noise.winner("token", place.at, q)[:, 0], q[:, 0]
 
     def _draw_by_row(
-        self, logits: Tensor, sampling: SamplingByRow, noise: Noise, place: Place
+        self, logits: Tensor, sampling: SamplingByRow, noise: Noise, place: GuessPlace
     ) -> tuple[Tensor, Tensor]:
         """Rows of no group (empty slots) get zeros."""
         size = self.vocab_size if sampling.adjusts else len(self.tokens)

@@ -32,7 +32,7 @@ from outrider.core.sampling import Sampling
 from outrider.core.traits import DrafterTraits
 from outrider.drafters.base import ContextSession
 from outrider.drafters.draft_text import DraftText, common_prefix
-from outrider.drafters.known_tokens import KnownTokens, Place
+from outrider.drafters.known_tokens import GuessPlace, KnownTokens
 from outrider.models.hub.shared_tokens import SharedTokens
 
 WIDTH = 4
@@ -227,7 +227,7 @@ class _OtherTokenizerSession(ContextSession):
         """Columns [B, 1], the tokens drawn [B, 1], and the q they were drawn from, as ``KnownTokens.draw`` gives it."""
         known = self.columns.known
         shared = logits.index_select(-1, self.columns.draft_tokens)  # [B, N]
-        token, q = known.draw(shared, sampling, noise, Place(self.context, guesses, at))
+        token, q = known.draw(shared, sampling, noise, GuessPlace(self.context, guesses, at))
         x = torch.searchsorted(known.tokens, token[:, None]).clamp(max=len(known.tokens) - 1)
         return x, token[:, None], q
 

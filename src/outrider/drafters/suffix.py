@@ -28,7 +28,7 @@ from outrider.core.processors import of_row
 from outrider.core.protocols import Admission, Draft, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.traits import DrafterTraits
-from outrider.drafters.known_tokens import KnownTokens, Place
+from outrider.drafters.known_tokens import GuessPlace, KnownTokens
 from outrider.drafters.lookup import Followers, RowGuesses, draft_of
 from outrider.drafters.matching import LATEST, Match, SearchingSession, Tokens, longest_matches, searchable
 from outrider.drafters.output_memory import OutputMemory
@@ -219,7 +219,7 @@ class _Draw:
             options = replace(options, processors=tuple(of_row(each, row) for each in options.processors))
         known = KnownTokens.of(whole(followers.tokens).to(at.device), self.session.vocab_size)
         logits = torch.from_numpy(np.log(followers.counts))[None].to(at.device)
-        place = Place(context, at.new_tensor([list(guesses)]), at)
+        place = GuessPlace(context, at.new_tensor([list(guesses)]), at)
         token, q = known.draw(logits, options, self.noise.of_rows(one), place)
         if q is None:  # at temperature 0
             return int(token), token.cpu().numpy(), np.ones(1, np.float32)

@@ -95,7 +95,7 @@ class Buffers:
         return torch.arange(self.capacity, device=self.buffers()[0][0].device)
 
     @cached_property
-    def _stacks(self) -> list[Tensor]:
+    def stacks(self) -> list[Tensor]:
         """All buffers, as views [N, B, H, C, D] of several where they lie in memory at equal distances: an operation on
         each of sixty took 3 ms."""
         return [stack for kind in zip(*self.buffers(), strict=True) for stack in _stacked(kind)]
@@ -111,12 +111,12 @@ class Buffers:
     def move(self, to: Tensor, source: Tensor, length: int, start: int = 0) -> None:
         """Overwrite rows ``to`` with the old rows ``source``, from a position on and as far as they are filled."""
         if len(to) and start < length:
-            for stack in self._stacks:  # the right side is a copy: rows may change places
+            for stack in self.stacks:  # the right side is a copy: rows may change places
                 stack[:, to, :, start:length] = stack[:, source, :, start:length]
 
     def clear_rows(self, rows: range, positions: range) -> None:
         """Zero positions of rows that lie side by side."""
-        for stack in self._stacks:
+        for stack in self.stacks:
             stack[:, rows.start : rows.stop, :, positions.start : positions.stop].zero_()
 
     def clear(self, rows: Tensor, positions: Tensor) -> None:

@@ -18,7 +18,7 @@ from outrider.drafters.base import ContextSession, Reach
 from outrider.drafters.fallback import joined, widened
 from outrider.drafters.head.backend import Branching, DraftRequest, PredictsAcceptance, ReadyHead, Texts
 from outrider.drafters.head.branches import grow
-from outrider.drafters.known_tokens import KnownTokens, Place
+from outrider.drafters.known_tokens import GuessPlace, KnownTokens
 
 
 class HeadSession(ContextSession):
@@ -140,4 +140,4 @@ class HeadSession(ContextSession):
         if sampling.greedy and not sampling.adjusts:
             return self.backend.likeliest(logits), None
         before = torch.stack(guesses, 1) if guesses else at[:, :0]
-        return self.known.draw(logits, sampling, noise, Place(self.context, before, at))
+        return self.known.draw(logits, sampling, noise, GuessPlace(self.context, before, at))
