@@ -61,8 +61,8 @@ def speculate(
 
     f and g run in the executor, f_approx here. ``guesses + 1`` workers are enough. A ``Random`` as seed goes on
     where it was, for use in a loop; 0 guesses is plain execution. g must not mind being run for nothing: what it
-    gives or raises for a rejected guess is dropped. A rejected guess that has not started is cancelled; one that
-    has runs to its end unobserved.
+    gives or raises for a rejected guess is dropped. A rejected guess that has not started is cancelled where the
+    executor can (a Ray cluster cannot); one that has runs to its end unobserved.
     """
     require(guesses >= 0, f"guesses must be at least 0, got {guesses}")
     require(callable(getattr(executor, "submit", None)), f"executor must have a method submit, got {executor!r}")

@@ -17,7 +17,7 @@ from outrider.core import host_sync
 from outrider.core.context import Context
 from outrider.core.draft import Choices
 from outrider.core.numpy_ops import largest, largest_finite
-from outrider.core.processors import ByRow, OfRows, Processor, process
+from outrider.core.processors import ByRow, OfRows, Processor, of_row, process
 from outrider.core.top_p import nucleus
 from outrider.errors import BadOption, require
 
@@ -28,9 +28,8 @@ COLDEST = 1e-6
 class LogitBias(dict[int, float]):
     """What is added to which logits, and those numbers on the devices they were used on.
 
-    They are sent once: a step that copies from the host cannot be captured (decoding/capture/graphs.py).
-    And they live as long as the options do: a captured step reads them where they are, and whoever keeps the
-    graph keeps its options.
+    They are sent once: a step that copies from the host cannot be captured (decoding/capture/graphs.py). And they live
+    as long as the options do: a captured step reads them where they are, and whoever keeps the graph keeps its options.
     """
 
     def __init__(self, bias: Mapping[int, float]) -> None:
@@ -121,8 +120,8 @@ class Sampling:
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
     def of_row(self, row: int) -> Sampling:
-        """The options of one row, where rows have their own."""
-        return self
+        """The options of one row, whatever place it is given; where rows have their own, those."""
+        return replace(self, processors=tuple(of_row(p, row) for p in self.processors)) if self.processors else self
 
     def behind(self, q: Tensor) -> Sampling:
         """The options behind tokens drawn from q [B, V]: where q was no distribution, processors are not asked."""
@@ -169,7 +168,8 @@ class SamplingByRow(Sampling):
 
     def of_row(self, row: int) -> Sampling:
         """An empty slot's are anybody's."""
-        return next((options for options, own in self.groups if row in own), self.groups[0][0])
+        options, own = next((group for group in self.groups if row in group[1]), self.groups[0])
+        return options.of_row(own.index(row) if row in own else 0)
 
     def greedy_rows(self, like: Tensor) -> Tensor:
         """[B] bool: the rows at temperature 0, for a tensor [B, ...]."""

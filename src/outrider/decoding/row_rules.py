@@ -101,11 +101,11 @@ class NoiseByRow(Noise):
         return replace(self, parts=tuple((noise.child(name), rows) for noise, rows in self.parts))
 
     def of_rows(self, rows: Tensor) -> Noise:
-        places = list(enumerate(rows.tolist()))
-        parts = tuple(
-            (noise.of_rows(rows), tuple(place for place, row in places if row in own)) for noise, own in self.parts
-        )
-        return replace(self, seeds=self.seeds[rows], parts=parts)
+        order, parts = rows.tolist(), []
+        for noise, own in self.parts:
+            if places := tuple(place for place, row in enumerate(order) if row in own):
+                parts.append((noise.of_rows(rows), places))
+        return replace(self, seeds=self.seeds[rows], parts=tuple(parts))
 
     def of_run(self, at: Tensor) -> Noise:
         return replace(self, parts=tuple((noise.of_run(at), rows) for noise, rows in self.parts))

@@ -54,8 +54,9 @@ class KnownTokens:
                 return self.tokens[largest(logits)], None
             q = standardise(logits[:, None], sampling, place.context, none)
             return self.tokens[noise.winner("token", place.at, q, self.counter)[:, 0]], q[:, 0]
-        full = torch.full((len(logits), self.vocab_size), -torch.inf, device=logits.device)
-        full[:, self.tokens] = logits.to(torch.float32)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        full = torch.full((len(logits), self.vocab_size), -torch.inf, dtype=dtype, device=logits.device)
+        full[:, self.tokens] = logits.to(dtype)
         q = standardise(full[:, None], sampling, place.context.ahead(place.guesses), none)
         return noise.winner("token", place.at, q)[:, 0], q[:, 0]
 

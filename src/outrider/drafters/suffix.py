@@ -14,7 +14,7 @@ independent of the noise that accepts and corrects at the positions to come, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -24,7 +24,6 @@ from torch import Tensor
 from outrider.core.noise import Noise, counter_of
 from outrider.core.numpy_ops import whole
 from outrider.core.prices import Prices
-from outrider.core.processors import of_row
 from outrider.core.protocols import Admission, Draft, DraftSession, Session, Shape
 from outrider.core.sampling import Sampling
 from outrider.core.traits import DrafterTraits
@@ -216,7 +215,6 @@ class _Draw:
         context, at, one = self.session.context, self.at[row : row + 1, len(guesses), None], self.at.new_tensor([row])
         if options.adjusts:
             context = context.of_rows(one)
-            options = replace(options, processors=tuple(of_row(each, row) for each in options.processors))
         known = KnownTokens.of(whole(followers.tokens).to(at.device), self.session.vocab_size)
         logits = torch.from_numpy(np.log(followers.counts))[None].to(at.device)
         place = GuessPlace(context, at.new_tensor([list(guesses)]), at)
