@@ -117,8 +117,11 @@ def test_tasks_that_nobody_wants_end_nobody(ray: Any) -> None:
     way to a worker: CI ended without a word."""
     from outrider.cluster.ray_cluster import RayExecutor
 
+    def power(number: int, exponent: int) -> int:
+        return number**exponent
+
     executor = RayExecutor(num_cpus=1)
     for number in range(40):
-        wanted, other = executor.submit(pow, number, 2), executor.submit(pow, number, 3)
+        wanted, other = executor.submit(power, number, 2), executor.submit(power, number, 3)
         other.cancel()
         assert wanted.result() == number**2
