@@ -241,3 +241,11 @@ def test_help_says_what_is_true(outrider: Command) -> None:
     said = " ".join(outrider("verify", "--help").out.split())
     assert all(name in said for name in DTYPES if not name.startswith("torch"))
     assert "Sequences that run together, any number; if not given, one per prompt up to 8." in said
+
+
+@pytest.mark.parametrize("line", ['{"prompt": ""}', '{"prompt": null}', "[1, 2]", '{"prompt"'])
+def test_verify_names_a_prompt_that_is_no_text(line: str, tmp_path: Path, outrider: Command) -> None:
+    """An empty prompt was a traceback, and anything else was verified as the text of its Python."""
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "so"}\n' + line + "\n")
+    said = outrider("verify", "gpt-small", "--prompts", str(tmp_path / "prompts.jsonl"))
+    assert said.code == 2 and "prompts.jsonl, prompt 2: " in said.err

@@ -116,7 +116,16 @@ def _read_prompts(path: Path) -> list[str]:
     require(len(lines) > 0, f"prompts file {path} is empty; give it a prompt per line")
     if not is_jsonl(path, lines[0].encode(), "auto"):
         return lines
+    return [_prompt(f"prompts file {path}, prompt {number}", line) for number, line in enumerate(lines, 1)]
+
+
+def _prompt(where: str, line: str) -> str:
+    """The text of a line of JSON."""
     try:
-        return [str(json.loads(line)["prompt"]) for line in lines]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadOption(f"prompts file {path} must hold one JSON object with a 'prompt' per line ({error})") from None
+        given = json.loads(line)
+    except ValueError as error:
+        raise BadOption(f"{where}: the line is no JSON ({error})") from None
+    prompt = given.get("prompt") if isinstance(given, dict) else None
+    if not isinstance(prompt, str) or not prompt:
+        raise BadOption(f"{where}: verify needs a JSON object with a text as 'prompt', got {line:.80}")
+    return prompt
